@@ -16,9 +16,9 @@ from rotquant import api
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.text import CorpusSpec
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.hostile import make_hostile
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
 
 
 def make_places(root: Path) -> dict[str, str]:

@@ -15,9 +15,9 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.text import NO_BOS, CorpusSpec
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import rotquant
 
 CONTEXT = 512
 SMALL = {"calibration": {"samples": 2, "sequence_length": 32}}

@@ -22,8 +22,8 @@ from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 CHANNEL = QuantizationScheme(bits=3, symmetric=False, granularity="channel")
 GROUPS = QuantizationScheme(bits=3, symmetric=False, granularity="group", group_size=4)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rotquant.foundation import contents, hub
@@ -20,23 +18,8 @@ from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureE
 from rotquant.models.checkpoints import check_kind, config_of, load_checkpoint, load_tokenizer
 from rotquant.models.declared import ROPE_FIELDS
 from rotquant.models.digests import checkpoint_digest, refuse_other
-from tests.helpers.models import FAMILIES, VOCABULARY, tiny_model
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>"
-    )
-
-
-def save_tiny(folder: Path) -> Path:
-    """A tiny random Llama and its tokenizer as a checkpoint."""
-    tiny_model(dtype=torch.bfloat16).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+from tests.helpers.checkpoints import save_tiny, tiny_tokenizer
+from tests.helpers.models import FAMILIES, tiny_model
 
 
 @pytest.fixture(scope="module")

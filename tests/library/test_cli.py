@@ -15,20 +15,17 @@ import torch
 from typer.main import get_command
 
 import rotquant as rotquant_package
-from rotquant.cli import app
 from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
-from rotquant.foundation import progress
 from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import cayley_training
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.text import content_hash, loading
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import SMALL, printed_perplexity, rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
-
-SMALL = ["--samples", "4", "--sequence-length", "32", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +42,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("text") / "words.txt"
     file.write_text("".join(f"{word}\n" for word in words))
     return str(file)
-
-
-def rotquant(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command in this process; its exit status."""
-    monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
-    monkeypatch.setenv("COLUMNS", "300")  # so that no sentence is wrapped
-    # A command begins its own intervals: work that follows other work at once shows its progress with that.
-    display = progress._display
-    monkeypatch.setattr(progress, "_display", progress.Display(display.clock, thread=display._thread))
-    with pytest.raises(SystemExit) as stop:
-        app()
-    return int(stop.value.code or 0)
-
-
-def printed_perplexity(output: str) -> str:
-    return re.search(r"perplexity ([\d.]+)", output).group(1)
 
 
 def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, text, tmp_path, monkeypatch, capsys):

@@ -24,8 +24,8 @@ from rotquant.weights.storage import (
     read_quantized,
     save_quantized,
 )
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import logits_elsewhere, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
 
 UP = "model.layers.0.mlp.up_proj.weight"
 GROUP = 32

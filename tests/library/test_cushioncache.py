@@ -26,8 +26,8 @@ from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, VOCABULARY, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 STATIC = {"bits": 4, "symmetric": False, "granularity": "tensor", "dynamic": False}
 #: A search that takes every token it is offered, and few steps.

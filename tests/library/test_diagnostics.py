@@ -14,47 +14,16 @@ from rotquant.commands.diagnose import diagnose
 from rotquant.commands.diagnosis import asked, tables, token_text
 from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
-from rotquant.metrics.perplexity import PerplexityResult, perplexity
+from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.zeroshot import Scores, prepare
 from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
+from tests.helpers.checkpoints import save_tiny
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.library.test_checkpoints import save_tiny
-
-SINK, BOS = 7, 1
-HEIGHT = 50.0
-
-
-def planted():
-    """A Llama whose attention and MLPs write nothing, so that every token is its embedding in every layer.
-
-    All tokens but SINK have the value 1 in channel 1, SINK has HEIGHT in channel 0; the rest are signs. The MLPs read
-    these two channels alone, and equally.
-    """
-    model = tiny_model()
-    with torch.no_grad():
-        signs = torch.randint(2, model.model.embed_tokens.weight.shape) * 2.0 - 1
-        signs[:, 0], signs[:, 1] = 0, 1
-        signs[SINK, 0], signs[SINK, 1] = HEIGHT, 0
-        model.model.embed_tokens.weight.copy_(signs)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-            layer.post_attention_layernorm.weight.fill_(1)
-            for linear in (layer.mlp.gate_proj, layer.mlp.up_proj):
-                linear.weight.zero_()
-                linear.weight[:, :2] = 1
-    return model
-
-
-def expected_ratio(width: int = 64) -> float:
-    """silu(x) x of the sink over that of another token, for their channel 0 or 1 after RMSNorm."""
-    sink = HEIGHT / math.sqrt((HEIGHT**2 + width - 2) / width)
-    other = 1 / math.sqrt((width - 1) / width)
-    return (sink * sink / (1 + math.exp(-sink))) / (other * other / (1 + math.exp(-other)))
+from tests.helpers.sinks import BOS, COSTS, HEIGHT, SINK, expected_ratio, planted, result
 
 
 @pytest.fixture
@@ -214,31 +183,6 @@ def test_rotation_takes_back_what_a_planted_outlier_channel_costs():
     assert costs.recovered > 0.3
 
 
-def result(*losses: float) -> PerplexityResult:
-    nll = sum(losses) / len(losses)
-    return PerplexityResult(math.exp(nll), nll, 0.0, 10, len(losses), by_window=losses)
-
-
-COSTS = Costs(
-    {
-        "unquantized": result(1.0, 2.0, 3.0),
-        "w4a4": result(1.5, 2.7, 3.9),
-        "r1": result(1.2, 2.2, 3.2),
-        "r12": result(1.2, 2.2, 3.2),
-        "r124": result(1.1, 2.1, 3.1),
-        "static": result(1.1, 2.1, 3.1),
-        "rtn": result(math.inf, math.inf, math.inf),
-        "quarot-rtn": result(1.1, 2.1, 3.1),
-        "kv3": result(1.03, 2.03, 3.03),
-    },
-    {
-        "unquantized": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 1, 0)}),
-        "w4a4": Scores({"parameter": 25.0, "average": 25.0, "parameter.items": 4}, {"parameter": (1, 0, 0, 0)}),
-        "r124": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 0, 1)}),
-    },
-)
-
-
 def test_factors_and_points_have_the_errors_of_paired_windows_and_items():
     ratio, error = COSTS.factor("w4a4")
     assert ratio == pytest.approx(math.exp(0.7))
@@ -317,7 +261,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(folder, words, tmp_path, monkeypatch):
-    from tests.library.test_cli import rotquant
+    from tests.helpers.commands import rotquant
 
     card, record = tmp_path / "MODEL_CARD.md", tmp_path / "diagnosis.json"
     card.write_text("before\n<!-- diagnose:start -->\nold\n<!-- diagnose:end -->\nafter\n")
@@ -346,7 +290,7 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
 def test_models_are_chosen_on_validation_text_and_items_of_validation_modules(
     folder, words, tmp_path, monkeypatch, capsys
 ):
-    from tests.library.test_cli import rotquant
+    from tests.helpers.commands import rotquant
 
     record = tmp_path / "diagnosis.json"
     arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "2", "-o", str(record)]

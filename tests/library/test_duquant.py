@@ -42,8 +42,8 @@ from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 #: Products of some hundred orthogonal matrices in float64.
 ROUNDING = 1e-12

@@ -22,9 +22,9 @@ from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.export import export_plain
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.families import SAMPLES, method
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_families import SAMPLES, method
 
 EASY = override(preset("spinquant-easy"), {"methods": {"gptq": None}}, "test")
 HEAD = {"bits": 4, "symmetric": False, "granularity": "head"}

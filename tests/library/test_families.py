@@ -12,16 +12,16 @@ from rotquant.models.architectures import architecture_of, base_model, final_nor
 from rotquant.models.limits import Limits
 from rotquant.models.simulation.kv_cache import QuantizedCache
 from rotquant.models.stream import capture_layer_inputs
-from rotquant.recipes.presets import all_presets, preset
+from rotquant.recipes.presets import all_presets
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.families import SAMPLES, method
 from tests.helpers.invariance import invariance_error
 from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
-SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 PRESETS = all_presets()
 #: Methods that train weights of 2 and 3 bits to be something else.
 LOW_BITS = ("rcp", "bitdistiller", "bitdistiller-rotated")
@@ -35,24 +35,6 @@ def turns(*left_out: str) -> list[tuple[str, str]]:
     """Families and methods: the first method on the first two families, the next on the second and third, ..."""
     families, methods = list(AWKWARD), [name for name in PRESETS if name not in left_out]
     return [(families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)]
-
-
-def method(name: str, bits: int | None = None) -> Recipe:
-    """A preset with groups of 4, 4 outlier features and little calibration; with `bits`, all so wide and unclipped."""
-
-    def scaled(settings: dict[str, object]) -> dict[str, object]:
-        small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24, "clip_grid": 4}
-        small |= {"block_size": 4, "epochs": 2, "batch_size": 4, "start_samples": 2, "prompt": 4}
-        if bits is not None:
-            small |= {"bits": bits, "clip_ratio": 1.0, "scale_lr": 1e-9, "weight_lr": 1e-9}  # of block_ap
-        for key, value in settings.items():
-            if isinstance(value, dict):
-                settings[key] = scaled(value)
-            elif value is not None and key in small:
-                settings[key] = small[key]
-        return settings
-
-    return Recipe.model_validate(scaled(preset(name).model_dump()))
 
 
 def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:

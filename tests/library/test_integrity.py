@@ -21,8 +21,8 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"
 

@@ -14,10 +14,10 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import SNR, Perplexity
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
 from tests.helpers.watching import long_work
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import rotquant
 
 CALIBRATION = {"calibration": {"samples": 4, "sequence_length": 24}}
 CHANNELS = {"weights": {"scheme": {"granularity": "channel", "group_size": None}}}

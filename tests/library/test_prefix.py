@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from rotquant.foundation.errors import CheckpointError, RecipeError, RotquantError
@@ -17,13 +16,11 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, checkpointed_loss, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
+from tests.helpers.prefixes import IDS, WHOLE, behind, sink_model
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
-IDS = (5, 9, 1)
-#: Without a sliding window, which a prefix would drop out of.
-WHOLE: dict[str, dict[str, object]] = {"mistral": {"sliding_window": None}, "qwen2": {"use_sliding_window": False}}
 #: In the last, longer texts have other keys, those of the prefix among them.
 SHAPES = [shape for shape in AWKWARD if shape != "phi-3-longrope"]
 #: float64: what remains is the rounding of transformers' float32 norms and rotary tables.
@@ -33,11 +30,6 @@ EXACT = {"rtol": 0, "atol": 1e-5}
 def model_and_prefix(shape: str = "llama-3") -> tuple[PreTrainedModel, Prefix]:
     model = tiny_model(**AWKWARD[shape] | WHOLE.get(shape, {}), dtype=torch.float64, eos_token_id=None)
     return model, compute_prefix(model, IDS)
-
-
-def behind(tokens: Tensor) -> Tensor:
-    """Texts behind the tokens of the prefix."""
-    return torch.cat([torch.tensor(IDS).expand(len(tokens), -1), tokens], dim=1)
 
 
 @torch.no_grad()
@@ -164,19 +156,6 @@ def recipe(**sections: object) -> Recipe:
     text = {"corpus": "modules", "samples": 6, "sequence_length": 16}
     data = {"methods": {"prefixed_outliers": {"threshold": 8.0, "rare": "once"}}, "calibration": text, **sections}
     return parse_recipe(data, "the test's recipe")
-
-
-def sink_model() -> PreTrainedModel:
-    """A model whose token 7 has far larger inputs of down_proj in layer 0 than any other, wherever it stands."""
-    model = tiny_model(dtype=torch.float64)
-    with torch.no_grad():
-        direction = torch.zeros(model.config.hidden_size, dtype=torch.float64)
-        direction[3] = 60.0
-        model.model.embed_tokens.weight[:, 3] = 0.0
-        model.model.embed_tokens.weight[7] += direction
-        model.model.layers[0].mlp.gate_proj.weight[0, 3] = 30.0
-        model.model.layers[0].mlp.up_proj.weight[0, 3] = 30.0
-    return model
 
 
 @torch.no_grad()

@@ -23,10 +23,10 @@ from rotquant.qat import estimate as estimates
 from rotquant.qat.estimate import estimate
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
 from tests.helpers.processes import run_together
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import rotquant
 
 SETTINGS = {
     "text.samples": 8,

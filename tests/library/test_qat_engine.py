@@ -15,7 +15,7 @@ from rotquant.qat.training import Training
 from rotquant.training.state import Checkpoint
 from tests.helpers.models import tiny_model
 from tests.helpers.processes import run_together
-from tests.library.test_qat_training import build, recipe
+from tests.helpers.qat import build, recipe
 
 pytestmark = [
     pytest.mark.unflipped,

@@ -26,9 +26,9 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_prefix import sink_model
+from tests.helpers.prefixes import sink_model
 
 DYNAMIC = {"bits": 8, "granularity": "tensor"}
 

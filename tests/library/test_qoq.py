@@ -46,9 +46,9 @@ from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.invariance import norms_in_model_dtype
 from tests.helpers.models import AWKWARD, FAMILIES, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 GROUPS = QuantizationScheme(bits=4, symmetric=False, granularity="group", group_size=4)
 CHANNEL = QuantizationScheme(bits=4, symmetric=False, granularity="channel")

@@ -19,6 +19,7 @@ from rotquant.tensors.quantization import (
     fake_quantize_split,
     quantize,
 )
+from tests.helpers.tensors import tensors
 
 #: Ways to quantize the normal columns of a split.
 SPLIT_SCHEMES = [
@@ -39,18 +40,6 @@ def schemes(draw: st.DrawFn, clip_ratios: st.SearchStrategy[float] = st.floats(0
         group_size=draw(st.sampled_from([1, 2, 4, 8])) if granularity in ("group", "head") else None,
         clip_ratio=draw(clip_ratios),
     )
-
-
-@st.composite
-def tensors(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """[2, rows, 8] with rows of very different size, some zero, some of one sign: activations with outliers."""
-    rows = draw(st.integers(1, 4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    x = torch.randn(2, rows, 8, generator=generator, dtype=torch.float64)
-    exponents = torch.randint(-6, 7, (2, rows, 1), generator=generator).to(torch.float64)
-    kind = torch.randint(0, 5, (2, rows, 1), generator=generator)
-    x = torch.where(kind == 0, 0.0, torch.where(kind == 1, x.abs() + 1, x)) * 10**exponents
-    return x.to(dtype)
 
 
 def spread(qparam: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from rotquant.tensors.lattice import LatticeWeight, absolute_values, decode, enc
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import inverse_factor
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
 
 RECIPE = override(preset("quip-sharp"), {"calibration": {"samples": 6, "sequence_length": 24}}, "test")
 TWO_BITS = override(RECIPE, {"weights": {"scheme": {"bits": 2}}}, "test")

@@ -15,6 +15,7 @@ from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import hadamard
+from tests.helpers.bounds import FLOAT64_BOUND
 from tests.helpers.invariance import invariance_error
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 
@@ -22,7 +23,6 @@ NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=F
 
 # The bounds are the project's. Logits lie between -6 and 6; measured maxima over families and shapes: 9e-6 and 4e-14.
 FLOAT32_BOUND = 1e-4
-FLOAT64_BOUND = 1e-9
 
 #: Shapes as awkward as real ones: (name, arguments, whether the number of heads has a Hadamard matrix).
 SHAPES = {

@@ -18,7 +18,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.packing import pack_codes, unpack_codes
 from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
-from tests.library.test_weights import RECIPES, ROTATED_GPTQ, build
+from tests.helpers.weights import RECIPES, ROTATED_GPTQ, build
 
 
 @hypothesis_settings(max_examples=50, deadline=None)

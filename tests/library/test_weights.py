@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.methods.gptq import GPTQ
-from rotquant.methods.gptq.columns import quantize_gptq
-from rotquant.methods.omniquant import OmniQuant
-from rotquant.methods.outliers import OutlierFeatures
-from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import initial_rotations
@@ -20,99 +14,28 @@ from rotquant.models.simulation.queries import observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import ColumnSplit, choose_qparams
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.hessian import Hessian
 from rotquant.weights.rtn import quantize_rtn
 from rotquant.weights.storage import (
     QuantizedState,
-    StoredModel,
     load_quantized,
     save_quantized,
 )
 from tests.helpers.models import FAMILIES, logits_elsewhere, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
-
-CHANNEL = QuantizationScheme(bits=4, granularity="channel")
-GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=8)
-INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)
-CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head")
-CALIBRATION = Calibration(samples=6, sequence_length=24)
-SAMPLES = tiny_tokens(batch=6, tokens=24, seed=5)
-
-
-def weights(scheme: QuantizationScheme = CHANNEL, **options: object) -> WeightQuantization:
-    return WeightQuantization(scheme=scheme, **options)
-
-
-BY_GPTQ = {"gptq": GPTQ()}
-
-
-ROTATED_GPTQ = Recipe(
-    rotation=RotationScheme(),
-    methods=BY_GPTQ,
-    weights=weights(),
-    activations=INPUTS,
-    keys=CACHE,
-    values=CACHE,
-    calibration=CALIBRATION,
+from tests.helpers.weights import (
+    BY_GPTQ,
+    CALIBRATION,
+    INPUTS,
+    RECIPES,
+    ROTATED_GPTQ,
+    SAMPLES,
+    assert_gptq_by_hand,
+    build,
+    weights,
 )
-RECIPES = {
-    "rotation": Recipe(rotation=RotationScheme()),
-    "rtn": Recipe(weights=weights(), activations=INPUTS, keys=CACHE, values=CACHE),
-    "rtn-8-bit": Recipe(weights=weights(QuantizationScheme(bits=8, granularity="channel"))),
-    "asymmetric-3-bit": Recipe(
-        rotation=RotationScheme(),
-        methods=BY_GPTQ,
-        weights=weights(QuantizationScheme(bits=3, granularity="group", group_size=16, symmetric=False)),
-        calibration=CALIBRATION,
-    ),
-    "per-tensor": Recipe(weights=weights(QuantizationScheme(bits=4, granularity="tensor"))),
-    "quarot": ROTATED_GPTQ,
-    "act-order": Recipe(methods={"gptq": GPTQ(act_order=True)}, weights=weights(GROUPS), calibration=CALIBRATION),
-    "smoothquant": Recipe(
-        methods={"smoothquant": SmoothQuant()}, weights=weights(), activations=INPUTS, calibration=CALIBRATION
-    ),
-    "omniquant": Recipe(
-        methods={"omniquant": OmniQuant(steps=3)},
-        weights=weights(clip_search=False),
-        activations=INPUTS,
-        calibration=CALIBRATION,
-    ),
-    "quik": Recipe(
-        methods={"outliers": OutlierFeatures(features=5), **BY_GPTQ},
-        weights=weights(),
-        activations=INPUTS,
-        calibration=CALIBRATION,
-    ),
-    "atom": Recipe(
-        methods={"outliers": OutlierFeatures(features=8, bits=8, statistic="square"), **BY_GPTQ},
-        weights=weights(GROUPS),
-        activations=QuantizationScheme(bits=4, granularity="group", group_size=8),
-        keys=CACHE,
-        values=CACHE,
-        calibration=CALIBRATION,
-    ),
-    "static": Recipe(
-        rotation=RotationScheme(),
-        weights=weights(),
-        activations=QuantizationScheme(bits=8, granularity="tensor", dynamic=False, clip_ratio=0.9),
-        calibration=CALIBRATION,
-    ),
-    "static-cache": Recipe(
-        rotation=RotationScheme(),
-        weights=weights(),
-        keys=QuantizationScheme(bits=4, granularity="head", dynamic=False),
-        values=QuantizationScheme(bits=8, granularity="tensor", dynamic=False),
-        calibration=CALIBRATION,
-    ),
-}
-
-
-def build(recipe: Recipe, family: str = "llama", seed: int = 3, **model: object):
-    return build_weights(tiny_model(family, **model), tiny_tokenizer(), recipe, seed, SAMPLES, progress=False)
 
 
 @torch.no_grad()
@@ -196,29 +119,6 @@ def test_tied_embeddings_stay_tied_without_rotation(tmp_path: Path) -> None:
     save_quantized(tmp_path / "rotated", rotated)
     model, _, state = load_quantized(tmp_path / "rotated")
     assert torch.equal(logits(model, ROTATED_GPTQ, state), logits(rotated.model, ROTATED_GPTQ, rotated.state))
-
-
-def assert_gptq_by_hand(
-    stored: StoredModel, model: nn.Module, running: RuntimeQuantization, samples: torch.Tensor
-) -> None:
-    """The whole stage, done by hand: ordinary forward passes of the network, one linear layer at a time, no stream.
-
-    model: float64, rotated, weights as they were; running: what acts on the inputs that GPTQ sees.
-    """
-    recipe = stored.manifest.recipe
-    with wrap(model, running), torch.no_grad():
-        for index, layer in enumerate(decoder_layers(model)):
-            for site in architecture_of(model).sites:
-                linears = [layer.get_submodule(name) for name in site.linears]
-                hessian = Hessian(site.features, dtype=torch.float64)
-                hook = linears[0].register_forward_pre_hook(lambda _, x, hessian=hessian: hessian.add(x[0]))
-                model(samples, use_cache=False)
-                hook.remove()
-                for name, linear in zip(site.linears, linears, strict=True):
-                    quantized = quantize_gptq(linear.weight, hessian.matrix, recipe.rounded, GPTQ.of(recipe))
-                    linear.weight.copy_(quantized.dequantize(torch.float64))
-                    # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
-                    assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
 
 
 def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 

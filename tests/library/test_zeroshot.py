@@ -23,17 +23,9 @@ from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, s
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.metrics.zeroshot.suites import choices_of, has_choices, log_odds_of
 from rotquant.recipes.schemes import ZeroShot
+from tests.helpers.commands import rotquant
 from tests.helpers.watching import long_work
-from tests.library.test_cli import rotquant
-
-MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
-EIGHT = tuple(TASKS["shipped"])[:8]
-ACCURACIES = {name: TASKS["shipped"][name] for name in (*EIGHT, "recall_512", "arithmetic")}
-CHOICES = [
-    name for name, task in TASKS["shipped"].items() if task.measure in ("acc", "acc_norm") and name != "last_word"
-]
-COMPLETIONS = [name for name, task in TASKS["shipped"].items() if task.measure == "exact_match"]
-ALL = ZeroShot(corpus="modules", tasks=tuple(ACCURACIES))
+from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +40,12 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def shipped() -> api.Model:
-    return api.load(MODEL)
-
-
-@pytest.fixture(scope="module")
 def shallow(shipped: api.Model) -> api.Model:
     """Two layers of it, for what is asked twice: how well a model answers does not matter there."""
     network = copy.deepcopy(shipped.network)
     network.model.layers = network.model.layers[:2]
     network.config.num_hidden_layers = 2
     return replace(shipped, network=network)
-
-
-def items(folder: Path, task: str) -> list[dict]:
-    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text().splitlines()]
-
-
-def examples(folder: Path, task: str) -> list[dict]:
-    return items(folder, f"{task}.examples")
 
 
 # Names

@@ -17,9 +17,9 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
+from tests.helpers.families import method
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.helpers.project import REPOSITORY
-from tests.library.test_families import method
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 STORING = [name for name in all_presets() if preset(name).weights is not None]

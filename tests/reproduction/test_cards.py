@@ -9,7 +9,8 @@ from rotquant.commands.diagnose import CARD_END, CARD_START, _write_card
 from rotquant.commands.diagnosis import tables
 from rotquant.metrics.diagnostics import Costs, find_sinks
 from tests import cards
-from tests.library.test_diagnostics import BOS, COSTS, SINK, VOCABULARY, planted, result
+from tests.helpers.models import VOCABULARY
+from tests.helpers.sinks import BOS, COSTS, SINK, planted, result
 
 ON = "3 windows of 32 tokens spread over the validation split of words, rotation of seed 0"
 MODEL = {

@@ -7,7 +7,7 @@ import torch
 
 from reproduction.run.stages import text
 from rotquant.text import CorpusSpec, load_text, tokenize
-from tests.library.test_checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import tiny_tokenizer
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from rotquant.models.fitting import check_fits, fitted
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
+from tests.helpers.bounds import FLOAT64_BOUND
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import SMALL, rotquant
 from tests.helpers.invariance import invariance_error
 from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import SMALL, rotquant
-from tests.library.test_rotation import FLOAT64_BOUND
 
 #: Models that a newcomer tries, made small: family, attention heads, key-value heads. All have tied embeddings.
 NEWCOMERS = {

@@ -39,9 +39,9 @@ from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text.digests import refuse_other_text, text_digest
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model
 from tests.helpers.project import CONFIG, TABLES, Copy, packages_in
-from tests.library.test_checkpoints import tiny_tokenizer
 
 WORDS = " ".join(f"w{number}" for number in range(3, 60))
 

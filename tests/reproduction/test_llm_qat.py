@@ -24,9 +24,9 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.project import CONFIG, TABLES, Copy
-from tests.library.test_checkpoints import tiny_tokenizer
 
 AMOUNTS = {"samples": 12, "sequence_length": 16, "steps": 4, "batch_size": 4, "learning_rate": 1e-3}
 

@@ -14,7 +14,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens
 from tests.helpers.models import VOCABULARY
-from tests.library.test_diagnostics import SINK, expected_ratio, planted
+from tests.helpers.sinks import SINK, expected_ratio, planted
 
 WORDS = {SINK: ".", 20: " self", 21: "\n"}
 METRIC = OutlierTokens(threshold=8.0, sequence_length=16)

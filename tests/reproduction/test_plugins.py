@@ -24,11 +24,11 @@ from rotquant.recipes.recipe import find_method, override
 from rotquant.recipes.registry import built_in_names, method_names
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import printed_perplexity, rotquant
 from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
 from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
 from tests.helpers.reports import page
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import printed_perplexity, rotquant
 
 HALVING = '''"""A toy: weights are made smaller by a power of two, and inputs larger at run time."""
 

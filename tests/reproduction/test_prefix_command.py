@@ -14,10 +14,10 @@ from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.recipe import parse_recipe
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import CorpusSpec
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY
-from tests.library.test_checkpoints import tiny_tokenizer
-from tests.library.test_cli import rotquant
-from tests.library.test_diagnostics import BOS, SINK, planted
+from tests.helpers.sinks import BOS, SINK, planted
 
 SMALL = ("--sequence-length", "32", "--samples", "6", "--device", "cpu")
 

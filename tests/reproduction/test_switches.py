@@ -15,7 +15,7 @@ from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
-from tests.library.test_weights import assert_gptq_by_hand
+from tests.helpers.weights import assert_gptq_by_hand
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)

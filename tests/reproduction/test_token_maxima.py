@@ -23,7 +23,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
-from tests.library.test_prefix import IDS, WHOLE, behind
+from tests.helpers.prefixes import IDS, WHOLE, behind
 
 LENGTH, WINDOWS = 16, 5
 TEXT = Tokens(tiny_tokens(1, LENGTH * WINDOWS + 3, seed=4)[0], bos=1)

@@ -21,7 +21,7 @@ from rotquant.tensors.quantization import (
     fake_quantize_split,
     quantize,
 )
-from tests.library.test_quantization import tensors
+from tests.helpers.tensors import tensors
 
 
 def scheme(bits: int = 4, zero_point: Any = "exact") -> QuantizationScheme:

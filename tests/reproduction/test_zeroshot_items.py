@@ -20,7 +20,7 @@ from rotquant.metrics.zeroshot.passages import Module, Passage, Source, read
 from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES, CorpusSpec, load_rows
-from tests.library.test_zeroshot import ALL, CHOICES, COMPLETIONS, examples, items
+from tests.helpers.zeroshot_items import ALL, CHOICES, COMPLETIONS, examples, items
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,8 @@ def tiny(root: Path, **changes: Any) -> Copy:
 
 def _make_checkpoints(project: Copy) -> None:
     """Two random Llama models with a tokenizer of 96 words, and text of these words."""
+    from tests.helpers.checkpoints import tiny_tokenizer
     from tests.helpers.models import VOCABULARY, tiny_model  # torch, which other projects do without
-    from tests.library.test_checkpoints import tiny_tokenizer
 
     generator = random.Random(0)
     for split in ("train", "test"):

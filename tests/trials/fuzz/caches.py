@@ -14,7 +14,7 @@ from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import kept
-from tests.library.test_checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
 KEPT = "kept"

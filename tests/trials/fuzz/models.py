@@ -16,8 +16,8 @@ from rotquant.models.checkpoints import (
     model_max_length,
 )
 from rotquant.models.digests import checkpoint_digest
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

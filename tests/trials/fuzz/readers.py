@@ -86,7 +86,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.checkpoints:check_weight_files": ("safetensors headers",),
     "rotquant.models.checkpoints:read_safetensors_header": ("safetensors headers",),
     "rotquant.models.checkpoints:checked_base": ("low-rank deltas",),
-    "rotquant.models.checkpoints:_tensors": ("low-rank deltas",),
     "rotquant.models.checkpoints:_merged": ("low-rank deltas",),
     "rotquant.models.checkpoints:_load": ("whole checkpoints", "whole checkpoints of shards"),
     "rotquant.models.checkpoints:_tokenizer_settings": ("tokenizers",),
@@ -185,7 +184,6 @@ ASIDE: dict[str, str] = {
         "reads a record whose content check_signed checks, as rotation_current does"
     ),
     "reproduction.run.stages.weights:compute_weights": "reads the record that make_weights has checked",
-    "rotquant.foundation.progress:task": _WRITES,
     "reproduction.render.tracking.store:_locked": _WRITES,
     "reproduction.run.locks:locked": _WRITES,
     "rotquant.metrics.zeroshot.confined:_redirect": _WRITES,

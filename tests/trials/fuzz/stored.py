@@ -25,8 +25,8 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import read_manifest, read_quantized, save_quantized
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model
-from tests.library.test_checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
 MADE_OF = {"model": "ab", "text": {"name": "text"}, "seed": 0}

@@ -1,0 +1,3 @@
+"""Bounds of rounding errors."""
+
+FLOAT64_BOUND = 1e-9

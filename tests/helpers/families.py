@@ -1,0 +1,25 @@
+"""Recipes that every family of models is asked with."""
+
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe
+from tests.helpers.models import tiny_tokens
+
+SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
+
+
+def method(name: str, bits: int | None = None) -> Recipe:
+    """A preset with groups of 4, 4 outlier features and little calibration; with `bits`, all so wide and unclipped."""
+
+    def scaled(settings: dict[str, object]) -> dict[str, object]:
+        small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24, "clip_grid": 4}
+        small |= {"block_size": 4, "epochs": 2, "batch_size": 4, "start_samples": 2, "prompt": 4}
+        if bits is not None:
+            small |= {"bits": bits, "clip_ratio": 1.0, "scale_lr": 1e-9, "weight_lr": 1e-9}  # of block_ap
+        for key, value in settings.items():
+            if isinstance(value, dict):
+                settings[key] = scaled(value)
+            elif value is not None and key in small:
+                settings[key] = small[key]
+        return settings
+
+    return Recipe.model_validate(scaled(preset(name).model_dump()))

@@ -1,0 +1,42 @@
+"""Items of the shipped zero-shot tasks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rotquant import api
+from rotquant.metrics.zeroshot import TASKS
+from rotquant.recipes.schemes import ZeroShot
+
+MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
+
+
+EIGHT = tuple(TASKS["shipped"])[:8]
+
+
+ACCURACIES = {name: TASKS["shipped"][name] for name in (*EIGHT, "recall_512", "arithmetic")}
+
+
+CHOICES = [
+    name for name, task in TASKS["shipped"].items() if task.measure in ("acc", "acc_norm") and name != "last_word"
+]
+
+
+COMPLETIONS = [name for name, task in TASKS["shipped"].items() if task.measure == "exact_match"]
+
+
+ALL = ZeroShot(corpus="modules", tasks=tuple(ACCURACIES))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> api.Model:
+    return api.load(MODEL)
+
+
+def items(folder: Path, task: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{task}.jsonl").read_text().splitlines()]
+
+
+def examples(folder: Path, task: str) -> list[dict]:
+    return items(folder, f"{task}.examples")
