@@ -167,7 +167,7 @@ def quantize(
 
 
 def _made_of(recipe: Recipe, digest: str, corpus: CorpusSpec, seed: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What decides the rotations that a recipe learns."""
+    """The settings that decide which rotations a recipe learns."""
     _, text = recipe.learned_by
     read = text_digest(corpus, "train", text.characters)
     kind = str(learning_dtype(dtype)).removeprefix("torch.")
@@ -239,7 +239,8 @@ def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device 
 
 
 def limits_of(path: str | Path) -> Limits:
-    """How many tokens a model reads at once, and which: of a checkpoint or a folder of ours, without its weights.
+    """Limits of what a model reads, tokens at once and the vocabulary: of a checkpoint or a folder of ours, without its
+    weights.
 
     Raises:
         RotquantError: bad input, in one sentence.
