@@ -90,7 +90,7 @@ def _run() -> int:
 
 
 def _usage(error: Any) -> str:
-    """What typer says of arguments that it refuses, as a sentence; nothing where it has printed the help."""
+    """Typer's message about arguments that it refuses, as a sentence; nothing where it has printed the help."""
     from rotquant.commands.root import REPRODUCTION, cli
 
     message = error.format_message().strip().rstrip(".")
