@@ -165,7 +165,7 @@ def _command(context: typer.Context) -> str:
 
 
 def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any]:
-    """What the JSON file holds beside settings and text."""
+    """The measured numbers of the JSON file, without settings and text."""
     from rotquant.commands.diagnosis import asked
     from rotquant.metrics.diagnostics import variants
 

@@ -101,7 +101,7 @@ def _settings(recipe: Recipe, method: str) -> SelfDistillation:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every process was asked for."""
+    """The command's arguments, the same in every process."""
 
     model: str
     output: Path
@@ -116,7 +116,7 @@ class _Job:
     dtype: str
 
     def run(self, device: "torch.device") -> None:
-        """What one process does; the first one says and writes the result."""
+        """Run the training in one process; the first one says and writes the result."""
         from rotquant import api
         from rotquant.models.checkpoints import config_of
         from rotquant.qat.engine import joined

@@ -1,4 +1,5 @@
-"""What several commands share: options, their translation into recipes and corpora, and how tables are printed."""
+"""Options that several commands share: options, their translation into recipes and corpora, and how tables are
+printed."""
 
 import re
 from functools import reduce
@@ -107,7 +108,7 @@ def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
 
 
 def changes_of(changes: list[str] | None) -> dict[str, Any]:
-    """What `--set path=value` options change, as nested data of one recipe change.
+    """Parse `--set path=value` options into nested data of one recipe change.
 
     Raises:
         RecipeError: an option that is not written so.
