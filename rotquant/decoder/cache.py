@@ -30,7 +30,7 @@ _SHORT_PAST = 8
 
 @dataclass(frozen=True)
 class CacheInit:
-    """What a layer's cache has before any text.
+    """Initial content of a layer's cache, before any text.
 
     prefix: keys, after RoPE at the positions from 0 and without R3, and values, [kv_heads, tokens, head_dim].
     scales: static ones of keys, after R3, and values, float32 [kv_heads].
@@ -109,7 +109,7 @@ class Cache:
         return Step(self.batch, 1, cos, sin, self.lengths, mask=self._mask() if self._masked else None)
 
     def _mask(self) -> Tensor:
-        """What each text's next token sees of a 16-bit cache, for all layers."""
+        """Attention mask of each text's next token over a 16-bit cache, the same for all layers."""
         hidden = torch.arange(self.capacity, device=self.lengths.device) > self.lengths[:, None]
         mask = torch.zeros(self.batch, 1, 1, self.capacity, dtype=self.cos.dtype, device=self.lengths.device)
         return mask.masked_fill_(hidden[:, None, None], -torch.inf)
@@ -144,7 +144,8 @@ def rotary_table(
 def make_layer_cache(
     config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, cache_init: CacheInit
 ) -> "FloatCache | Int4Cache":
-    """One layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should be)."""
+    """Make one layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should
+    be)."""
     if precision.cache is None:
         return FloatCache(config, precision, cache, device, cache_init)
     kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
@@ -152,7 +153,7 @@ def make_layer_cache(
 
 
 class FloatCache:
-    """One layer's keys and values [batch, capacity, kv_heads, head_dim] in the decoder's type."""
+    """KV cache of one layer in the decoder's type: keys and values [batch, capacity, kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -208,7 +209,8 @@ class RoundedCache(FloatCache):
         self.static = [QParams(scale[:, None, None]) for scale in cache_init.scales or ()] or [None, None]
 
     def append(self, qkv: Tensor, step: Step) -> Tensor:
-        """As in `FloatCache`, keys and values rounded as in the simulation, keys on their way there and back by R3."""
+        """Append tokens as `FloatCache` does, but round keys and values as the simulation does, keys within R3's
+        basis."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         queries, keys, values = qkv.view(step.batch, step.tokens, sum(heads), -1).split(heads, dim=2)
         keys = self._transformed(rotate(keys, step.cos, step.sin))
@@ -227,7 +229,7 @@ class RoundedCache(FloatCache):
 
 
 class Int4Cache:
-    """One layer's keys and values in 4 bits, the keys after R3; decoding multiplies the integers as they are."""
+    """4-bit KV cache of one layer, keys stored after R3; decoding multiplies the integers as they are."""
 
     def __init__(
         self,
@@ -257,7 +259,8 @@ class Int4Cache:
         )
 
     def attend(self, qkv: Tensor, step: Step) -> Tensor:
-        """As in `FloatCache`; a prefill attends to the dequantized cache, the numbers that decoding will see."""
+        """Attend as `FloatCache` does; a prefill attends to the dequantized cache, the numbers that decoding will
+        see."""
         qkv = qkv.view(step.batch, step.tokens, sum(self.heads), -1)
         queries, keys, values = qkv.split(self.heads, dim=2)
         turn = (step.cos, step.sin)

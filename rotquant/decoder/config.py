@@ -1,4 +1,4 @@
-"""What a decoder is, and in which arithmetic it runs, as frozen data: `DecoderConfig` and `Precision`.
+"""A decoder's shape and its arithmetic, as frozen data: `DecoderConfig` and `Precision`.
 
 A precision is to a decoder what a recipe is to a simulated model, in the few combinations that the kernels compute:
 4-bit weights and inputs with a 4-bit cache (QuaRot Sec. 4, PrefixQuant), or 2-bit look-up tables (RCP). Data only.
@@ -52,7 +52,7 @@ class DecoderConfig(Frozen):
 
     @classmethod
     def from_shape(cls, shape: dict[str, int], *, rope_theta: float = 10000.0, **fields: Any) -> "DecoderConfig":
-        """From the arguments of a LlamaConfig; `fields` add or override."""
+        """Make a configuration from the arguments of a LlamaConfig; `fields` add or override."""
         heads = shape["num_attention_heads"]
         head_dim = shape.get("head_dim") or shape["hidden_size"] // heads
         values = {

@@ -1,4 +1,4 @@
-"""From a fake-quantized model to a decoder that computes with its integers: what `rotquant convert` does.
+"""Convert a fake-quantized model to a decoder that computes with its integers: what `rotquant convert` does.
 
 The codes and scales, or 2-bit codes and tables, are those that the weights stage stored, so no number is quantized
 again. What the kernels cannot compute is refused, one sentence naming the setting; nothing is approximated.
@@ -181,7 +181,7 @@ def _refusal(what: str, why: str) -> RecipeError:
 
 
 class _Conversion:
-    """One call of `convert`: the stored tensors, and where they go."""
+    """State of one call of `convert`: the stored tensors, and where they go."""
 
     def __init__(self, stored: StoredTensors, precision: Precision) -> None:
         self.stored, self.precision = stored, precision

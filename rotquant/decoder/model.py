@@ -52,7 +52,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def cache_init(self) -> CacheInit:
-        """What the layer's cache has before any text."""
+        """Initial content of the layer's cache, before any text."""
         return CacheInit(_pair(self.prefix_keys, self.prefix_values), _pair(self.key_scale, self.value_scale))
 
     def forward(

@@ -15,7 +15,7 @@ from rotquant.decoder.model import Decoder
 
 @dataclass(frozen=True)
 class Output:
-    """What `Network` returns: logits [batch, tokens, vocabulary]."""
+    """Output of `Network`: logits [batch, tokens, vocabulary]."""
 
     logits: Tensor
 

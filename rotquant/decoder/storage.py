@@ -44,7 +44,7 @@ class DecoderManifest(Frozen):
 
 @dataclass(frozen=True)
 class StoredDecoder:
-    """What a decoder's folder holds."""
+    """Content of a decoder's folder."""
 
     decoder: Decoder
     tokenizer: "PreTrainedTokenizerBase | None"
