@@ -1,1 +1,2 @@
-"""What the whole house stands on and nothing of the field: errors, files, progress, frozen data, the environment."""
+"""Modules without anything of the field, on which all others build: errors, files, progress, frozen data, the
+environment."""

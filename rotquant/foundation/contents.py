@@ -24,7 +24,7 @@ _SETTLED = 2.0
 
 
 def stamp(path: str | Path) -> list[object] | None:
-    """What tells a changed file from an unchanged one without reading it; None where there is none.
+    """Metadata that tell a changed file from an unchanged one without reading it; None where there is none.
 
     The time at which its entry changed is part of it, which a program that sets back the other time cannot set.
     """

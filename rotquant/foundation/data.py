@@ -119,7 +119,8 @@ def _walk(loc: tuple[int | str, ...], data: Any) -> Iterator[tuple[str, str]]:
 
 
 def _message(problem: ErrorDetails) -> str:
-    """What is wrong with a value, in the words of YAML instead of Python's, the value, and the nearest right ones."""
+    """Describe what is wrong with a value, in the words of YAML instead of Python's, the value, and the nearest right
+    ones."""
     kind, context, given = problem["type"], problem.get("ctx", {}), problem["input"]
     message = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
     message = message.replace("valid tuple", "list").replace("Tuple should", "List should")

@@ -81,7 +81,8 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
 
 
 def lookup(known: Mapping[str, T], name: str, unknown: str) -> T:
-    """What `known` has under a name; else a `ConfigError` that begins with `unknown` and lists the nearest names."""
+    """Return the entry of `known` with a name; else a `ConfigError` that begins with `unknown` and lists the nearest
+    names."""
     if name not in known:
         raise ConfigError(f"{unknown} {name!r}{nearest(name, list(known))}.")
     return known[name]

@@ -206,7 +206,7 @@ def _check_writable(folder: Path, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
-    """What is to be written, links followed, and a name beside it that is not taken; a full disk becomes a sentence."""
+    """Return the file to write, links followed, and a free name in the same folder; a full disk becomes a sentence."""
     target = _target(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

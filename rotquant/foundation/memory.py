@@ -1,4 +1,4 @@
-"""What a process keeps of what it has computed, within bounds: steps that need the same share it."""
+"""Bounded in-memory stores of computed values: steps that need the same share it."""
 
 from collections.abc import Hashable
 from typing import Protocol, TypeVar

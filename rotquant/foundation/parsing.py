@@ -41,7 +41,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def broken_line(path: str | Path) -> str | None:
-    """What is wrong with the first line of a JSON-lines file that is no JSON; None where each is."""
+    """Describe the first line of a JSON-lines file that is no JSON; None where each is."""
     with Path(path).open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:

@@ -1,4 +1,4 @@
-"""What long work says of itself on standard error: bars at a terminal, elsewhere plain lines at intervals.
+"""Progress of long work on standard error: bars at a terminal, elsewhere plain lines at intervals.
 
 Work opens a task and counts its steps; nothing is computed here and no result depends on it. A thread shows that time
 passes while a step is long. Work that is over soon says nothing; `ROTQUANT_QUIET=1` in the environment or a block under
@@ -56,7 +56,7 @@ class Task:
 
     @property
     def count(self) -> str:
-        """How far it is: "layer 3 of 12"; "3 files" where nobody knows how many there are."""
+        """Progress as a count: "layer 3 of 12"; "3 files" where nobody knows how many there are."""
         known = f"{self.unit} {min(self.done + 1, self.total)} of {self.total}" if self.total is not None else ""
         return ", ".join(filter(None, [self.unit and (known or _number(self.done, self.unit)), self.note]))
 
@@ -68,7 +68,7 @@ class Task:
         return (now - self.started) / (done - self._first) * (self.total - done)
 
     def times(self, now: float) -> str:
-        """How long it has taken, and may take: "41 s, about 2 min left"."""
+        """Elapsed and remaining time: "41 s, about 2 min left"."""
         left, taken = self.left(now), duration(now - self.started)
         if left is None:
             return taken
@@ -139,7 +139,7 @@ class Display:
                 self._show(now)
 
     def watch(self, stop: Event, pause: float) -> None:
-        """What the thread does: poll until the work is done."""
+        """Body of the display's thread: poll until the work is done."""
         while not stop.wait(pause):
             self.poll()
 

@@ -43,7 +43,7 @@ class AsData:
         self.model = model
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """What pydantic validates by; a dict is written as it is."""
+        """The pydantic schema that validates the value; a dict is written as it is."""
         return core_schema.no_info_after_validator_function(
             lambda given: given.model_dump(exclude_unset=True),
             handler.generate_schema(self.model),
@@ -206,7 +206,8 @@ def read_csv(path: str | Path, columns: Sequence[str], what: str) -> list[dict[s
 
 
 def yaml_problem(error: Exception) -> str:
-    """What PyYAML says is wrong, as the end of a sentence: the line and column where it knows them, and the problem."""
+    """PyYAML's description of an error, as the end of a sentence: the line and column where it knows them, and the
+    problem."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     place = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
     return " ".join(f"{place}{problem}".split()).rstrip(".")
@@ -215,7 +216,7 @@ def yaml_problem(error: Exception) -> str:
 def _check_nodes(
     node: yaml.Node, where: str, above: tuple[yaml.Node, ...] = (), sizes: dict[int, int] | None = None
 ) -> int:
-    """How many values a node has with each alias in it filled in; each node is looked at once.
+    """Count a node's values with each alias in it filled in; each node is looked at once.
 
     Raises:
         ConfigError: more than `LARGEST`, an alias inside of what it names, or a mapping that names a key twice, of
