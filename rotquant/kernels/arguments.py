@@ -1,4 +1,5 @@
-"""What launches pass to kernels, declared once for each kernel: the host packs by it, and the compiler is held to it.
+"""Declarations of the arguments that launches pass to kernels, once for each kernel: the host packs by it, and the
+compiler is held to it.
 
 CUDA copies as many bytes from a launch as the kernel's own parameters have, whatever the host passed. So a source is
 compiled together with static assertions on everything that is declared here: sizes of structures, offsets and types of
@@ -81,7 +82,8 @@ class Structure:
             raise KernelError(f"a tensor is too large for {self.cpp}: {error}.") from None
 
     def read(self, values: Mapping[str, Any] | list[Any]) -> list[Any]:
-        """Its numbers as plain Python values, in order, those of structures inside among them; such a list as it is."""
+        """Return the structure's numbers as plain Python values, in order, those of structures inside among them; such
+        a list as it is."""
         if isinstance(values, list):
             return values
         if len(values) != len(self._readers):
@@ -137,7 +139,7 @@ class Parameters:
         self._packers = [kind.pack for kind in kinds.values()]
 
     def pack(self, values: tuple[Any, ...]) -> tuple[np.generic, ...]:
-        """What CUDA copies for each parameter.
+        """Pack arguments into the bytes that CUDA copies for each parameter.
 
         Raises:
             KernelError: a number is too large for its parameter.
@@ -172,7 +174,7 @@ class CudaFile:
     constants: Mapping[str, int] = field(default_factory=dict)
 
     def parameters(self, kernel: str) -> Parameters:
-        """What an instance of a kernel takes.
+        """Parameters of an instance of a kernel.
 
         Raises:
             KernelError: the file declares no such kernel.

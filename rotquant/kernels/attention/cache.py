@@ -1,4 +1,4 @@
-"""One layer's 4-bit KV cache: pages of codes and scales, and the operators on them as methods.
+"""4-bit KV cache of one layer: pages of codes and scales, and the operators on them as methods.
 
 Keys are stored after RoPE and after an online Hadamard transform over head_dim, values as they leave v_proj, each token
 quantized once when it enters (QuaRot Sec. 4, stages 1d and 2c; `rotquant.models.simulation` has the same).
@@ -119,7 +119,8 @@ class Int4KVCache:
         )
 
     def attend(self, q: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, new_tokens: int = 0) -> Tensor:
-        """One query per sequence over its first `lengths + new_tokens` tokens. See `attention.kv_attention`."""
+        """Attend with one query per sequence over its first `lengths + new_tokens` tokens. See
+        `attention.kv_attention`."""
         return attention.kv_attention(
             *(q, cos, sin, *self._pools, self.k_prefix, self.v_prefix),
             *(self.lengths, new_tokens, self.block_table, self.counters, self.rotate),

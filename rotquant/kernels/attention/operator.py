@@ -99,7 +99,7 @@ def sources(architecture: str) -> list[Source]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What decides the instance of a kernel; groups: scales of a head and token, or `_STATIC`."""
+    """The sizes and types that select a kernel's instance; groups: scales of a head and token, or `_STATIC`."""
 
     head_dim: int
     groups: int

@@ -1,4 +1,4 @@
-"""What the operators of the 4-bit KV cache compute, in plain torch on any device: slow, obvious, the definition.
+"""Reference of the 4-bit KV cache's operators in plain torch, on any device: slow, obvious, the definition.
 
 Quantization is `rotquant.tensors.quantization` (QuaRot Sec. 4, stage 2c: asymmetric, per head or group, clipped; or
 symmetric with a static scale per head, PrefixQuant Sec. 6.1), RoPE that of transformers (each product and the sum

@@ -32,7 +32,7 @@ class DotWeight:
 
     @classmethod
     def pack(cls, codes: Tensor, scale: Tensor) -> "DotWeight":
-        """From int8 codes [out, in] between -8 and 7, and scales of one number for each row."""
+        """Pack int8 codes [out, in] between -8 and 7, with one scale for each row."""
         out, _ = shape = tuple(codes.shape)
         return cls(
             pack_codes(codes),

@@ -1,4 +1,4 @@
-"""What the functions of decoding.cpp compute, in plain torch: slow, obvious, and the definition.
+"""Reference of decoding.cpp's functions, in plain torch: slow, obvious, and the definition.
 
 Integers agree bit for bit; the quantizer is `rotquant.tensors.quantization`. Arithmetic is float32, or
 float64 for float64 tensors, which the compiled functions do not take.
@@ -49,7 +49,7 @@ def linear16(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
-    """One token's queries [heads, dim] over the first `length` tokens of [kv_heads, capacity, dim]."""
+    """Attend with one token's queries [heads, dim] over the first `length` tokens of [kv_heads, capacity, dim]."""
     group = len(queries) // len(keys)
     k, v = (_wide(part[:, :length]).repeat_interleave(group, 0) for part in (keys, values))  # [heads, length, dim]
     weights = torch.softmax((k @ _wide(queries)[:, :, None]).squeeze(-1) * queries.shape[1] ** -0.5, dim=1)

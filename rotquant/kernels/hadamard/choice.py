@@ -103,7 +103,7 @@ def transform(backend: str, x: Tensor, n: int, inner: int, inverse: bool, comput
 
 
 class _Backend(torch.autograd.Function):
-    """One backend on rows [rows, n * inner]; nothing is kept for the backward."""
+    """Transform rows [rows, n * inner] by one backend; nothing is kept for the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, backend: str, n: int, inverse: bool, half: bool) -> Tensor:

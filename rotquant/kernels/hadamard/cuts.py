@@ -21,7 +21,7 @@ CHUNK, TILE = 64, 16
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """How many blocks a kernel gets, and how rows are shared among them (kernels/include/row_share.cuh).
+    """Blocks of a kernel's grid and how rows are shared among them (kernels/include/row_share.cuh).
 
     blocks: per multiprocessor, what registers are limited for.
     dealt: the part of all rows that is dealt out in runs to whichever multiprocessor is free; the rest is shared evenly
@@ -97,7 +97,8 @@ class Strips(Grid):
         return rings + (2 if half else 4) * exchanged // (1 if half else self.passes)
 
     def smaller(self, output: str, half: bool) -> "Strips | None":
-        """The same with a shorter ring, then with half the exchange, which packed codes and float16 do not take."""
+        """Smaller variants of this cut: with a shorter ring, then with half the exchange, which packed codes and
+        float16 do not take."""
         if self.slots > 1:
             return replace(self, slots=1)
         return None if half or output == "kInt4" or self.passes == 2 else replace(self, passes=2)
@@ -119,7 +120,7 @@ class _Whole(Grid):
         return self.order * self.chunks * CHUNK
 
     def smaller(self, output: str, half: bool) -> None:
-        """There is no smaller form."""
+        """Smaller variants of this cut: none exist."""
         return
 
 

@@ -43,7 +43,7 @@ _ANY_FILE = CudaFile("hadamard_any.cu", {"hadamard_any": Parameters(problem=_ANY
 
 
 def sources(architecture: str) -> list[Source]:
-    """What the launchers ask for: every kernel, and of its instances those that differ most."""
+    """Sources of the launchers: every kernel, and of its instances those that differ most."""
     half, bfloat = torch.float16, torch.bfloat16
     wanted = (
         (4096, 1, half, "kSame", False, True),

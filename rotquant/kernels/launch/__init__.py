@@ -1,1 +1,1 @@
-"""From a CUDA source to a launch: compiling, arguments, tensor maps, operators of torch."""
+"""Launching CUDA sources: compiling, arguments, tensor maps, operators of torch."""

@@ -1,4 +1,4 @@
-"""From kernels/*.cu to functions on a GPU: NVRTC to machine code on any machine, CuPy's RawModule on one with a GPU.
+"""Compile kernels/*.cu to functions on a GPU: NVRTC to machine code on any machine, CuPy's RawModule on one with a GPU.
 
 Compiled code is kept in a folder of the user's cache under a digest of everything that went into it (sources, included
 headers, checks of arguments, options, compiler), so an edit of a header is never missed. Nothing here knows what a
@@ -63,7 +63,7 @@ class Compiled:
 
 
 def architecture_of_device(device: torch.device) -> str:
-    """What to compile for on this GPU: "sm_90a" on Hopper, else "sm_<major><minor>".
+    """The architecture to compile for on this GPU: "sm_90a" on Hopper, else "sm_<major><minor>".
 
     Raises:
         KernelError: the GPU is older than sm_80.

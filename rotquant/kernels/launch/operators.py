@@ -104,7 +104,7 @@ def _signature(reference: Callable[..., Any]) -> tuple[str, Callable[..., Callab
 
 
 def _schema(arguments: dict[str, Any], result: Any) -> str:
-    """Such as "(Tensor x, bool inverse) -> (Tensor)"."""
+    """The operator's schema, such as "(Tensor x, bool inverse) -> (Tensor)"."""
     taken = ", ".join(f"{_type(kind).format(place)} {name}" for place, (name, kind) in enumerate(arguments.items()))
     results = () if result is type(None) else get_args(result) or (result,)
     return f"({taken}) -> ({', '.join(map(_type, results))})"
@@ -161,7 +161,7 @@ def allow_shared(function: Any, shared: int) -> None:
 
 
 def _for_cupy(stream: torch.cuda.Stream) -> Any:
-    """The same stream for CuPy, whose older releases take its handle."""
+    """Wrap torch's stream for CuPy, whose older releases take its handle."""
     from cupy.cuda import ExternalStream, Stream
 
     if hasattr(Stream, "from_external"):

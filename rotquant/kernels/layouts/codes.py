@@ -84,7 +84,7 @@ class RowCodes:
 
     @property
     def fields(self) -> dict[str, Tensor | float | None]:
-        """Those of `CODES`."""
+        """Values of the fields of `CODES`."""
         return {
             "codes": self.codes,
             "scale": self.scale,

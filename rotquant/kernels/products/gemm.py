@@ -42,7 +42,7 @@ _SM90 = CudaFile(
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block of the Hopper kernel holds at a time.
+    """Tile that a block of the Hopper kernel holds at a time.
 
     consumers: warpgroups that multiply.
     strips: 64 features each, of a warpgroup.
@@ -64,7 +64,7 @@ class Tile:
         return 64 * self.consumers * self.strips
 
     def clusters(self, rows: int, features: int) -> int:
-        """How many cover an output."""
+        """Number of clusters that cover an output."""
         return -(-rows // self.tokens) * -(-features // (self.features * self.cluster))
 
     def box_rows(self, rows: int) -> int:
@@ -88,7 +88,7 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """As `Shape` in the kernel counts them."""
+        """Bytes of shared memory, counted as by `Shape` in the kernel."""
         stages = self.stages * (self.features * _STEP // 2 + self.tokens * _STEP)
         staging, scales = 2 * _CHUNK * _WARPGROUP, 4 * (self.tokens + 64 * self.strips)
         return stages + self.consumers * (staging + scales) + 16 * self.stages

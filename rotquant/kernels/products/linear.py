@@ -37,7 +37,7 @@ class PackedWeight:
 
     @classmethod
     def pack(cls, codes: Tensor, scale: Tensor) -> "PackedWeight":
-        """From int8 codes -8..7 [out, in] and scales [out], [out, 1] or [out, in / 128].
+        """Pack int8 codes -8..7 [out, in] and scales [out], [out, 1] or [out, in / 128].
 
         Raises:
             KernelError: scales of another shape, or codes that are not int8.
@@ -87,7 +87,7 @@ def quantized_linear(
 
 
 class W4Linear(NamedTuple):
-    """What `w4_linear` takes: see `quantized_linear`; weight and column_scale are those of a `PackedWeight`."""
+    """Arguments of `w4_linear`: see `quantized_linear`; weight and column_scale are those of a `PackedWeight`."""
 
     codes: Tensor
     row_scale: Tensor

@@ -50,7 +50,7 @@ class LutWeight:
 
     @classmethod
     def pack(cls, codes: Tensor, table: Tensor) -> "LutWeight":
-        """From uint8 codes 0..3 [out, in] and levels [out, in / 128, 4], which are rounded to float16.
+        """Pack uint8 codes 0..3 [out, in] and levels [out, in / 128, 4], which are rounded to float16.
 
         Raises:
             KernelError: codes that are not uint8, inputs that are no multiple of 128, or levels of another shape.
@@ -110,7 +110,7 @@ def _look_up(codes: Tensor, table: Tensor) -> Tensor:
 
 
 def spread_features(features: int, group_size: int) -> int:
-    """How many inputs there are after `spread`."""
+    """Number of inputs after `spread`."""
     return features // group_size * padded(group_size, GROUP_SIZE)
 
 
@@ -163,7 +163,7 @@ def lut_linear(
 
 
 class W2Linear(NamedTuple):
-    """What `w2_linear` takes: see `lut_linear`; codes and table are those of a `LutWeight`."""
+    """Arguments of `w2_linear`: see `lut_linear`; codes and table are those of a `LutWeight`."""
 
     x: Tensor
     row_scale: Tensor | None

@@ -1,4 +1,4 @@
-"""What all products have in common: the types that they write, and checks of what is applied to sums.
+"""Output types and checks that all products share: the types that they write, and checks of what is applied to sums.
 
 Nothing here launches.
 """

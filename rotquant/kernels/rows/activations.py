@@ -44,7 +44,7 @@ _FILE_32 = CudaFile("activations.cu", kernels={"quantize_rows_32": Parameters(pr
 
 
 def sources(architecture: str) -> list[Source]:
-    """What the launchers ask for, kernels of `hadamard` aside: each kind of row, with each output and type."""
+    """Sources of the launchers, kernels of `hadamard` aside: each kind of row, with each output and type."""
     names = (
         "quantize_rows_16<__half,kPlain,kInt4,8>",
         "quantize_rows_16<__nv_bfloat16,kGated,kInt8,4>",

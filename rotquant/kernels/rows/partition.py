@@ -19,7 +19,7 @@ from rotquant.tensors.normal_float import normal_float
 from rotquant.tensors.partition import StraightThrough
 
 Kind = Literal["range", "learned_range", "ldp", "n2uq", "nf3", "nf3_ldp"]
-"""Of a quantizer, as `qat.quantizers` makes them."""
+"""Kind of a quantizer, as `qat.quantizers` makes them."""
 
 
 class _Traits(NamedTuple):

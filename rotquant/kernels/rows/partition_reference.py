@@ -1,4 +1,4 @@
-"""What `rows.partition` computes, slowly and for all types: values by `rotquant.tensors`, gradients spelled out.
+"""Reference of `rows.partition`, slow and for all types: values by `rotquant.tensors`, gradients spelled out.
 
 An operator runs below torch's autograd, so what the kernels differentiate by hand is differentiated by hand here as
 well, one formula after the other; the tests hold both against autograd.
@@ -23,7 +23,7 @@ _SPACINGS: dict[str, Spacing] = {"ldp": "partition", "n2uq": "uniform"}
 
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Of a weight and of gamma, beta, s1 and s2."""
+"""Gradients of a weight and of gamma, beta, s1 and s2."""
 
 
 class WeightGroups(NamedTuple):
@@ -145,7 +145,8 @@ def _float_backward(
 def _range_backward(
     x: Tensor, w: WeightGroups, to_x: Tensor, to_low: Tensor, to_high: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """From low and high to gamma, beta and the extremes; elements that equal an extreme share its gradient."""
+    """Backpropagate from low and high to gamma, beta and the extremes; elements that equal an extreme share its
+    gradient."""
     least, most = dynamic_range(x)
     to_gamma = to_beta = None
     if w.gamma is not None and w.beta is not None:
