@@ -42,11 +42,11 @@ class GridWeights(Method):
         self.refuse_clip_search(recipe)
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By the search."""
+        """How clips of weights are chosen: by the search."""
         return "search"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
 

@@ -1,4 +1,5 @@
-"""Which input features stay in higher precision: QUIK (Ashkboos et al. 2023) and Atom (Zhao et al. 2023, Sec. 4.1).
+"""Selection of the input features that stay in higher precision: QUIK (Ashkboos et al. 2023) and Atom (Zhao et al.
+2023, Sec. 4.1).
 
 Both rank the features of every linear layer's input over calibration text and move the largest to the end; Atom also
 sorts the others, so that a group of neighbours shares a scale that suits all of them. Nothing is moved here.
@@ -39,19 +40,20 @@ class OutlierFeatures(Method):
     bits: Literal[8, 16] = 16
     """16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom)."""
     statistic: Literal["max", "square"] = "max"
-    """What ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom)."""
+    """Statistic that ranks a feature over the calibration set: `max` |x| (QUIK) or `square` sum of squares (Atom)."""
     order: Literal["natural", "ascending"] = "natural"
     """How the other features are arranged: `natural` as they were (QUIK), `ascending` by the statistic, so that the
     members of a group have similar ranges (Atom's reordering)."""
 
     @property
     def outlier_features(self) -> int:
-        """These features."""
+        """Number of outlier features of every linear layer."""
         return self.features
 
     @property
     def acts_beyond_quantizers(self) -> bool:
-        """At run time it only tells the quantizers which features to leave."""
+        """Whether the stored weights need more than quantizers at run time: no, quantizers are only given the features
+        to leave."""
         return False
 
     def check(self, recipe: Recipe) -> None:
@@ -69,7 +71,7 @@ class OutlierFeatures(Method):
                 )
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
         return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
 

@@ -39,7 +39,7 @@ class PrefixedOutliers(Method):
     """Where a window has o outlier tokens: `beside_bos`, the o most frequent ones and BOS (Sec. 5.1, and the authors'
     code); `with_bos`, the o - 1 most frequent ones and BOS, to which the counts of Table 1 fit."""
     rare: Literal["kept", "once", "one_type"] = "kept"
-    """Which outlier tokens do not count: `kept`, all do, as the paper speaks of no exception; `once`, those that stand
+    """Outlier tokens that do not count: `kept`, all do, as the paper speaks of no exception; `once`, those that stand
     out once in all text; `one_type`, a lone type of token in less than a tenth of the samples (the authors' code)."""
     each_layer: bool = False
     """Whether a token counts in each layer in which it stands out, as in the authors' code, or once."""
@@ -47,12 +47,12 @@ class PrefixedOutliers(Method):
     """The text on which tokens are found; null takes the calibration text, as the paper names no other. The authors'
     code has 64 samples of 512 tokens."""
     ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """These tokens, in this order, in place of those that are found."""
+    """Tokens of the prefix, in this order, in place of those that are found."""
     tokens: Annotated[int, Field(gt=0)] | None = None
-    """So many of the tokens that are found, the first ones (PrefixQuant Table 14); null takes all."""
+    """Number of the tokens found that are used, the first ones (PrefixQuant Table 14); null takes all."""
     content: Literal["frequent", "highest", "random"] = "frequent"
-    """What stands in the places of the tokens that are found (PrefixQuant Table 15): `frequent`, these tokens;
-    `highest`, the first of them everywhere; `random`, tokens that the run's seed draws."""
+    """Tokens that replace those that are found (PrefixQuant Table 15): `frequent`, these tokens; `highest`, the first
+    of them everywhere; `random`, tokens that the run's seed draws."""
 
     def check(self, recipe: Recipe) -> None:
         """Tokens that are given are at least one, and all."""
@@ -64,7 +64,7 @@ class PrefixedOutliers(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         if self.ids is not None:
             return f"the tokens {', '.join(map(str, self.ids))} in front of every text"
         which = {"frequent": "outlier tokens", "highest": "the first outlier token", "random": "random tokens"}
@@ -112,7 +112,7 @@ def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
 
 
 def _chosen(settings: PrefixedOutliers, found: tuple[int, ...], vocabulary: int, seed: int) -> tuple[int, ...]:
-    """What stands in the places of the tokens that were found."""
+    """Tokens that replace those that were found."""
     import torch
 
     if settings.content == "highest":

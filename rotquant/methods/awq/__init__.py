@@ -21,8 +21,9 @@ class AWQ(Method):
     grid: Annotated[int, Field(gt=0)] = 20
     """alpha is searched for among 0, 1/grid, ... below 1 for each group of layers that read one input (Eqs. 4-5)."""
     clip_search: bool = True
-    """Then shrink each scale to the share among 1, 1 - 1/grid, ... above 1/2 with the least error of the output (the
-    authors' code, which leaves q and k alone; the paper mentions clipping without its search)."""
+    """Whether clips are searched after the scales: each scale shrinks to the share among 1, 1 - 1/grid, ... above 1/2
+    with the least error of the output (the authors' code, which leaves q and k alone; the paper mentions clipping
+    without its search)."""
 
     def check(self, recipe: Recipe) -> None:
         """Weights of granularity channel or group, without clip search of their own."""
@@ -31,9 +32,9 @@ class AWQ(Method):
             raise ValueError("awq takes weights of granularity channel or group")
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By a search of each scale's range."""
+        """How clips of weights are chosen: by a search of each scale's range."""
         return "search" if self.clip_search else None
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"

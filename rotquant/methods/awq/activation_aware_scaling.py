@@ -35,7 +35,7 @@ SMALLEST_CLIP = 0.5
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the search knows of the input X [tokens, features] of a site.
+    """Statistics of a site's input X [tokens, features] that the search uses.
 
     magnitude: mean |x| of each feature, [features]. moment: X^T X, [features, features].
     """
@@ -44,7 +44,7 @@ class Inputs:
     moment: Tensor
 
     def divided(self, scale: Tensor) -> "Inputs":
-        """The same for X / s."""
+        """Return the statistics of X / s."""
         return Inputs(self.magnitude / scale, self.moment / torch.outer(scale, scale))
 
 

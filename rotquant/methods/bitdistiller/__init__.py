@@ -23,12 +23,13 @@ class BitDistiller(SelfDistillation):
     """Whether weights of queries and keys are clipped too. The authors' search leaves both out (`auto_clip_block`)."""
 
     def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
-        """By the bits; clips of q_proj and k_proj are not searched, unless these are to be clipped."""
+        """Quantizers chosen by the number of bits; clips of q_proj and k_proj are not searched, unless these are to be
+        clipped."""
         kind = "nf3" if recipe.rounded.scheme.bits == 3 else "range"
         return QuantizerSettings(kind, unsearched=() if self.clips_queries else ("q_proj", "k_proj"))
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By the search that training begins with."""
+        """How clips of weights are chosen: by the search that training begins with."""
         return "search"
 
     @classmethod

@@ -28,7 +28,7 @@ class BlockAP(Method):
     rates: ClassVar[tuple[str, ...]] = ("scale_lr", "weight_lr")
 
     text: Calibration = Calibration(corpus="pile", samples=512, sequence_length=1024)
-    """What it is trained on; EfficientQAT has 4096 samples of 2048 tokens of RedPajama."""
+    """Training text; EfficientQAT has 4096 samples of 2048 tokens of RedPajama."""
     epochs: Annotated[int, Field(gt=0)] = 20
     """How often each sample is seen: 20 times at W4A4KV4 and 10 at W4A8KV4; EfficientQAT has 2."""
     batch_size: Annotated[int, Field(gt=0)] = 4
@@ -38,11 +38,11 @@ class BlockAP(Method):
     weight_lr: Annotated[float, Field(gt=0.0)] = 5e-6
     """Learning rate of weights; 2e-6 for Llama-3-70B."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Of both rates. The paper speaks of none; its authors' code takes a cosine to a tenth."""
+    """Schedule of both learning rates. The paper speaks of none; its authors' code takes a cosine to a tenth."""
     clip_gradients: Annotated[float, Field(gt=0.0)] | None = None
     """Largest norm of a step's gradient. The paper speaks of none; its authors' code has 0.3."""
     targets: Literal["full_precision", "quantized"] = "full_precision"
-    """Of which network the inputs are from which the full-precision block's outputs are computed."""
+    """The network whose hidden states are the inputs of the full-precision block that gives the targets."""
     norms: bool = False
     """Whether the norms' gains are trained with the weights, as the authors' code does; the paper names weights and
     quantization parameters."""
@@ -53,7 +53,7 @@ class BlockAP(Method):
 
     @property
     def sees_quantizers(self) -> bool:
-        """It trains with them."""
+        """Whether training runs with the quantizers of activations and KV cache: always."""
         return True
 
     def check(self, recipe: Recipe) -> None:
@@ -68,15 +68,15 @@ class BlockAP(Method):
 
     @property
     def steps(self) -> int:
-        """Of each block."""
+        """Training steps of each block."""
         return self.epochs * (self.text.samples // self.batch_size)
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By learning the scales."""
+        """How clips of weights are chosen: by learning the scales."""
         return "learned scales"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"
         clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
         start = "covering the weights" if self.weights is None else self.weights.describe(recipe)

@@ -37,7 +37,7 @@ _LEAST_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class Learned:
-    """What is trained in one block, by name: leaves with gradient, float32 or float64.
+    """Trainable tensors of one block, by name: leaves with gradient, float32 or float64.
 
     weights: of linear layers, [out, in]. scales, zero_points: theirs, as in `choose_qparams`; no zero points where the
         scheme is symmetric.
@@ -85,7 +85,8 @@ class Learned:
         return clamp
 
     def qparams(self, name: str) -> QParams:
-        """Of a linear layer's weight: its zero point whole, with the gradient of what is rounded."""
+        """Quantization parameters of a linear layer's weight: its zero point whole, with the gradient of what is
+        rounded."""
         zero_point = self.zero_points.get(name)
         whole = None if zero_point is None else zero_point + (zero_point.round() - zero_point).detach()
         return QParams(self.scales[name], whole)

@@ -45,19 +45,20 @@ class CushionCache(Method):
     """The activations whose quantization errors are summed over all blocks: `inputs` of linear layers, which are what
     the network quantizes, or outputs of `blocks`. The paper says "activation of a transformer block" (Eq. 6)."""
     steps: Annotated[int, Field(ge=0)] = 52
-    """Of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); none leaves the prompt as it is found."""
+    """Steps of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); 2 epochs, here of 128 samples);
+    none leaves the prompt as it is found."""
     batch_size: Annotated[int, Field(gt=0)] = 5
     """Calibration samples in each step (Li and Liang 2021)."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 5e-5
-    """At the first step; it decays linearly to zero (Li and Liang 2021)."""
+    """Learning rate at the first step; it decays linearly to zero (Li and Liang 2021)."""
     error_weight: Annotated[float, Field(ge=0.0)] = 0.01
-    """What a sample's summed quantization error counts beside the cross entropy of its tokens (lambda, Eq. 11)."""
+    """Weight of a sample's summed quantization error relative to the cross entropy of its tokens (lambda, Eq. 11)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Added to the run's seed it draws the texts of the search and the order of the samples."""
 
     @property
     def sees_quantizers(self) -> bool:
-        """It searches and trains for them."""
+        """Whether search and training run with the quantizers of activations and KV cache: always."""
         return True
 
     def check(self, recipe: Recipe) -> None:
@@ -68,7 +69,7 @@ class CushionCache(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         tried = "all tokens" if self.candidates is None else f"{self.candidates} candidates"
         texts = f"{self.search_samples} x {self.sequence_length} tokens"
         search = f"greedy search among {tried} on {texts} (from {self.start}, tau {self.threshold:g})"

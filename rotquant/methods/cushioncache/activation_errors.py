@@ -81,7 +81,7 @@ def dynamic(recipe: Recipe) -> RuntimeQuantization:
 def _at_sites(
     model: nn.Module, errors: Errors, schemes: RuntimeQuantization
 ) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
-    """For each site what measures its input, behind the online transform."""
+    """Forward hooks that measure each site's input, after the online transform."""
     architecture = architecture_of(model)
     return {
         (index, site.name): partial(errors.add, scheme=scheme)

@@ -41,11 +41,11 @@ class Found:
     ended: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State of the search for a checkpoint."""
         return {"ids": self.ids, "errors": self.errors, "ended": self.ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of the search from a checkpoint."""
         self.ids, self.errors, self.ended = state["ids"], state["errors"], state["ended"]
 
 
@@ -112,7 +112,7 @@ def _start(model: nn.Module, settings: CushionCache) -> list[int]:
 
 
 def search_texts(model: nn.Module, settings: CushionCache, samples: Tensor, seed: int) -> Tensor:
-    """For every place of the prompt the texts that decide it, int64 [places, texts, tokens], drawn from the samples.
+    """Draw from the samples the texts that decide each place of the prompt, int64 [places, texts, tokens].
 
     Texts are no longer than the model's context leaves behind the longest prompt.
     """

@@ -31,8 +31,8 @@ class DuQuant(Method):
     """How much of the difficulty smoothing moves from activations to weights; null smooths nothing. With weight
     clipping that is learned the authors take 0.5."""
     smoothed_by: Literal["all", "query_up"] = "all"
-    """Whose largest weights smoothing weighs against the activations behind a norm: those of `all` linear layers that
-    read them, or, as in the authors' code, of q_proj and up_proj alone."""
+    """The linear layers whose largest weights smoothing weighs against the activations after a norm: those of `all`
+    linear layers that read them, or, as in the authors' code, of q_proj and up_proj alone."""
     block_size: Annotated[int, Field(gt=1)] = 128
     """Features that are rotated together, which lowers a lone outlier by the square root of this at most. Where it does
     not divide the features of a site, their largest divisor below it stands there."""
@@ -44,12 +44,13 @@ class DuQuant(Method):
     """`blocks` searches a rotation for each block (Eq. 3), `shared` one for all blocks of a site together, as in the
     authors' code."""
     outlier: Literal["feature", "row"] = "feature"
-    """What a step takes to be the outlier's dimension d (Eq. 2): the `feature` of the largest magnitude, or, in the
+    """Definition of the outlier's dimension d in a step (Eq. 2): the `feature` of the largest magnitude, or, in the
     authors' code, the number of its `row`, modulo the block size."""
     peak: Literal["magnitude", "range"] = "magnitude"
-    """What the search makes small: the largest magnitude, or the largest less the least value (the authors' code)."""
+    """Quantity that the search minimises: the largest magnitude, or the largest less the least value (the authors'
+    code)."""
     inputs: Literal["tokens", "mean"] = "tokens"
-    """What the search sees: `tokens` of the calibration text, or one sequence whose embeddings are the samples' means
+    """Inputs of the search: `tokens` of the calibration text, or one sequence whose embeddings are the samples' means
     at each position (the authors' code, which runs it through quantized layers)."""
     tokens: Annotated[int, Field(gt=0)] = 128
     """A search sees so many tokens a block, those of the largest norm in it: a rotation keeps norms, so no other token
@@ -81,7 +82,7 @@ class DuQuant(Method):
         return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         smoothing = "no smoothing" if self.alpha is None else f"smoothing alpha {self.alpha:g}"
         weighed = "" if self.alpha is None or self.smoothed_by == "all" else " by q_proj and up_proj"
         blocks = f"blocks of up to {self.block_size}{'' if self.rotations == 'blocks' else ' with one rotation'}"

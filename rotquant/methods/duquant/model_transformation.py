@@ -103,7 +103,7 @@ def _weight_maxima(layer: nn.Module, architecture: Architecture, site: Site, set
 
 
 def _inputs(stream: LayerStream, index: int, site: Site, scale: Tensor | None) -> list[Tensor]:
-    """What a site reads, batch by batch, [tokens, features] each, divided by `scale`."""
+    """Inputs of a site, batch by batch, [tokens, features] each, divided by `scale`."""
     pieces: list[Tensor] = []
     tokens = stream.hidden.shape[0] * stream.hidden.shape[1]
     room = of_device(_KEPT_BYTES, stream.device)
@@ -147,7 +147,7 @@ def apply(settings: DuQuant, context: QuantizationContext) -> None:
 
 
 def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """Of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
+    """Tensors of every site, stacked over layers: rotations, permutations, and scales that no layer could absorb."""
     layers, shapes = architecture.num_layers, {}
     for site in architecture.sites:
         size = settings.block(site.features)

@@ -21,7 +21,7 @@ from rotquant.tensors.hadamard.random import random_orthogonal_matrix
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to the input of a site: x / s, rotated, permuted, rotated, permuted and so on.
+    """Transform of a site's input: x / s, rotated, permuted, rotated, permuted and so on.
 
     rotations: [permutations + 1, blocks, size, size], orthogonal, for row vectors; one block stands for all.
     permutations: where each feature of the result comes from, int64 [permutations, features]; None for none.
@@ -42,7 +42,7 @@ class Transform:
         return self.rotate(exact if self.scale is None else exact / self.scale.to(exact.dtype)).to(x.dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Transform":
-        """The same on a device, with rotations of a type."""
+        """Move the transform to a device, with rotations of a type."""
         permutations = None if self.permutations is None else self.permutations.to(device)
         scale = None if self.scale is None else self.scale.to(device)
         return Transform(self.rotations.to(device, dtype), permutations, scale)
@@ -159,7 +159,8 @@ def search_rotation(
 
 
 def search_rotation_reference(x: Tensor, matrix: Tensor, steps: int) -> Tensor:
-    """The same for one block, step by step as the paper writes it: x [tokens, size] gives R^ [size, size]."""
+    """Reference of the rotation search for one block, step by step as the paper writes it: x [tokens, size] gives R^
+    [size, size]."""
     size = x.shape[1]
     product = torch.eye(size, dtype=x.dtype)
     products = [product]
@@ -191,7 +192,7 @@ def zigzag(maxima: Tensor, blocks: int) -> Tensor:
 
 
 def largest_rows(pieces: Iterable[Tensor], size: int, tokens: int, shared: bool = False) -> Tensor:
-    """What a search sees of its inputs: of each block the tokens of the largest norm, in their order.
+    """Select the inputs of a search: of each block the tokens of the largest norm, in their order.
 
     A rotation keeps norms. So where the peak that a search leaves is above the norm of all other tokens, it has the
     same as on all of them.

@@ -38,7 +38,7 @@ class GPTQ(Method):
 
     @property
     def sees_quantizers(self) -> bool:
-        """It may calibrate on quantized inputs."""
+        """Whether calibration runs on quantized inputs."""
         return self.hessian_inputs == "quantized"
 
     def check(self, recipe: Recipe) -> None:
@@ -53,7 +53,7 @@ class GPTQ(Method):
         return self.act_order and recipe.rounded.scheme.granularity == "group"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         order = ", activation order" if self.act_order else ""
         grouped = recipe.rounded.scheme.granularity == "group"
         groups = f", group scales {self.group_scales}" if grouped else ""

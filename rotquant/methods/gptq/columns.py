@@ -232,7 +232,7 @@ def _captured_column_loop(
 
 
 def _constant_scales(rows: QParams) -> ColumnScales:
-    """The same scales [rows, 1] for every column."""
+    """Repeat scales [rows, 1] for every column."""
     return lambda start, stop: _each(lambda parts: parts[0].T.expand(stop - start, -1), [rows])
 
 

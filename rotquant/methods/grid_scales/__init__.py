@@ -23,7 +23,7 @@ class GridScales(Method):
     calibrates: ClassVar[bool] = True
 
     samples: Annotated[int, Field(gt=0)] = 8
-    """So many of the calibration samples, the first ones."""
+    """Number of calibration samples, the first ones."""
     smallest: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """The least share of a range that is tried. The paper has no number; its authors' code has 0.25 for inputs and 0.55
     for heads."""
@@ -32,14 +32,16 @@ class GridScales(Method):
     fine: Annotated[int, Field(ge=0)] = 10
     """How many are tried then, around the best one, within half a step to both sides."""
     keys: Literal["outputs", "attention", "own"] = "outputs"
-    """By what a head of keys is judged: `outputs`, softmax(Q K^T) V, since scales of heads minimise what a layer gives
-    (Sec. 6.1); `attention`, the weights softmax(Q K^T), as the authors' code; or its `own` squared error."""
+    """Error by which scales of a head of keys are chosen: `outputs`, softmax(Q K^T) V, since scales of heads minimise
+    what a layer gives (Sec. 6.1); `attention`, the weights softmax(Q K^T), as the authors' code; or its `own` squared
+    error."""
     values: Literal["outputs", "own"] = "outputs"
-    """By what a head of values is judged: `outputs`, as above, or its `own` squared error, as the authors' code."""
+    """Error by which scales of a head of values are chosen: `outputs`, as above, or its `own` squared error, as the
+    authors' code."""
     ranges: Literal["largest", "average"] = "largest"
-    """What a share is of: `largest`, the largest value of all samples; `average`, as in the authors' code, the largest
-    feature of a moving average of each feature's maximum, 0.99 times what was before plus 0.01 times the next sample's,
-    from the first sample on. The paper does not say."""
+    """Range whose shares are tried: `largest`, the largest value of all samples; `average`, as in the authors' code,
+    the largest feature of a moving average of each feature's maximum, 0.99 times what was before plus 0.01 times the
+    next sample's, from the first sample on. The paper does not say."""
     covering: Literal["largest_code", "all_steps"] = "largest_code"
     """The scale of share 1: `largest_code`, max|x| / (2^(b-1) - 1); `all_steps`, 2 max|x| / (2^b - 1), as the authors'
     code has it, where the largest value lies on the tie above the largest code. The paper does not say."""
@@ -47,18 +49,18 @@ class GridScales(Method):
     """Whether these weights are those of a causal model; the authors' code lets every query see every key."""
 
     def check(self, recipe: Recipe) -> None:
-        """There is something static, and symmetric."""
+        """Raise ValueError unless something is static, and symmetric."""
         if not recipe.has_static_scales:
             raise ValueError("grid_scales searches static scales: set dynamic to false in activations, keys or values")
         self.refuse_asymmetric_static(recipe)
 
     def budget(self, recipe: Recipe) -> Budget:
-        """What it reads of the calibration text."""
+        """Tokens of the calibration text that the search reads."""
         text = recipe.calibration
         return Budget(0) if text is None else self._budget(min(self.samples, text.samples), text.sequence_length)
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
         keys = f", keys by {by[self.keys]}" if recipe.keys else ""
         values = f", values by {by[self.values]}" if recipe.values else ""

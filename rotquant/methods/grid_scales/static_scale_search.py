@@ -98,7 +98,7 @@ class ScaleSearch:
     def _cost_of_outputs(
         self, index: int, name: str, scheme: QuantizationScheme, covering: QParams, targets: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """What a factor [] of one tensor's scale changes in the layer's outputs, summed squares."""
+        """Change of the layer's outputs, in summed squares, by a factor [] of one tensor's scale."""
 
         def cost(factor: Tensor) -> Tensor:
             with wrap(self.context.model, self._alone(index, name, scheme, QParams(covering.scale * factor))):
@@ -129,7 +129,8 @@ class ScaleSearch:
         attention: Sequence[tuple[Tensor, Tensor, Tensor]],
         factors: Tensor,
     ) -> Tensor:
-        """What factors [kv heads, 1, 1, 1] of the scales of keys or values change, summed squares, in their shape."""
+        """Cost, in summed squares, of factors [kv heads, 1, 1, 1] of the scales of keys or values, in the factors'
+        shape."""
         qparams = QParams(covering.scale * factors)
         before = 0 if self.context.online.prefix is None else self.context.online.prefix.tokens
         total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)

@@ -60,7 +60,7 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
 
 
 def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
-    """What `generate` gives for a recipe, computed once for one model and seed: all bit widths share it."""
+    """Text that `generate` writes for a recipe, computed once for one model and seed: all bit widths share it."""
     settings = LLMQAT.of(recipe)
     size = (settings.samples, settings.sequence_length)
     return written_once(model, (recipe.rotation, size, seed), lambda: generate(model, *size, seed))
@@ -136,7 +136,7 @@ def train(
 
 
 def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: QuantizationScheme) -> Tensor:
-    """What the quantized model loses on sequences [n, tokens], mean over tokens."""
+    """Loss of the quantized model on sequences [n, tokens], mean over tokens."""
     with OneDNNLinear():
         with torch.no_grad():
             target = teacher(input_ids=ids, use_cache=False).logits

@@ -26,11 +26,11 @@ class LearnedClipping(Method):
     batch_size: Annotated[int, Field(gt=0)] = 1
     """Samples in each step."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 5e-3
-    """Of the clipping, as in OmniQuant's paper; its authors' code and DuQuant's have 1e-2."""
+    """Learning rate of the clipping, as in OmniQuant's paper; its authors' code and DuQuant's have 1e-2."""
 
     @property
     def sees_quantizers(self) -> bool:
-        """It trains with them."""
+        """Whether training runs with the quantizers of activations and KV cache: always."""
         return True
 
     def check(self, recipe: Recipe) -> None:
@@ -39,9 +39,9 @@ class LearnedClipping(Method):
         self.refuse_static(recipe)
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By learning."""
+        """How clips of weights are chosen: by learning."""
         return "LWC"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"

@@ -29,8 +29,8 @@ class OmniQuant(Method):
     transformation_lr: Annotated[float, Field(gt=0.0)] = 1e-2
     """Learning rate of the transformation, as in the paper; the authors' code has it for the clipping."""
     smoothing_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """Of the SmoothQuant scales from which the transformation starts. The authors' scripts for Llama-2 (W4A4) have
-    0.75 here and 1e-3 for `transformation_lr`."""
+    """Alpha of the SmoothQuant scales from which the transformation starts. The authors' scripts for Llama-2 (W4A4)
+    have 0.75 here and 1e-3 for `transformation_lr`."""
 
     queries: bool = True
     """Whether queries are quantized as keys are, after RoPE: the paper (Sec. 4.1) and its authors' code quantize all
@@ -38,12 +38,12 @@ class OmniQuant(Method):
 
     @property
     def sees_quantizers(self) -> bool:
-        """It trains with them."""
+        """Whether training runs with the quantizers of activations and KV cache: always."""
         return True
 
     @property
     def acts_beyond_quantizers(self) -> bool:
-        """At run time it only quantizes queries."""
+        """Whether the stored weights need more than quantizers at run time: no, only queries are quantized."""
         return False
 
     def check(self, recipe: Recipe) -> None:
@@ -52,11 +52,11 @@ class OmniQuant(Method):
         self.refuse_static(recipe)
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By learning."""
+        """How clips of weights are chosen: by learning."""
         return "LWC"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
         start = f"start alpha {self.smoothing_alpha:g}{queries}"

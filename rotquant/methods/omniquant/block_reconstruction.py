@@ -40,7 +40,7 @@ Parameters = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Learned:
-    """What is trained in one block; every tensor is a leaf with gradient.
+    """Trainable tensors of one block; every tensor is a leaf with gradient.
 
     scales: the s of LET by place. `attention_input` and `mlp_input` [hidden] divide a norm's output; `value`
         [kv heads, head_dim] divides v_proj's output; `query_key` [kv heads, pairs] divides queries and multiplies keys.
@@ -129,7 +129,8 @@ def per_query_head(scale: Tensor, architecture: Architecture) -> Tensor:
 
 
 def rotary_pairs(head_dim: int, rotary_dim: int, device: torch.device | str = "cpu") -> Tensor:
-    """Which scale each dimension of a head takes: one for the two that RoPE turns into each other, int64 [head_dim].
+    """Index of the scale of each dimension of a head: one for the two that RoPE turns into each other, int64
+    [head_dim].
 
     RoPE mixes dimensions i and i + rotary_dim / 2, so only a scale that both share commutes with it.
     """
@@ -201,7 +202,7 @@ def quantized_parameters(
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer and what its forward pass takes beside hidden states and parameters.
+    """Decoder layer with the arguments of its forward pass other than hidden states and parameters.
 
     kwargs: keyword arguments of the layer for one sample (position embeddings, mask), on the layer's device.
     """

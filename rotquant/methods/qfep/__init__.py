@@ -34,14 +34,14 @@ class QFeP(Method):
     all inputs. As in the authors' code weights are rounded all the same."""
 
     def check(self, recipe: Recipe) -> None:
-        """It does something, and modules are left out of something."""
+        """Raise ValueError unless a prefix is sought or modules are left out."""
         if not self.prefix and self.ratio is None:
             raise ValueError("qfep does nothing without prefix and ratio: set one of them, or leave the method out")
         if self.ratio is not None and recipe.activations is None:
             raise ValueError("qfep.ratio says which inputs are not quantized: it needs an activations section")
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         tried = f"spikes of {self.candidates} tokens behind {self.contexts} contexts"
         prefix = [f"BOS, a context and a spike in front of every text, of {tried}"] if self.prefix else []
         modules = [] if self.ratio is None else [f"inputs above {self.ratio:g} times their median token unquantized"]

@@ -30,7 +30,7 @@ SITES: tuple[SiteName, ...] = ("attention_input", "attention_output", "mlp_input
 
 @dataclass(frozen=True)
 class Spikes:
-    """What calibration found.
+    """Activation spikes that calibration found.
 
     windows: token ids, int64 [windows, tokens], each behind the first token of every text.
     scales: of each token at each site of each layer, float32 [layers, sites, windows, tokens].
@@ -41,7 +41,7 @@ class Spikes:
 
     @property
     def ratios(self) -> Tensor:
-        """How far the largest token is above the median one, the mean over windows: [layers, sites]."""
+        """Ratio of the largest token's scale to the median one, the mean over windows: [layers, sites]."""
         return (self.scales.amax(dim=-1) / self.scales.median(dim=-1).values).mean(dim=-1)
 
 
@@ -91,7 +91,7 @@ def token_scales(
 
 
 def _layer_scales(stream: LayerStream, index: int, layer: nn.Module) -> Tensor:
-    """One layer's part of `token_scales`, [sites, windows, tokens]; the stream advances behind the layer."""
+    """One layer's part of `token_scales`, [sites, windows, tokens]; afterwards the stream is after the layer."""
     inputs: dict[str, list[Tensor]] = {name: [] for name in SITES}
     sites = [stream.architecture.site(name) for name in SITES]
 

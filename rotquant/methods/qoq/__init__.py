@@ -35,15 +35,15 @@ class QoQ(Method):
     """Which inputs of output layers are smoothed (Sec. 4.3.2): o_proj's, in v_proj, and down_proj's, in up_proj. The
     authors' later code leaves o_proj's to a rotation of each head (`rotation.values: hadamard`)."""
     output_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    """They are divided by max|X|^alpha / max|W|^(1 - alpha), alpha near 0 (Sec. 4.3.2, which has no number). The
-    authors' scripts have 0 to 0.2 for weights per channel and 0.1 to 0.35 in groups."""
+    """Exponent of the divisor max|X|^alpha / max|W|^(1 - alpha) of smoothed inputs, near 0 (Sec. 4.3.2, which has no
+    number). The authors' scripts have 0 to 0.2 for weights per channel and 0.1 to 0.35 in groups."""
     reorder: Literal["none", "outputs", "all"] = "outputs"
     """Which layers' input features are put in order of max|X|, before they are smoothed, so that those of like salience
     share a group (Sec. 4.3.3): `outputs`, as in the authors' code, those of down_proj and, within each head, of o_proj,
     whose order costs a runtime nothing; `all`; or `none`. Weights per channel have no groups and no order."""
     intermediate: Literal["integers", "real"] = "integers"
-    """What groups are rounded from: INT8 codes, `integers` (Eq. 3), or as in the authors' code the `real` numbers that
-    would become these, rounded once."""
+    """Numbers that groups are rounded from: INT8 codes, `integers` (Eq. 3), or as in the authors' code the `real`
+    numbers that would become these, rounded once."""
     clip_search: bool = True
     """For each scale, search the share of its range with the least error of the layer's output; for q and k one share
     each, with the least error of the attention block's (Sec. 4.3.4). The authors' scripts do so per channel alone."""
@@ -53,7 +53,7 @@ class QoQ(Method):
     """How weights become codes under their scales: to the `nearest`, as the paper's Sec. 4 has it, or by `gptq` in
     falling order of the Hessian's diagonal, as in the authors' code."""
     damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """Of `gptq`: share of the Hessian's mean diagonal that is added to its diagonal."""
+    """Damping of `gptq`: share of the Hessian's mean diagonal that is added to its diagonal."""
 
     def check(self, recipe: Recipe) -> None:
         """Asymmetric 4-bit weights per channel or group, and no online transform where features are smoothed."""
@@ -71,7 +71,7 @@ class QoQ(Method):
                 )
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By a search of each scale's range."""
+        """How clips of weights are chosen: by a search of each scale's range."""
         return "search" if self.clip_search else None
 
     def orders_columns(self, recipe: Recipe, behind_norm: bool) -> bool:
@@ -80,7 +80,7 @@ class QoQ(Method):
         return grouped and (self.reorder == "all" or (self.reorder == "outputs" and not behind_norm))
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}
         outputs = " and ".join(places[site] for site in self.smoothed)
         parts = [f"keys smoothed by alpha {self.attention_alpha:g}"] if self.attention_alpha else []

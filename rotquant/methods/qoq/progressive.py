@@ -26,7 +26,7 @@ _SIGNIFICANT = 11
 
 @dataclass(frozen=True)
 class Grid:
-    """What the numbers of a weight [out, in] may become.
+    """Quantization levels of a weight [out, in].
 
     unit: what the weight is divided by before it is rounded: s0, [out, 1], or one.
     levels: scales and zero points of what it is then, s1 and z, in the shape of the scheme's scales; whole for groups.
@@ -53,7 +53,7 @@ class Grid:
         return self.levels.scale, cast(Tensor, self.levels.zero_point)
 
     def bounded(self, values: Tensor) -> Tensor:
-        """What 4-bit codes are taken from: numbers in units of `unit`, of groups as Q8 or within its range."""
+        """Numbers that 4-bit codes are taken from: numbers in units of `unit`, of groups as Q8 or within its range."""
         if self.scheme.granularity != "group":
             return values
         return intermediate_codes(values, self.intermediate, self.limit)
@@ -120,7 +120,7 @@ def group_levels(values: Tensor, scheme: QuantizationScheme, ratio: float | Tens
 
 
 def dequantize_by_levels(codes: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """What a kernel computes of 4-bit codes of groups: the intermediate weight (Eq. 4) and the weight (Eq. 3).
+    """Dequantize 4-bit codes of groups as a kernel does: the intermediate weight (Eq. 4) and the weight (Eq. 3).
 
     Returns:
         (Q4 - z) s1, whole numbers as int64 [out, in], and that times s0 as floating-point numbers.

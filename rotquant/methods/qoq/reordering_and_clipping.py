@@ -40,7 +40,7 @@ _BLOCK = 128
 
 @dataclass
 class LayerStats:
-    """What calibration text shows of a decoder layer.
+    """Statistics of a decoder layer on calibration text.
 
     maxima: max |x| of each site's features, by name. moments: X^T X, [features, features], likewise.
     keys: max |k| of each dimension after RoPE, [kv heads, head_dim].
@@ -225,7 +225,7 @@ def smooth_layer(
 
 @dataclass(frozen=True)
 class Rounder:
-    """One call of `quantize_layer` after the smoothing: a layer whose weights are still of full precision.
+    """State of one call of `quantize_layer` after the smoothing: a layer whose weights are still of full precision.
 
     moments: X^T X by site. orders: the features' by site, where they are ordered.
     """
@@ -239,7 +239,7 @@ class Rounder:
     block: Block
 
     def quantized(self, site: Site, name: str) -> QuantizedWeight:
-        """One weight of a site, clipped and rounded."""
+        """Clip and round one weight of a site."""
         weight, moment, order = linear_of(self.layer, name).weight, self.moments[site.name], self.orders.get(site.name)
         weight = weight.to(moment.dtype)
         if order is not None:
@@ -256,7 +256,8 @@ class Rounder:
         return choose_grid(weight, self.scheme, ratio, self.settings.intermediate)
 
     def _shares(self, name: str, weight: Tensor, moment: Tensor, order: Tensor | None) -> Tensor:
-        """Of every scale's range: of queries and keys by the attention block's output, of other rows by their own."""
+        """Search the share of every scale's range: of queries and keys by the attention block's output, of other rows
+        by their own."""
         ratios, shape = clip_ratios(self.settings.clip_grid), self.architecture
         shares = torch.ones_like(choose_qparams(weight, self.scheme).scale)
         others = torch.ones(len(weight), dtype=torch.bool, device=weight.device)

@@ -28,22 +28,24 @@ class RCP(SelfDistillation):
     `ldp` without partitions; `n2uq`, learned partitions with levels at equal distances, against which Section 4.3
     argues, at 2 bits."""
     learned: Literal["all", "nothing"] = "all"
-    """Of clips, partitions and centres: `nothing` keeps them where they begin, and the weights alone are trained."""
+    """Parameters that training learns among clips, partitions and centres: `nothing` keeps them where they begin, and
+    the weights alone are trained."""
     quantizer_lr: Annotated[float, Field(gt=0.0)] = 1e-5
     """Learning rate of clips and partitions (Sec. 5.1)."""
     straight_through: Literal["step", "ramp"] = "step"
-    """What stands in for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`,
-    that of a ramp over the step's partition. At 2 bits with learned partitions."""
+    """Substitute for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`, that
+    of a ramp over the step's partition. At 2 bits with learned partitions."""
     start_target: Literal["weight", "clipped"] = "clipped"
-    """With what the search by which clips begin compares the rounded weight's outputs: `clipped`, those of the clipped
+    """Target of the rounded weight's outputs in the search by which clips begin: `clipped`, those of the clipped
     weight, as Eq. 6 prints, which counts no error of clipping; `weight`, those of the weight, as the search that the
     paper cites and BitDistiller's code."""
     start_rounding: Literal["own", "uniform"] = "uniform"
-    """How it rounds: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves the levels that learned
-    partitions then put elsewhere; `own`, as the quantizer does at its start."""
+    """Rounding in the search by which clips begin: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves
+    the levels that learned partitions then put elsewhere; `own`, as the quantizer does at its start."""
 
     def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
-        """By the settings and the bits. Of `lwc_exact` partitions stay uniform, with even levels from end to end."""
+        """Quantizers chosen by the settings and the number of bits. Of `lwc_exact` partitions stay uniform, with even
+        levels from end to end."""
         fixed = ("s1", "s2") if self.quantizer == "lwc_exact" else ()
         if self.learned == "nothing":
             fixed = ("gamma", "beta", "s1", "s2")
@@ -53,17 +55,19 @@ class RCP(SelfDistillation):
         return QuantizerSettings(kind, self.straight_through, self.start_target, self.start_rounding, fixed)
 
     def check(self, recipe: Recipe) -> None:
-        """As for every training; two bits for n2uq and lwc_exact."""
+        """Raise ValueError as every training's check does, and for n2uq and lwc_exact unless there are two
+        bits."""
         super().check(recipe)
         if self.quantizer in ("n2uq", "lwc_exact") and recipe.rounded.scheme.bits != 2:
             raise ValueError(f"{self.name}.quantizer {self.quantizer} has 2 bits: set weights.scheme.bits to 2")
 
     def clips_weights(self, recipe: Recipe) -> str | None:
-        """By learning, in the paper's word, or by the search that training begins with."""
+        """How clips of weights are chosen: by learning, in the paper's word, or by the search that training begins
+        with."""
         return "search" if self.learned == "nothing" else "LWC"
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
         kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizer_settings(recipe).kind

@@ -27,30 +27,32 @@ class SpinQuant(Method):
     batch_size: Annotated[int, Field(gt=0)] = 8
     """Sequences of text in an iteration."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
-    """At the first step; it decays to zero."""
+    """Learning rate at the first step; it decays to zero."""
     schedule: Literal["linear", "cosine"] = "linear"
     """How the learning rate decays: `linear` as the paper says, `cosine` as its authors' code does."""
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of the gradients; zero in the paper and in its authors' code."""
+    """Momentum of the gradients; zero in the paper and in its authors' code."""
     gradient: Literal["errors", "scales"] = "errors"
-    """What the straight-through gradient of a rotation sees of the rounding errors: `errors`, that these turn with it
-    (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides."""
+    """Dependence of the rounding errors on the rotation in the straight-through gradient: `errors`, that these turn
+    with it (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides."""
     network: Literal["activations", "all"] = "activations"
-    """What is quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that GPTQ is left
-    with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV", Table 3)."""
+    """Tensors that are quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that
+    GPTQ is left with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV",
+    Table 3)."""
     targets: Literal["tokens", "predictions"] = "tokens"
-    """What the quantized network's predictions are compared with by cross entropy: the next `tokens` of the text, as
-    the paper does, or the `predictions` of the float network, which hold less noise than single tokens."""
+    """Targets of the cross entropy of the quantized network's predictions: the next `tokens` of the text, as the paper
+    does, or the `predictions` of the float network, which hold less noise than single tokens."""
     text: Calibration = Calibration(samples=800)
     """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
 
     @property
     def sees_quantizers(self) -> bool:
-        """It learns with them."""
+        """Whether learning runs with the quantizers of activations and KV cache: always."""
         return True
 
     def check(self, recipe: Recipe) -> None:
-        """There are rotations to learn, and something is quantized, dynamically, while learning."""
+        """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, while
+        learning."""
         rotation = recipe.rotation
         if rotation is None or (rotation.residual == "none" and rotation.values == "none"):
             raise ValueError("spinquant needs rotation.residual or rotation.values: there is no rotation to learn")
@@ -64,7 +66,7 @@ class SpinQuant(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         text = self.text
         batch = f"{self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""

@@ -184,7 +184,7 @@ class _Loss:
 
 
 def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_every: int, step: int) -> Record:
-    """One step of Cayley SGD; what its record says."""
+    """Do one step of Cayley SGD and return its record."""
     loss.measuring = step % snr_every == 0 or step + 1 == loss.settings.steps
     loss.errors.reset()
     loss.network.errors.reset()

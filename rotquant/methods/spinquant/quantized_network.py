@@ -127,7 +127,7 @@ class Bases:
 
 @dataclass
 class Errors:
-    """What quantization did to the activations since the last `reset`, by place: sums of squares as 0-d tensors."""
+    """Quantization errors of the activations since the last `reset`, by place: sums of squares as 0-d tensors."""
 
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class Errors:
 
 
 class LearningNetwork:
-    """What `quantized_network` yields: a switch, and what the quantizers did.
+    """Handle that `quantized_network` yields: a switch, and what the quantizers did.
 
     quantizing: False lets the float network run, in the same hooks.
     errors: of the activations and the KV cache, where `quantizing`.
@@ -190,7 +190,7 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
 
 
 def running(recipe: Recipe) -> RuntimeQuantization:
-    """What of a recipe acts while the rotated model runs."""
+    """Quantizers and transforms of a recipe that act while the rotated model runs."""
     return RuntimeQuantization(
         rotation=recipe.rotation,
         activations=recipe.activations,
