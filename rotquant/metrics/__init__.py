@@ -1,1 +1,1 @@
-"""What is measured on a model: perplexity, accuracy, signal-to-noise ratio, and what figures show."""
+"""Metrics of a model: perplexity, accuracy, signal-to-noise ratio, and what figures show."""

@@ -1,4 +1,4 @@
-"""What outliers do to a model: the cost of 4 bits before and after rotation, and where the outliers are.
+"""Effects of outliers on a model: the cost of 4 bits before and after rotation, and where the outliers are.
 
 Outlier *channels* ruin per-token quantization, and rotation removes them (QuaRot Sec. 1, Figure 1). Outlier *tokens*
 ruin static per-tensor quantization even after rotation, and a prefix removes them (PrefixQuant Sec. 4, 5.1). Weights
@@ -53,7 +53,8 @@ def _rotated(rotation: RotationScheme) -> Recipe:
 
 
 def variants(calibration: Calibration) -> dict[str, Variant]:
-    """What is measured, by the names that results have: RTN weights, and inputs per token with clip 0.9 in W4A4.
+    """Quantized variants that are measured, by the names that results have: RTN weights, and inputs per token with clip
+    0.9 in W4A4.
 
     Args:
         calibration: the text of static scales.
@@ -87,7 +88,7 @@ ASKED = ("unquantized", "w4a4", "r124")
 
 @dataclass(frozen=True)
 class Costs:
-    """What quantization costs: by the name of a variant its perplexity and, for some, what tasks found."""
+    """Costs of quantization: by the name of a variant its perplexity and, for some, what tasks found."""
 
     perplexity: dict[str, PerplexityResult]
     scores: dict[str, Scores] = field(default_factory=dict)
@@ -188,7 +189,7 @@ def _running(
 
 @dataclass(frozen=True)
 class Sinks:
-    """How far tokens stand out, layer by layer, with some tokens in front of each window of text.
+    """Ratios by which tokens stand out, layer by layer, with some tokens in front of each window of text.
 
     A ratio is a token's largest |down_proj input|, or |value of the residual stream|, over the window's median.
 

@@ -21,7 +21,7 @@ from rotquant.tensors.onednn import OneDNNLinear
 
 @dataclass(frozen=True)
 class FloatStates:
-    """What the full-precision model gave to its head.
+    """Last hidden states of the full-precision model, which its head reads.
 
     windows: token ids that it read, int64 [windows, tokens]. states: [windows, tokens, hidden], both on the host, the
     latter in the model's type. head: its language-model head, where it ran.
@@ -37,7 +37,7 @@ class FloatStates:
         return self.windows.nbytes + self.states.nbytes + sum(tensor.nbytes for tensor in self.head.parameters())
 
     def of(self, first: int, count: int) -> "FloatStates":
-        """Those of some of the windows."""
+        """States of some of the windows."""
         return FloatStates(self.windows[first : first + count], self.states[first : first + count], self.head)
 
 
@@ -48,7 +48,7 @@ _STATES_BYTES = 2**29
 
 
 def kept_states(about: str) -> FloatStates | None:
-    """What this process has kept under a digest."""
+    """States that this process has saved under a digest."""
     return _STATES.get(about)
 
 
@@ -59,7 +59,7 @@ def keep_states(about: str, found: FloatStates) -> FloatStates:
 
 @torch.no_grad()
 def float_states(model: nn.Module, windows: Tensor, batch_size: int) -> FloatStates:
-    """One pass of the full-precision model, in evaluation mode.
+    """Compute the states by one pass of the full-precision model, in evaluation mode.
 
     Args:
         windows: token ids, int64 [windows, tokens].

@@ -62,7 +62,7 @@ def outlier_tokens(
 
 
 def look(ratios: Tensor, windows: Tensor, decode: Callable[[int], str], threshold: float) -> dict[str, Any]:
-    """Which tokens of windows of text are outlier tokens.
+    """Find the outlier tokens of windows of text.
 
     Args:
         ratios: Eq. 3, [layers, windows, tokens], of the text's tokens alone.
@@ -81,7 +81,7 @@ def look(ratios: Tensor, windows: Tensor, decode: Callable[[int], str], threshol
 
 
 def describe(outliers: Tensor, windows: Tensor, decode: Callable[[int], str]) -> dict[str, Any]:
-    """What outlier tokens are and where they stand.
+    """Count outlier tokens by their position and content.
 
     Args:
         outliers: which tokens are, bool [windows, tokens].

@@ -73,13 +73,13 @@ class PerplexityResult:
 
 
 def standard_error(values: Tensor) -> float:
-    """Of the mean of independent values [n]; nan for one."""
+    """Standard error of the mean of independent values [n]; nan for one."""
     return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
 
 
 @torch.no_grad()
 def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None = None) -> Tensor:
-    """What a network makes of each window's tokens after its first, means over them.
+    """Scores of a network on each window's tokens after its first, means over them.
 
     Args:
         model: causal language model whose forward returns `.logits` [batch, tokens, vocabulary].
