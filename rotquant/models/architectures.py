@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     class RMSNorm(nn.Module):
-        """What the families' norms have alike: to torch's types any attribute is a tensor or a module."""
+        """Interface that the families' norms share: to torch's types any attribute is a tensor or a module."""
 
         weight: nn.Parameter
         variance_epsilon: float
 
     class RotaryEmbedding(nn.Module):
-        """What the families' rotary embeddings have alike."""
+        """Interface that the families' rotary embeddings share."""
 
         inv_freq: Tensor
         attention_scaling: float
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         def __init__(self, config: Any) -> None: ...
 
     class DecoderModel(nn.Module):
-        """What the families' models have alike, without their language-model heads."""
+        """Interface that the families' models share, without their language-model heads."""
 
         embed_tokens: nn.Embedding
         layers: nn.ModuleList
@@ -108,7 +108,7 @@ class Architecture:
 
 
 class _Shape(BaseModel):
-    """What of a config.json sizes a model: whole numbers above zero, which a file can have as anything."""
+    """Fields of a config.json that size a model: whole numbers above zero, which a file can have as anything."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -66,7 +66,7 @@ def settings_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """What identifies a network by the content of its configuration and weights: 16 hexadecimal digits.
+    """Digest of a network's configuration and weights by their content: 16 hexadecimal digits.
 
     Raises:
         CheckpointError: as `weight_files`.
@@ -116,7 +116,8 @@ Kind = Literal["plain", "quantized", "decoder"]
 
 
 def kind_of(folder: str | Path) -> Kind | None:
-    """What a folder holds: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or none."""
+    """Kind of content of a folder: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or
+    none."""
     folder = Path(folder)
     if (folder / DECODER_MANIFEST).is_file():
         return "decoder"
@@ -292,7 +293,8 @@ def config_of(checkpoint: str | Path, revision: str | None = None) -> Any:
 
 
 def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any:
-    """What a tokenizer says of the length of texts, unchecked; None where it says nothing. Raises as `config_of`."""
+    """The tokenizer's own limit on the length of texts, unchecked; None where it says nothing. Raises as
+    `config_of`."""
     return _tokenizer_settings(local_folder(checkpoint, revision)).get("model_max_length")
 
 
@@ -458,7 +460,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception of another library says, as the end of a sentence; its kind too where it alone says little."""
+    """Message of another library's exception, as the end of a sentence; its kind too where it alone says little."""
     lines = str(error).strip().splitlines()
     last = 2 if lines and lines[0].endswith(":") else 1  # what follows a colon is the cause
     said = " ".join(line.strip() for line in lines[:last]).rstrip(".")

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files and safetensors headers declare, checked as plain data before a library acts on it.
+"""Checks of what a checkpoint's JSON files and safetensors headers declare, as plain data before a library acts on it.
 
 Libraries meet a wrong value deep in a model's construction, or compute with it: integers without their scales are
 weights to them. Importing this module loads neither torch nor transformers.
@@ -89,7 +89,7 @@ class _Declared(BaseModel):
 
 
 class _Tensor(BaseModel):
-    """What the header of a safetensors file says of a tensor."""
+    """Entry of a tensor in the header of a safetensors file."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -199,7 +199,7 @@ def _span(entry: Any) -> tuple[int, int]:
 
 
 def _by(said: object) -> str:
-    """What quantized a checkpoint, and to how many bits, where its configuration says so."""
+    """Name of the quantizer of a checkpoint and its bits, where the configuration declares them."""
     if not isinstance(said, Mapping):
         return ""
     widths = {"load_in_4bit": 4, "load_in_8bit": 8}

@@ -23,7 +23,7 @@ _BESIDE = ("config.json", "generation_config.json", "tokenizer*", "special_token
 
 
 class Delta(BaseModel):
-    """What an adapter's configuration says; kinds of adapters that are more than W + (alpha / r) B A are refused."""
+    """Configuration of an adapter; kinds of adapters that are more than W + (alpha / r) B A are refused."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,13 +46,13 @@ class Delta(BaseModel):
     rank_pattern: Annotated[dict[str, int], Field(max_length=0)] = Field(default_factory=dict)
     """All layers have one rank."""
     alpha_pattern: Annotated[dict[str, float], Field(max_length=0)] = Field(default_factory=dict)
-    """And one alpha."""
+    """Pattern of alphas by module, empty where all modules have one alpha."""
     modules_to_save: Annotated[list[str], Field(max_length=0)] | None = None
     """No module is replaced as a whole."""
 
     @property
     def scale(self) -> float:
-        """How many times the product of the two matrices counts."""
+        """Factor of the product of the two matrices."""
         return self.lora_alpha / self.r
 
 

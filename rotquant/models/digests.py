@@ -1,4 +1,5 @@
-"""What identifies a checkpoint: the content of all files that loading reads, or the commit of a model on the hub."""
+"""Digests that identify checkpoints: the content of all files that loading reads, or the commit of a model on the
+hub."""
 
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from rotquant.models.checkpoints import checked_base, located, settings_files, w
 
 
 def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> str:
-    """What identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@commit` for a hub id.
+    """Digest that identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@commit` for a hub
+    id.
 
     A folder's digest covers the content of configuration, tokenizer and weights; that of low-rank deltas covers them
     and their base. A hub id, which may carry its revision (`owner/name@revision`), is the commit that this names now,

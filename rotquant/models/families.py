@@ -1,4 +1,4 @@
-"""What a user of a model family that has no adapter can do next, as far as config.json tells."""
+"""Advice for a user of a model family that has no adapter, as far as config.json tells."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "layer_norm_elementwise_a
 
 
 def next_step(family: object, config: Mapping[str, Any]) -> str:
-    """What its configuration says of how far the family is from the known ones."""
+    """Describe how far the family is from the known ones, by its configuration."""
     if not isinstance(family, str):
         return "Its config.json names no family: take the one that the model was published with"
     if "auto_map" in config:

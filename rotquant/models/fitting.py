@@ -20,7 +20,7 @@ _GROUPS = {"weights": "weights.scheme", "activations": "activations"}
 
 @dataclass(frozen=True)
 class Substitute:
-    """What a field of `RotationScheme` becomes, since a size of the model has no Hadamard matrix.
+    """Replacement of a field of `RotationScheme`, since a size of the model has no Hadamard matrix.
 
     words: the size and what it is, such as "14 (number of attention heads)".
     """
@@ -31,7 +31,7 @@ class Substitute:
 
 
 def substitutes(architecture: Architecture, scheme: RotationScheme) -> tuple[Substitute, ...]:
-    """What stands in for each Hadamard matrix that `scheme` needs and the model's sizes do not have.
+    """Find replacements of the Hadamard matrices that `scheme` needs and the model's sizes do not have.
 
     R1 and R2 become random orthogonal matrices (QuaRot Table 8), R4 block-diagonal. The transform across heads goes:
     R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no known model has.
@@ -130,7 +130,7 @@ def _largest_block(size: int) -> int | bool:
 
 
 def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
-    """What has groups of more features than some input has, their size, and the least of these inputs."""
+    """Schemes that have groups of more features than some input has, their size, and the least of these inputs."""
     widths = [site.features - recipe.outlier_features for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so

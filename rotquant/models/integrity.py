@@ -1,4 +1,4 @@
-"""What everything that reads or makes tensors checks: that they hold numbers, and are those that were written.
+"""Integrity checks of tensors that are read or made: that they hold numbers, and are those that were written.
 
 A single inf or nan among billions of weights gives a finished and wrong report, and so does a flipped bit, so each door
 to a model goes through here: checkpoints, quantized folders, decoders, rotations, and what a recipe makes of a model

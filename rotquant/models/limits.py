@@ -1,4 +1,5 @@
-"""What a model can read: how many tokens at once, and which. Every door through which tokens reach one asks here.
+"""Limits of what a model can read: how many tokens at once, and which. Every door through which tokens reach one asks
+here.
 
 Beyond its context a model computes numbers that mean nothing, without a sign of it; an id beyond its vocabulary ends a
 GPU's process.
@@ -99,7 +100,7 @@ class Limits:
 
 
 def advised_length(model_max_length: Any) -> int | None:
-    """What a tokenizer's field of this name says of the length of texts; None for what stands there in its absence."""
+    """Length of texts that a tokenizer's field declares; None for what stands there in its absence."""
     told = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED
     return model_max_length if told else None
 

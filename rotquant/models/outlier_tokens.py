@@ -28,7 +28,7 @@ _FEW = 0.1
 
 @dataclass(frozen=True)
 class TokenMaxima:
-    """What tokens are in each decoder layer, float32 [layers, windows, tokens] on the host.
+    """Largest magnitudes of tokens in each decoder layer, float32 [layers, windows, tokens] on the host.
 
     down_proj: the largest |input of down_proj|.
     residual: the largest |value| of the residual stream behind the layer; residual_median: the median of these.
@@ -47,7 +47,7 @@ class TokenMaxima:
 
     @property
     def residual_ratios(self) -> Tensor:
-        """The same of the residual stream, over the median of all values of the text (the median of its tokens')."""
+        """Ratios of the residual stream, over the median of all values of the text (the median of its tokens')."""
         return self.residual / self.residual_median[..., self.prefix :].median(dim=-1, keepdim=True).values
 
 
@@ -74,7 +74,7 @@ def token_maxima(
 
 
 def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer's fields of `TokenMaxima`, each [windows, tokens]; the stream advances behind the layer."""
+    """One layer's fields of `TokenMaxima`, each [windows, tokens]; afterwards the stream is after the layer."""
     inputs: list[Tensor] = []
     sites = [stream.architecture.site("mlp_output")]
     with observed_inputs(layer, sites, lambda _, x: inputs.append(x.abs().amax(dim=-1).float().cpu()), raw=True):

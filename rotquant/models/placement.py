@@ -46,7 +46,7 @@ def placed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
 
 
 def device_map(model: nn.Module, memory: Mapping[int, int]) -> dict[str, int]:
-    """Which GPU each part of a model goes to, decoder layers whole, in the order of the layers.
+    """Assign each part of a model to a GPU, decoder layers whole, in the order of the layers.
 
     Args:
         memory: bytes that weights may take on each GPU.
@@ -71,7 +71,7 @@ def device_map(model: nn.Module, memory: Mapping[int, int]) -> dict[str, int]:
 
 
 def size_in_bytes(model: nn.Module) -> int:
-    """What a model's parameters take, in bytes; those that share memory count once."""
+    """Bytes of a model's parameters; those that share memory count once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 

@@ -88,7 +88,8 @@ class LayerStream:
             layer.to(home)
 
     def sites_of_layers(self, description: str) -> Iterator[tuple[int, nn.Module, Site]]:
-        """As `layers`, with each layer's sites in execution order; a layer runs when its last site is done with.
+        """Yield layers as `layers` does, with each layer's sites in execution order; a layer runs when its last site is
+        done with.
 
         After the last layer there is nothing more to do with hidden states, so it does not run.
         """
@@ -101,7 +102,7 @@ class LayerStream:
     def observed_layers(
         self, description: str, observe: Callable[[nn.Module], AbstractContextManager[Observed]]
     ) -> Iterator[tuple[int, nn.Module, Observed]]:
-        """As `layers`, but each layer has run, observed by what `observe` opens, which is yielded after it.
+        """Yield each layer after it has run, observed by what `observe` opens, which is yielded too.
 
         So the loop body may change the layer: later ones read what it gave before.
         """

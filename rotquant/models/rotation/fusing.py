@@ -116,7 +116,7 @@ def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
 
 @dataclass(frozen=True)
 class _Fusion:
-    """One call of `rotate` or `fuse_norms`: what is fused, and where it is computed.
+    """State of one call of `rotate` or `fuse_norms`: what is fused, and where it is computed.
 
     gains: whether norms give their gains to what reads them; else both stay.
     """

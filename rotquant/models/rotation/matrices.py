@@ -63,7 +63,7 @@ class Rotations:
 
 @dataclass(frozen=True)
 class Learned:
-    """What learning found.
+    """Learned rotations and the history of their training.
 
     rotations: orthogonal to float64's precision.
     history: one record per step: `step`, `loss` (nats per token) and `learning_rate` of the step, `orthonormality`
@@ -188,7 +188,7 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _told(path: str | Path, text: str) -> dict[str, Any]:
-    """What a file says of its matrices: their history, and what they were made of where it says so."""
+    """Metadata of a file with rotations: their history, and what they were made of where it says so."""
     try:
         kept = parse_json(text.encode())
         told = {"history": kept} if isinstance(kept, list) else kept

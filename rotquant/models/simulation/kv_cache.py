@@ -23,7 +23,7 @@ from rotquant.tensors.quantization import QParams, check_groups, choose_qparams,
 if TYPE_CHECKING:
 
     class Quantizer(Protocol):
-        """What a cache that stores nothing needs of a quantizer."""
+        """Interface of a quantizer that a cache without storage needs."""
 
         def fake(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]: ...
 
@@ -163,7 +163,8 @@ class TransientCache:
 
 
 class QuantizedCacheLayer(DynamicLayer):
-    """One layer's keys and values. `keys` and `values` are codes (floats where the scheme is None), [B, H, T, D].
+    """Quantized keys and values of one layer. `keys` and `values` are codes (floats where the scheme is None), [B, H,
+    T, D].
 
     Beside them lie scales and zero points, [B, H, T, groups, 1]: batch first and tokens third in all of them.
     """

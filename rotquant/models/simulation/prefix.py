@@ -33,7 +33,7 @@ class Prefix:
 
     @property
     def tokens(self) -> int:
-        """How many tokens."""
+        """Number of tokens in the prefix."""
         return self.keys.shape[2]
 
     def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def stored_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def stored_tensors(ids: Sequence[int], prefix: Prefix) -> dict[str, Tensor]:
-    """What a method that found a prefix has stored: its tokens, int64 [tokens], and keys and values of every layer."""
+    """Tensors that a method stores for a prefix: its tokens, int64 [tokens], and keys and values of every layer."""
     return {"ids": torch.tensor(ids, dtype=torch.int64), "keys": prefix.keys, "values": prefix.values}
 
 

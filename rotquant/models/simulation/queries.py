@@ -1,4 +1,4 @@
-"""What attention computes with: queries after RoPE, which OmniQuant's authors quantize, beside keys and values.
+"""Quantization of queries in attention: after RoPE, as OmniQuant's authors do, in addition to keys and values.
 
 Keys and values are the cache's (`kv_cache`), which never sees queries. Attention gets all three through a function of
 its own, and only one such can act at a time.

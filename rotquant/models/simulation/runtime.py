@@ -39,7 +39,7 @@ from rotquant.tensors.quantization import (
 if TYPE_CHECKING:
 
     class Removable(Protocol):
-        """What can be taken out of a model again: torch's hooks, and what a method attaches."""
+        """A change of a model that can be undone: torch's hooks, and what a method attaches."""
 
         def remove(self) -> None: ...
 
@@ -52,7 +52,7 @@ SiteKey = tuple[int, str]
 
 @dataclass(frozen=True)
 class RuntimeQuantization:
-    """What happens while the model runs. Every field is optional; an empty one changes nothing.
+    """Quantizers and transforms that act while the model runs. Every field is optional; an empty one changes nothing.
 
     rotation: its online transforms; the weights must have been rotated by the same scheme.
     activations: quantizer of every site, the input of every linear layer but lm_head.
@@ -282,7 +282,7 @@ def _behind(prefix: Prefix, args: tuple[Any, ...], kwargs: dict[str, Any], cache
 
 
 def _text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What a base model is called on, [batch, tokens] or [batch, tokens, hidden]."""
+    """The input of a base model, [batch, tokens] or [batch, tokens, hidden]."""
     return next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
 
 
