@@ -28,7 +28,7 @@ from rotquant.training.state import Checkpoint, Part, Record
 
 
 class Engine:
-    """One process with one device.
+    """Training engine of one process with one device.
 
     device: where its part of the work is done. processes, rank: how many share the work, and which this is.
     at_once: sequences that pass the model together; None for all that a process has of a batch.
@@ -45,7 +45,7 @@ class Engine:
         """Raise `RecipeError` where processes would have unequal shares of a batch of so many samples."""
 
     def own(self, batch: Tensor) -> Tensor:
-        """This process's samples of a batch [n, ...]."""
+        """Select this process's samples of a batch [n, ...]."""
         return batch.tensor_split(self.processes)[self.rank]
 
     def total(self, values: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Engine:
         return values
 
     def same(self, values: Tensor) -> Tensor:
-        """What the first process has, on the host."""
+        """Broadcast the first process's value, on the host."""
         return values
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
@@ -62,7 +62,7 @@ class Engine:
         return self.total(norm.square()).sqrt()
 
     def student(self, model: nn.Module) -> nn.Module:
-        """What is trained in the place of a model on the host: here the model itself."""
+        """Wrap the model that is trained in the place of a model on the host: here the model itself."""
         return model
 
     @contextmanager
@@ -72,13 +72,13 @@ class Engine:
             yield
 
     def settle(self, distillation: nn.Module) -> None:
-        """After passes without a gradient: every process has its parts of all parameters again."""
+        """Finish passes without a gradient: every process has its parts of all parameters again."""
 
     def gather(self, student: nn.Module, model: nn.Module) -> None:
         """Bring what was trained into the model on the host."""
 
     def parts(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Part]:
-        """What a checkpoint keeps of a student and its optimizer."""
+        """Parts of a student and its optimizer that a checkpoint saves."""
         return {"model": model, "optimizer": optimizer}
 
     def checkpoint(self, checkpoint: Checkpoint | None) -> "Checkpoint | ShardedCheckpoint | None":
@@ -127,14 +127,15 @@ class Sharded(Engine):
         yield
 
     def settle(self, distillation: nn.Module) -> None:
-        """What stays whole after a forward pass would wait for the backward one."""
+        """Reshard after a forward pass what would stay whole until the backward one."""
         for module in distillation.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     @torch.no_grad()
     def gather(self, student: nn.Module, model: nn.Module) -> None:
-        """Only the first process has the result; quantizers, which are parts of the student, are whole in all."""
+        """Gather the student in the first process, the only one that has the result; quantizers, which are parts of the
+        student, are whole in all."""
         mine = dict(model.named_parameters())
         for name, parameter in [*student.named_parameters()]:
             whole = cast(DTensor, parameter).full_tensor()
@@ -158,12 +159,12 @@ def joined(device: torch.device, at_once: int | None = None) -> Engine:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor."""
+    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Shards:
-    """What this process has of a sharded model's parameters."""
+    """This process's part of a sharded model's parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -178,7 +179,7 @@ class _Shards:
 
 
 class _Moments:
-    """What this process has of the state of an optimizer of sharded parameters."""
+    """This process's part of the state of an optimizer of sharded parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -234,7 +235,7 @@ class ShardedCheckpoint:
         return self.folder / "latest.json"
 
     def of(self, part: str) -> Checkpoint:
-        """What is the same in all processes, one writes."""
+        """Checkpoint of what is the same in all processes, written by one."""
         return replace(self.whole.of(part), writes=self.rank == 0)
 
     def due(self, step: int, waited: float) -> bool:
@@ -285,7 +286,7 @@ class ShardedCheckpoint:
 
 
 def _told(value: Tensor) -> Tensor:
-    """What the first process has."""
+    """Broadcast the first process's tensor."""
     if dist.get_backend() == "nccl":
         value = value.cuda()
     dist.broadcast(value, 0)

@@ -1,4 +1,4 @@
-"""What a self-distillation will need, before any weight is loaded: memory of each process, and time.
+"""Estimates of what a self-distillation will need, before any weight is loaded: memory of each process, and time.
 
 Counted from the model's configuration, and for the time from what a large matrix product takes on the device at hand.
 Memory is that of tensors that must exist together; what libraries take beside them is a constant.
@@ -35,7 +35,7 @@ _SHARE = 0.4
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training takes.
+    """Estimated memory and time of a training.
 
     needed, free: bytes on each process's device, and how many there are now. seconds: of all steps, roughly.
     """
@@ -74,7 +74,7 @@ def estimate(
     processes: int = 1,
     at_once: int | None = None,
 ) -> Estimate:
-    """Of a training on equal devices.
+    """Estimate a training on equal devices.
 
     Args:
         config: of the model. dtype: in which it is loaded.
@@ -111,7 +111,8 @@ class Memory:
         return kept_bytes(self.model, self.tokens) > of_device(KEPT_BYTES, self.device)
 
     def parameters(self, layers: int, rest: int, widest: int) -> int:
-        """Of student and teacher: numbers of parameters in all decoder layers, outside of them, and in one layer."""
+        """Parameters of student and teacher: numbers of parameters in all decoder layers, outside of them, and in one
+        layer."""
         trained = _TRAINED * (layers + rest) // self.processes
         teacher = self.dtype.itemsize * (layers // self.processes + rest)
         # embedding and head with their gradients, two layers of the student and two of the teacher are whole meanwhile
@@ -119,7 +120,8 @@ class Memory:
         return trained + teacher + whole
 
     def activations(self, widest: int) -> int:
-        """What is kept for the backward pass, a layer's quantized weights with what their gradient needs, the loss."""
+        """Bytes kept for the backward pass: a layer's quantized weights with what their gradient needs, and the
+        loss."""
         config: Any = self.model.config
         kept, hidden = kept_bytes(self.model, self.tokens), 4 * self.tokens * config.hidden_size
         layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.again else kept
@@ -147,7 +149,7 @@ def _empty(config: Any) -> nn.Module:
 
 
 def _parameters(model: nn.Module) -> tuple[int, int, int]:
-    """How many are in all decoder layers, outside of them, and in the largest layer."""
+    """Numbers of parameters in all decoder layers, outside of them, and in the largest layer."""
     layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in decoder_layers(model)]
     return sum(layers), sum(parameter.numel() for parameter in model.parameters()) - sum(layers), max(layers)
 

@@ -88,7 +88,8 @@ def _logits(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 class _CAKLD(torch.autograd.Function):
-    """With p and q the student's and the teacher's probabilities of a token and d = log p - log q:
+    """Confidence-aware KL divergence with its own gradient. With p and q the student's and the teacher's probabilities
+    of a token and d = log p - log q:
 
     the gradient of KL(S || T) by the student's logits is p (d - KL(S || T)), that of KL(T || S) is p - q.
     """

@@ -1,4 +1,4 @@
-"""What the methods have in common that train a whole model to be its own full-precision teacher: settings and checks.
+"""Common part of the methods that train a whole model to be its own full-precision teacher: settings and checks.
 
 Each says which quantizers its weights have; the training is `qat.training`. No torch here: tables are expanded by it.
 """
@@ -20,7 +20,7 @@ WIDTHS = (2, 3)
 
 
 class QuantizerSettings(NamedTuple):
-    """Which quantizers weights have in a training, and where these begin.
+    """Quantizers of weights in a training, and where they begin.
 
     kind: by its name in `qat.quantizers`.
     straight_through: what stands in for the derivative of a partition's steps, see `tensors.partition.ldp`.
@@ -50,8 +50,8 @@ class SelfDistillation(Method):
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
-    """What it is trained on: Alpaca's instructions and WikiText-2 (RCP Sec. 5.1). How many sequences the paper does not
-    say; Du et al. have 8,000 of these two."""
+    """Training text: Alpaca's instructions and WikiText-2 (RCP Sec. 5.1). How many sequences the paper does not say; Du
+    et al. have 8,000 of these two."""
     epochs: Annotated[int, Field(gt=0)] = 8
     """How often each sequence is seen: 8 times, and 16 for LLaMA-3.2 1B (RCP Table 8)."""
     batch_size: Annotated[int, Field(gt=0)] = 64
@@ -63,28 +63,28 @@ class SelfDistillation(Method):
     """Learning rate of weights, embeddings and norms; null takes 1e-6 with a quantized KV cache, 8e-7 without (RCP
     Sec. 5.1)."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Of all rates; `cosine` falls to zero. The paper speaks of none."""
+    """Schedule of all learning rates; `cosine` falls to zero. The paper speaks of none."""
     start_samples: Annotated[int, Field(gt=0)] = 64
-    """Of the text, so many sequences decide where the clipping begins (RCP Eq. 6)."""
+    """Number of sequences of the text that decide where the clipping begins (RCP Eq. 6)."""
     confidence: Annotated[float, Field(ge=0.0, le=1.0)] | Literal["largest", "labels"] = "largest"
     """The share of KL(S || T) in the loss (RCP Eq. 3), a number or what it is measured as on the text: `largest`, the
     teacher's mean largest probability, as BitDistiller's code does; `labels`, its mean probability of the tokens that
     follow (Du et al. 2024, Eq. 8)."""
     temperature: Annotated[float, Field(gt=0.0)] | None = 0.7
-    """At which the full-precision model writes the text that is trained on, as in BitDistiller's code, after the first
-    tokens of each sample; null trains on the samples themselves."""
+    """Temperature at which the full-precision model writes the training text, as in BitDistiller's code, after the
+    first tokens of each sample; null trains on the samples themselves."""
     prompt: Annotated[int, Field(gt=0)] = 32
     """How many first tokens of a sample it writes after. The code takes the first 128 characters of WikiText's samples,
     about 32 tokens, and Alpaca's instructions."""
     validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
-    """Of the samples, so many are not trained on, and of all steps the one with the least loss on them is kept, as in
+    """Share of the samples that are not trained on. Of all steps the one with the least loss on them is saved, as in
     BitDistiller's code (`load_best_model_at_end`); 0 trains on all and keeps the last step."""
     validate_every: Annotated[int, Field(gt=0)] = 4
     """Steps between two measurements of that loss (BitDistiller's `eval_steps`); the last step has one too."""
     gradient_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
-    """At which the norm of all gradients together is cut, the default of the trainer that BitDistiller's code calls;
-    null never cuts. The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts less
-    often."""
+    """Bound at which the norm of all gradients together is cut, the default of the trainer that BitDistiller's code
+    calls; null never cuts. The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts
+    less often."""
     factorized: bool = False
     """Whether R1 stays an operator of its own in training, beside weights that are not rotated (RCP Table 12)."""
 
@@ -94,27 +94,27 @@ class SelfDistillation(Method):
         return True
 
     def codebook_entries(self, recipe: Recipe) -> int:
-        """Of equal distances and of NormalFloat about zero the ends; about a learned centre that too
-        (`tensors.codebook_compression`)."""
+        """Number of levels stored with each table: the ends for equal distances and for NormalFloat about zero, and
+        also the centre where it is learned (`tensors.codebook_compression`)."""
         every = super().codebook_entries(recipe)
         return {"ldp": every, "nf3_ldp": 3}.get(self.quantizer_settings(recipe).kind, 2)
 
     def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
-        """Of the recipe's weights."""
+        """Quantizers chosen by the scheme of the recipe's weights."""
         raise NotImplementedError(f"{self.name} names no quantizers")
 
     @property
     def validated(self) -> int:
-        """How many samples, the first ones, are not trained on."""
+        """Number of samples, the first ones, that are not trained on."""
         return int(self.validation_share * self.text.samples)
 
     @property
     def steps(self) -> int:
-        """Of AdamW."""
+        """Steps of AdamW."""
         return self.epochs * ((self.text.samples - self.validated) // self.batch_size)
 
     def budget(self, recipe: Recipe) -> Budget:
-        """With the rate of weights that the recipe's KV cache asks for."""
+        """Training text and learning rates, the rate of weights being that for the recipe's KV cache."""
         found = super().budget(recipe)
         if self.weight_lr is not None:
             return found
@@ -163,7 +163,7 @@ class SelfDistillation(Method):
                 )
 
     def describe(self, recipe: Recipe) -> str:
-        """As on the pages."""
+        """Describe the settings in words, as the pages of the report print them."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.budget(recipe).rates)
         of = {"largest": "the teacher's mean largest probability", "labels": "the teacher's mean probability of labels"}

@@ -48,7 +48,8 @@ class TrainableQuantizer(nn.Module):
 
     @torch.no_grad()
     def freeze(self, weight: Tensor) -> CodebookWeight:
-        """The same as codes and levels: `freeze(w).dequantize(w.dtype)` equals `forward(w)` bit for bit."""
+        """Return the quantized weight as codes and levels: `freeze(w).dequantize(w.dtype)` equals `forward(w)` bit for
+        bit."""
         codes, levels = self.codes(self.view(weight))
         return CodebookWeight(codes.flatten(1), levels)
 

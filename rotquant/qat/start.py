@@ -33,7 +33,7 @@ Target = Literal["weight", "clipped"]
 
 @dataclass(frozen=True)
 class Clips:
-    """What shares of the smallest and of the largest weight of every group are kept, [rows, groups, 1]."""
+    """Shares of the smallest and of the largest weight of every group that are kept, [rows, groups, 1]."""
 
     low: Tensor
     high: Tensor
@@ -73,7 +73,7 @@ def float_rounding(bits: int) -> Rounding:
 
 
 def own_rounding(kind: Kind, bits: int) -> Rounding:
-    """As a quantizer of this kind rounds before anything is learned."""
+    """Round as a quantizer of this kind does before anything is learned."""
     match kind:
         case "range" | "learned_range":
             return uniform_rounding(bits)

@@ -102,7 +102,7 @@ class Distillation(nn.Module):
         return self._teacher[0]
 
     def forward(self, ids: Tensor, states: Tensor | None = None) -> Divergence:
-        """What the student loses on texts [n, tokens], mean over tokens.
+        """Loss of the student on texts [n, tokens], mean over tokens.
 
         Args:
             states: the teacher's last hidden states [n, tokens, hidden], where they are known.

@@ -80,7 +80,7 @@ def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """What is known of the teacher before the first step.
+    """Outputs of the teacher that are known before the first step.
 
     confidence: its mean probability of the tokens of the text. states: its last hidden states of all samples, [samples,
         tokens, hidden], where they are few.
@@ -91,7 +91,7 @@ class TeacherOutputs:
 
 
 class Training:
-    """One training of the model of a context, in place.
+    """State of a training of a context's model, in place.
 
     The student computes in float32 at least (with gradients and AdamW's moments 16 bytes a parameter), or on a GPU and
     for a model of 16 bits in bfloat16 from such parameters.
@@ -185,7 +185,7 @@ class Training:
 
     @torch.no_grad()
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
-        """Of one linear layer with inputs of X^T X `moment`."""
+        """Initial quantizer of one linear layer with inputs of X^T X `moment`."""
         chosen, bits = self.chosen, self.recipe.rounded.scheme.bits
         rounding = own_rounding(chosen.kind, bits) if chosen.start_rounding == "own" else uniform_rounding(bits)
         size = self._group_size(layer.weight)
@@ -450,7 +450,7 @@ def _share(settings: SelfDistillation, step: int) -> float:
 
 
 def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What quantizers' parameters, [groups] by their names, mean: the shares of the range at which clips and partitions
+    """Summary of quantizers' parameters, [groups] by their names: the shares of the range at which clips and partitions
     are, and how far the partition that left a third most is from it."""
     ends = {"clip_high": "gamma", "clip_low": "beta"}
     found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
