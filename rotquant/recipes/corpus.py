@@ -1,4 +1,4 @@
-"""What a corpus is, as frozen data, and the content hash that identifies the text which a number was computed on.
+"""Corpora as frozen data, and the content hash that identifies the text which a number was computed on.
 
 The corpora that are read from installed packages follow their versions, so a number's provenance has this hash.
 """
@@ -42,9 +42,9 @@ class CorpusSpec(Frozen):
     text_field: str = "text"
     """The column that holds the text; or a text of several columns, each by its name in braces."""
     separator: str = "\n\n"
-    """What stands between two rows; the papers join WikiText-2 with a blank line."""
+    """Text between two rows; the papers join WikiText-2 with a blank line."""
     parts: Annotated[tuple["CorpusSpec", ...], Field(exclude_if=lambda parts: not parts)] = ()
-    """Of source `mixed`: the corpora that it is of, with as much text of each where only a part is read."""
+    """Corpora that source `mixed` joins, with as much text of each where only a part is read."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ DOING: dict[Role, str] = {
 
 
 class Budget(NamedTuple):
-    """What a method is given in a recipe.
+    """Text, steps and learning rates that a method has in a recipe.
 
     tokens: of the text that it reads or writes. steps: of learning, for each block or for the model; 0 where it learns
         nothing. seen: tokens that a step sees. rates: learning rates at the first step by the names of their fields.
@@ -90,7 +90,7 @@ class Method(Frozen):
 
     @classmethod
     def defect(cls) -> str | None:
-        """What a class lacks to be a method, as the end of a sentence; None where it is one."""
+        """Describe what a class lacks to be a method, as the end of a sentence; None where it is one."""
         missing = [name for name in ("name", "actions", "title", "source", "roles") if not hasattr(cls, name)]
         if missing:
             return f"does not say its {missing[0]}: set {cls.__name__}.{missing[0]}."
@@ -105,7 +105,7 @@ class Method(Frozen):
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self:
-        """These settings in a recipe.
+        """Return the settings of this method in a recipe.
 
         Raises:
             RecipeError: it has no such method.
@@ -119,17 +119,17 @@ class Method(Frozen):
         """Raise ValueError, one sentence that names the field, where the method does not fit the rest of a recipe."""
 
     def refuse_clip_search(self, recipe: "Recipe") -> None:
-        """For `check`: raise ValueError where clip search is on: the method clips weights itself."""
+        """Raise ValueError where clip search is on (called by `check`): the method clips weights itself."""
         if recipe.rounded.clip_search:
             raise ValueError(f"{self.name} rounds weights in its own way: set weights.clip_search to false")
 
     def refuse_static(self, recipe: "Recipe") -> None:
-        """For `check`: raise ValueError where activations have static scales, which come after the method."""
+        """Raise ValueError where activations have static scales, which come after the method (called by `check`)."""
         if recipe.has_static_scales:
             raise ValueError(f"{self.name} needs dynamic activations: static scales come after it")
 
     def refuse_asymmetric_static(self, recipe: "Recipe") -> None:
-        """For `check`: raise ValueError where static scales of activations are not symmetric."""
+        """Raise ValueError where static scales of activations are not symmetric (called by `check`)."""
         scheme = recipe.activations
         if scheme is not None and not (scheme.dynamic or scheme.symmetric):
             raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
@@ -150,12 +150,13 @@ class Method(Frozen):
         return getattr(self, "text", None)
 
     def budget(self, recipe: "Recipe") -> Budget:
-        """What it is given: its own text or the calibration text, and how it learns."""
+        """Text, steps and learning rates of the method in a recipe: its own text or the calibration text, and how it
+        learns."""
         text = self.own_text or (recipe.calibration if self.calibrates else None)
         return Budget(0) if text is None else self._budget(text.samples, text.sequence_length)
 
     def _budget(self, samples: int, length: int) -> Budget:
-        """For `budget`: with a text of this many samples of this length in tokens."""
+        """Make the budget of a text of so many samples, each of so many tokens."""
         seen = getattr(self, "batch_size", 0) * length
         rates = tuple((name, getattr(self, name)) for name in self.rates if name in type(self).model_fields)
         return Budget(samples * length, getattr(self, "steps", 0), seen, rates)
@@ -166,7 +167,7 @@ class Method(Frozen):
         return ", ".join([self.title, *fields])
 
     def clips_weights(self, recipe: "Recipe") -> str | None:
-        """By what it chooses the share of a weight's range that is kept, in a word; None where it does not."""
+        """How the share of a weight's range that is kept is chosen, in a word; None where it does not."""
         return None
 
     def orders_columns(self, recipe: "Recipe", behind_norm: bool) -> bool:
@@ -194,8 +195,8 @@ class Method(Frozen):
         """Raise RecipeError where it does not fit linear layers of these input features, by the name of their site."""
 
     def learns_from(self, recipe: "Recipe") -> dict[str, Any]:
-        """What of a recipe decides the learned rotations, beside its rotation, its quantizers of activations and KV
-        cache and these settings, as plain data."""
+        """Data that decide the learned rotations, other than the recipe's rotation, its quantizers of activations and
+        KV cache and these settings."""
         return {}
 
 
@@ -209,7 +210,7 @@ class Recipe(Frozen):
     rotation: RotationScheme | None = None
     """Rotate the residual stream, with norms fused into the linear layers, and values, keys and the MLP's products."""
     methods: Mapping[str, SerializeAsAny[Method]] = Field(default_factory=dict)
-    """What else is done, by the names of methods and with the settings of each; at most one method for each role."""
+    """Methods by their names, with the settings of each; at most one method for each role."""
     weights: WeightQuantization | None = None
     """Quantize the weights of all linear layers but lm_head, to nearest where no method rounds them."""
     activations: QuantizationScheme | None = None
@@ -267,7 +268,7 @@ class Recipe(Frozen):
         return self
 
     def __hash__(self) -> int:
-        """Of the data: `methods`, a mapping, has no hash of its own."""
+        """Hash of the recipe's data: `methods`, a mapping, has no hash of its own."""
         return hash(canonical_json(self.model_dump(mode="json")))
 
     @property
@@ -367,7 +368,7 @@ def find_method(name: str) -> type[Method]:
 
 
 def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
-    """What is written of methods, by their names and each validated as its `kind`; null leaves a method out.
+    """Validate methods that are given by their names, each as its `kind`; null leaves a method out.
 
     Args:
         data: settings by name; those that are a method already stay. What is no mapping is left to pydantic.

@@ -18,13 +18,13 @@ GROUP = "rotquant.methods"
 
 
 class Named(Protocol):
-    """What classes that are found have in common."""
+    """Interface of the classes that a registry finds."""
 
     name: ClassVar[str]
 
     @classmethod
     def defect(cls) -> str | None:
-        """What the class lacks, as the end of a sentence; None where it lacks nothing."""
+        """Describe what the class lacks, as the end of a sentence; None where it lacks nothing."""
 
 
 Class = TypeVar("Class", bound=Named)

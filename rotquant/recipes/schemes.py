@@ -1,4 +1,5 @@
-"""What can be asked of a model, as frozen validated data: quantization schemes, rotations, calibration, metrics.
+"""Settings of a model's quantization and evaluation, as frozen validated data: quantization schemes, rotations,
+calibration, metrics.
 
 Nothing here computes and nothing here imports torch, so the workflow can expand thousands of runs in a second. A
 disputed detail of a paper is a field with a documented default (as the paper says) and alternative (as its authors'
@@ -29,9 +30,9 @@ class QuantizationScheme(Frozen):
     symmetric: bool = True
     """Whether the range is symmetric around zero, or reaches from the least to the largest value."""
     zero_point: Literal["whole", "exact"] = "whole"
-    """Of an asymmetric range of inputs or KV cache: `whole`, the code that stands for zero, as integer kernels need and
-    the codes of SpinQuant's and QuaRot's authors have; `exact`, the least value itself, whether the range includes zero
-    or not (SpinQuant Eq. 1). Stored weights have whole ones."""
+    """Zero point of an asymmetric range of inputs or KV cache: `whole`, the code that stands for zero, as integer
+    kernels need and the codes of SpinQuant's and QuaRot's authors have; `exact`, the least value itself, whether the
+    range includes zero or not (SpinQuant Eq. 1). Stored weights have whole ones."""
     granularity: Granularity = "token"
     """Which elements share a scale, always along the last axis: `tensor` one scale for all (of activations that are
     quantized dynamically, for all tokens of a text); `channel` (weights, [out,
@@ -69,7 +70,7 @@ class Calibration(Frozen):
     corpus: str = "wikitext2"
     """A key of the configuration's `corpora`; on the command line --corpus says the text."""
     samples: Annotated[int, Field(gt=0)] = 128
-    """How many windows."""
+    """Number of windows."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -82,7 +83,7 @@ class Calibration(Frozen):
 
 
 class RotationScheme(Frozen):
-    """Which rotations a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d)."""
+    """Rotations that a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d)."""
 
     residual: Literal["none", "hadamard", "orthogonal"] = "hadamard"
     """R1 on the residual stream, fused into the weights, and with it each norm's gain, which does not commute with R1.
@@ -129,8 +130,8 @@ class WeightQuantization(Frozen):
     scheme: QuantizationScheme
     """The integers and their scales."""
     clip_search: bool = True
-    """For each scale, search the clip ratio among 80 steps of 1 % for the least sum |error|^clip_norm (QuaRot Sec. 5:
-    "linear search over the squared error")."""
+    """Whether clip ratios are searched for each scale, among 80 steps of 1 % for the least sum |error|^clip_norm
+    (QuaRot Sec. 5: "linear search over the squared error")."""
     clip_norm: Annotated[float, Field(gt=0.0)] = 2.0
     """The norm of that search; the authors' code uses 2.4."""
 
@@ -142,11 +143,11 @@ class Perplexity(Frozen):
     corpus: str = "wikitext2"
     """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
-    """Which part of the text."""
+    """Split of the text."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
-    """So many windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
+    """Number of windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
@@ -164,13 +165,13 @@ class ZeroShot(Frozen):
     tasks: tuple[str, ...] = ()
     """Names within the suite; empty takes QuaRot's six, or the first six of the shipped ones."""
     shots: Annotated[int, Field(ge=0)] = 0
-    """How many solved examples stand before each item; they are never items themselves."""
+    """Number of solved examples before each item; they are never items themselves."""
     path: str | None = None
     """`paper`: a folder with one data file per task; null reads the hub."""
     corpus: str | None = None
     """`shipped`: the text that the tasks are made from, a key of the configuration's `corpora`."""
     limit: Annotated[int, Field(gt=0)] | None = None
-    """Only the first items of each task; null takes all."""
+    """Number of items of each task, the first ones; null takes all."""
     bos: bool = True
     """Whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said. Where the
     tokenizer has none, items begin without."""
@@ -207,18 +208,18 @@ class SNR(Frozen):
     corpus: str = "wikitext2"
     """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
-    """Which part of the text."""
+    """Split of the text."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
-    """So many windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
+    """Number of windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
     bos: Literal["text", "window", "none"] = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
 
 
 class OutlierTokens(Frozen):
-    """Which tokens of windows of text are outlier tokens, and where they stand (PrefixQuant Eq. 3, Figures 4 and 7).
+    """Outlier tokens of windows of text, and where they stand (PrefixQuant Eq. 3, Figures 4 and 7).
 
     Tokens of a prefix are in front of the text and not of it.
     """
@@ -227,13 +228,13 @@ class OutlierTokens(Frozen):
     corpus: str = "wikitext2"
     """The text: a key of the configuration's `corpora`."""
     split: Literal["train", "validation", "test"] = "test"
-    """Which part of the text."""
+    """Split of the text."""
     threshold: Annotated[float, Field(gt=1.0)] = 64.0
     """How many times the median of its window the largest |input of down_proj| of an outlier token is (eta)."""
     sequence_length: Annotated[int, Field(gt=1)] = 2048
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
-    """So many windows, spread evenly over the text; null takes all."""
+    """Number of windows, spread evenly over the text; null takes all."""
     bos: Literal["text", "window", "none"] = "none"
     """Where the text has a BOS; see `token_maxima`."""
 
