@@ -34,7 +34,7 @@ class CodebookWeight:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return self.levels.shape[-1].bit_length() - 1
 
     @property
@@ -47,7 +47,7 @@ class CodebookWeight:
         return look_up(self.codes.unflatten(1, (-1, self.group_size)), self.levels).to(dtype).flatten(1)
 
     def to(self, device: torch.device | str) -> "CodebookWeight":
-        """The same weight on another device."""
+        """Move the weight to another device."""
         return CodebookWeight(self.codes.to(device), self.levels.to(device))
 
 

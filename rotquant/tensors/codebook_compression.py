@@ -56,7 +56,7 @@ def compressions(bits: int) -> dict[str, Compression]:
 
 
 def in_float16(weight: CodebookWeight) -> CodebookWeight:
-    """The same codes with levels in float16, each moved by no more than rounding the largest of its table does.
+    """Round the levels to float16, each moved by no more than rounding the largest of its table does.
 
     Levels that lie at equal distances or as NormalFloat's are computed from their rounded ends, so that they still do.
     """

@@ -1,4 +1,4 @@
-"""What quantization does to a tensor, as numbers: signal-to-noise ratio, relative squared error, and kurtosis.
+"""Distortion of a tensor by quantization, as numbers: signal-to-noise ratio, relative squared error, and kurtosis.
 
 SpinQuant measures outliers by the kurtosis (Sec. 2.1) and the whole network by its SNR (Sec. B.2); RCP takes the excess
 kurtosis of groups of weights (Eq. 2). Pure functions of tensors; nothing here quantizes or knows a model.
@@ -38,7 +38,7 @@ def excess_kurtosis(x: Tensor) -> Tensor:
 
 
 def _fourth_moment(x: Tensor) -> Tensor:
-    """Of the numbers of the last axis less their mean, over their variance squared; float64."""
+    """Fourth moment of the numbers of the last axis less their mean, over their variance squared; float64."""
     centred = x.double() - x.double().mean(-1, keepdim=True)
     square = centred.square()
     return square.square().mean(-1) / square.mean(-1).square()

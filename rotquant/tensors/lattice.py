@@ -152,5 +152,5 @@ class LatticeWeight:
         return incoherent(self.scale.double() * values, self.rows, self.columns, inverse=True).to(dtype)
 
     def to(self, device: torch.device | str) -> "LatticeWeight":
-        """The same weight on another device."""
+        """Move the weight to another device."""
         return LatticeWeight(*(part.to(device) for part in (self.codes, self.scale, self.rows, self.columns)))

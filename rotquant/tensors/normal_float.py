@@ -32,7 +32,7 @@ def normal_float(bits: int) -> Tensor:
 
 
 def float_range(view: Tensor) -> ValueRange:
-    """From the smallest to the largest element, and always over zero: AFPQ's two scales are its sides."""
+    """Range from the smallest to the largest element, and always over zero: AFPQ's two scales are its sides."""
     low, high = dynamic_range(view)
     return ValueRange(low.clamp(max=0), high.clamp(min=0))
 

@@ -30,7 +30,8 @@ def _fits(operand: Tensor) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of a weight that is a slice oneDNN would take its reference loops, which are a thousand times slower."""
+    """Product by oneDNN. A weight that is a slice is copied first: for it oneDNN would take its reference loops, which
+    are a thousand times slower."""
     if not weight.T.is_contiguous():
         weight = weight.contiguous()
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -100,7 +100,7 @@ def ldp_reference(
 
 
 def ramp(x: Tensor, t: Tensor, p: Tensor) -> Tensor:
-    """From 0 to 1 over the partition of width p about the threshold t: a step, smoothed."""
+    """Smoothed step: a ramp from 0 to 1 over the partition of width p about the threshold t."""
     return ((x - t) / p + 0.5).clamp(0, 1)
 
 
@@ -215,13 +215,13 @@ def _to_extreme(x: Tensor, extreme: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _levels_backward(to_d: Tensor) -> Tensor:
-    """From d_1 = (t_1 + t_2) / 2, d_2 = (t_3 - t_1) / 2, d_3 = 1 - (t_2 + t_3) / 2 to the thresholds."""
+    """Backpropagate from d_1 = (t_1 + t_2) / 2, d_2 = (t_3 - t_1) / 2, d_3 = 1 - (t_2 + t_3) / 2 to the thresholds."""
     first, second, third = to_d.unbind(-1)
     return torch.stack([first - second, first - third, second - third], dim=-1) / 2
 
 
 def _partitions_backward(to_t: Tensor, to_p: Tensor, s1: Tensor, s2: Tensor) -> tuple[Tensor, Tensor]:
-    """From the thresholds and the partitions to s1 and s2, by Eqs. 8 and 7."""
+    """Backpropagate from the thresholds and the partitions to s1 and s2, by Eqs. 8 and 7."""
     later = to_t.flip(-1).cumsum(-1).flip(-1) - to_t  # p_i moves every later threshold as a whole, its own by half
     first, second, third = (to_p + later + to_t / 2).split(1, dim=-1)
     share1, share2 = torch.sigmoid(s1), torch.sigmoid(s2)

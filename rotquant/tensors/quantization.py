@@ -28,16 +28,16 @@ class QParams:
     zero_point: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "QParams":
-        """The same parameters on another device."""
+        """Move the parameters to another device."""
         return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
 
     def detach(self) -> "QParams":
-        """The same parameters without gradient."""
+        """Detach the parameters from the graph."""
         return QParams(self.scale.detach(), None if self.zero_point is None else self.zero_point.detach())
 
     @property
     def mT(self) -> "QParams":  # noqa: N802 - torch's name
-        """The same parameters with their last two axes exchanged, for elements that lie so."""
+        """Exchange the parameters' last two axes, for elements that lie so."""
         return QParams(self.scale.mT, None if self.zero_point is None else self.zero_point.mT)
 
 
@@ -65,7 +65,7 @@ class ColumnSplit:
         return self.permutation[self.permutation.numel() - self.outliers :]
 
     def to(self, device: torch.device | str) -> "ColumnSplit":
-        """The same split with its permutation on another device."""
+        """Move the split's permutation to another device."""
         return ColumnSplit(self.permutation.to(device), self.outliers, self.outlier_bits)
 
 
@@ -144,7 +144,7 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
 
 
 def share_of_all_steps(scheme: QuantizationScheme) -> float:
-    """What a symmetric scale that covers a range is multiplied by to become 2 max|x| / (2^b - 1): 7 / 7.5 for 4 bits.
+    """Factor that turns a symmetric scale that covers a range into 2 max|x| / (2^b - 1): 7 / 7.5 for 4 bits.
 
     The range then takes all steps between the 2^b codes, as PrefixQuant's authors' code has it, and the largest value
     lies on the tie above the largest code. Asymmetric scales take all steps anyway: 1.

@@ -64,7 +64,7 @@ class CayleySGD(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has floats for losses
         self, closure: Callable[[], Tensor] | None = None
     ) -> Tensor | None:
-        """One step for every parameter that has a gradient; returns what `closure`, called first, returns."""
+        """Do one step for every parameter that has a gradient; returns what `closure`, called first, returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -27,13 +27,13 @@ class ValueRange(NamedTuple):
 
 
 def dynamic_range(view: Tensor) -> ValueRange:
-    """From the smallest to the largest element (Eq. 1); differentiable, equal ones share the gradient."""
+    """Range from the smallest to the largest element (Eq. 1); differentiable, equal ones share the gradient."""
     x = exact(view)
     return ValueRange(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))
 
 
 def clipped_range(view: Tensor, gamma: Tensor, beta: Tensor) -> ValueRange:
-    """From sigma(beta) min W to sigma(gamma) max W (LWC, Eq. 5); differentiable."""
+    """Range from sigma(beta) min W to sigma(gamma) max W (LWC, Eq. 5); differentiable."""
     low, high = dynamic_range(view)
     return ValueRange(torch.sigmoid(beta.to(low)) * low, torch.sigmoid(gamma.to(high)) * high)
 
@@ -80,7 +80,7 @@ def uniform_reference(view: Tensor, value_range: ValueRange, bits: int) -> Tenso
 
 
 def exact_type(dtype: torch.dtype) -> torch.dtype:
-    """In which arithmetic is: float32, or float64 for float64."""
+    """Floating-point type of the arithmetic: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
