@@ -1,4 +1,5 @@
-"""What identifies a text: the content of the split, or of its head, that is read; of a hub's data set its commit."""
+"""Digests that identify a text: the content of the split, or of its head, that is read; of a hub's data set its
+commit."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ UNREAD = "unread"
 
 
 def text_digest(spec: CorpusSpec, split: Split, characters: int | None = None, text: str | None = None) -> str:
-    """What identifies a split, or its head: 16 hexadecimal digits, or `unread`.
+    """Digest that identifies a split, or its head: 16 hexadecimal digits, or `unread`.
 
     Args:
         text: what was read, where it was.

@@ -89,7 +89,7 @@ def corpus_identity(
     cache: str | Path | None = None,
     texts: Mapping[Split, str] | None = None,
 ) -> dict:
-    """What a run's provenance says of its text: the specification and, per split, length and content hash.
+    """Provenance of a run's text: the specification and, per split, length and content hash.
 
     For a corpus of installed packages each split also has the package versions it was read from; for a single file,
     which part of it the split is. `texts` are those of the splits that have been read already.

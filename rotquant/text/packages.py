@@ -1,4 +1,4 @@
-"""Which installed packages the corpora are read from, and to which split each belongs.
+"""Installed packages that the corpora are read from, and the split of each.
 
 All are pinned by requirements.lock, so that every installation has the same text. Left out are the standard library
 (its version is the interpreter's), packages whose files differ between CPU and CUDA builds (torch, cupy, cuda-*,
@@ -99,7 +99,7 @@ def _installed(distribution: Distribution) -> list[str]:
 
 
 def _told(distribution: Distribution, read: Callable[[], T]) -> T:
-    """What the files of a package that say what it is hold.
+    """Content of the files that describe a package.
 
     Raises:
         CorpusError: they are damaged, as in a folder that was carried here.
@@ -139,7 +139,7 @@ def earlier(split: Split) -> tuple[Split, ...]:
 def kept(
     corpus: str, split: Split, cache: str | Path, rules: Sequence[object], make: Callable[[], Iterable[str]]
 ) -> list[str]:
-    """What a split of a corpus is made of, read from a file under `cache` when the same rules and packages made it.
+    """Load the files of a corpus's split, from `cache` when the same rules and packages made it.
 
     Args:
         rules: numbers by which `make` goes. make: finds it.

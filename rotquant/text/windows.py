@@ -1,4 +1,4 @@
-"""From text to token windows by the protocol that the papers share (GPTQ's, used by QuaRot, SpinQuant and PrefixQuant).
+"""Token windows of a text by the protocol that the papers share (GPTQ's, used by QuaRot, SpinQuant and PrefixQuant).
 
 The whole text is tokenized at once with one BOS at its head; evaluation windows do not overlap and the tail is dropped;
 calibration samples are windows at random places. A tokenizer that has no BOS (Qwen2's) puts none there, as in the
