@@ -1,4 +1,4 @@
-"""What a training is after some steps, as one file from which it continues to the same last bit.
+"""State of a training after some steps, as one file from which it continues to the same last bit.
 
 The file is safetensors: the tensors of everything that changes, and in its metadata, as JSON, what is no tensor.
 Nothing is unpickled. It names what it belongs to, and is replaced as a whole or not at all.
@@ -28,7 +28,8 @@ _FORMAT = "rotquant-training-1"
 
 
 class Stateful(Protocol):
-    """What can be stored and restored: modules, optimizers, schedules of torch, and whatever else has these two."""
+    """Interface of what can be stored and restored: modules, optimizers, schedules of torch, and whatever else has
+    these two."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and JSON values, nested in dicts, lists and tuples."""
@@ -61,7 +62,7 @@ class Checkpoint:
     writes: bool = True
 
     def of(self, part: str) -> "Checkpoint":
-        """The same of a part of the training, in a file beside this one that bears the part's name."""
+        """Checkpoint of a part of the training, in a file next to this one that bears the part's name."""
         return replace(self, path=self.path.with_name(f"{self.path.name}.{part}"), identity=f"{self.identity} {part}")
 
     def due(self, step: int, waited: float) -> bool:
@@ -134,7 +135,7 @@ class Checkpoint:
 
 
 class _State(BaseModel):
-    """What a file says beside its tensors."""
+    """Metadata of a file, stored next to its tensors."""
 
     model_config = ConfigDict(strict=True)
 
@@ -172,7 +173,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_pack` was given."""
+    """Restore the value that `_pack` was given."""
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     if not isinstance(value, dict):
