@@ -1,4 +1,4 @@
-"""What methods do to a model: functions of the module that `Method.actions` names, which is imported when one acts.
+"""Actions of methods on a model: functions of the module that `Method.actions` names, which is imported when one acts.
 
 That module has those of the functions below that its method needs, by the same names and with the method's settings
 first; what it lacks does nothing. `learn_rotations` alone is given a recipe in their place.
@@ -44,7 +44,7 @@ def tensors(method: Method, architecture: Architecture) -> Mapping[str, tuple[in
 
 
 def runtime(method: Method, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
-    """What acts while the model runs, with the method's part added; it reads the stored tensors."""
+    """Runtime quantization with the method's part added; it reads the stored tensors."""
     return _call("runtime", method, quantization, tensors) or quantization
 
 
@@ -75,6 +75,6 @@ def learn_rotations(
 
 
 def _call(name: str, method: Method, *arguments: Any) -> Any:
-    """What the function of a name makes of a method's settings and arguments; None where its module has none."""
+    """Call the function of a name with a method's settings and arguments; None where its module has none."""
     function = getattr(importlib.import_module(method.actions), name, None)
     return None if function is None else function(method, *arguments)

@@ -184,7 +184,7 @@ def check_recipe(
 
 @dataclass(frozen=True)
 class _Costs:
-    """What each part of the making took, by its name: seconds, and on a GPU the largest memory allocated by torch."""
+    """Costs of each part of the making, by its name: seconds, and on a GPU the largest memory allocated by torch."""
 
     device: torch.device
     seconds: dict[str, float] = field(default_factory=dict)

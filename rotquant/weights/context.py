@@ -1,4 +1,5 @@
-"""What a method works with while weights are made: the model, calibration text on its way through it, what is kept.
+"""Context that a method works in while weights are made: the model, calibration text on its way through it, what is
+kept.
 
 A method's `apply` gets a `QuantizationContext`. It changes the model's weights in place, and leaves here the integers
 that they were rounded to and the tensors that it needs at run time. One decoder layer lies on the accelerator at a
@@ -37,7 +38,7 @@ Rounding = Callable[[Sequence[Tensor], Tensor, ColumnSplit | None], Sequence[Wei
 
 
 class QuantizationContext:
-    """One call of `build_weights`.
+    """State of one call of `build_weights`, which methods change.
 
     model: changed in place; it may lie on the host. architecture: of it.
     samples: calibration token ids, int64 [samples, tokens], or None.

@@ -151,7 +151,7 @@ def _take_codebook_weight(
 
 
 def named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Those parts that there are, by their full names."""
+    """Select the parts that exist, by their full names."""
     return {f"{prefix}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
 
 

@@ -1,4 +1,5 @@
-"""What static scales are to cover: the largest and smallest inputs of linear layers, keys and values of a text."""
+"""Ranges that static scales are to cover: the largest and smallest inputs of linear layers, keys and values of a
+text."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack

@@ -57,7 +57,7 @@ class QuantizedWeight:
         return dequantize(values, QParams(self.outlier_scale), OUTLIER_WEIGHT_SCHEME, dtype)
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
-        """The same weight on another device."""
+        """Move the weight to another device."""
 
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)

@@ -52,7 +52,8 @@ _METHODS = "rotquant.methods"
 
 
 class Manifest(Frozen):
-    """What a stored model is and how it was made: the content of rotquant.json, and nothing that is not in it.
+    """Manifest of a stored model, what it is and how it was made: the content of rotquant.json, and nothing that is not
+    in it.
 
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds, peak_bytes: wall time of each part of the making, and on a GPU the memory that torch had allocated at most.
@@ -74,7 +75,8 @@ class Manifest(Frozen):
 
 @dataclass(frozen=True)
 class QuantizedState:
-    """What the network of quantized weights needs to run: their manifest, and the tensors that its quantizers read.
+    """State that the network of quantized weights needs to run: their manifest, and the tensors that its quantizers
+    read.
 
     tensors: what methods read at run time, by the method's name and their own.
     static: static scales of sites, and of `keys` and `values`, by (layer, name); of those alone that are not dynamic.
