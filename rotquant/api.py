@@ -33,7 +33,7 @@ from rotquant.models.checkpoints import (
 )
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
-from rotquant.models.limits import Limits, advised_length
+from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.rotation.matrices import (
     Rotations,
     check_made_of,
@@ -238,7 +238,7 @@ def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device 
     return Model(network, cast("PreTrainedTokenizerBase", stored.tokenizer), Recipe(), Handle())
 
 
-def limits_of(path: str | Path) -> Limits:
+def limits_of(path: str | Path) -> ModelLimits:
     """Limits of what a model reads, tokens at once and the vocabulary: of a checkpoint or a folder of ours, without its
     weights.
 
@@ -248,8 +248,8 @@ def limits_of(path: str | Path) -> Limits:
     advised = advised_length(model_max_length(path))
     if is_decoder_folder(path):
         config = read_decoder_manifest(path).config
-        return Limits(config.max_positions, config.vocabulary, advised)
-    return Limits.of(config_of(path), advised)
+        return ModelLimits(config.max_positions, config.vocabulary, advised)
+    return ModelLimits.of(config_of(path), advised)
 
 
 def fit(checkpoint: str | Path, recipe: Recipe, kept: Collection[str] = ()) -> tuple[Recipe, str]:
@@ -288,7 +288,7 @@ def perplexity(
         CorpusError: the text cannot be read or is shorter than one window.
     """
     if metric is None:
-        length = Limits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
+        length = ModelLimits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
         metric = Perplexity(corpus=(corpus or MODULES).name, sequence_length=length)
     spec = _corpus(metric.corpus, corpus)
     text = load_text(spec, metric.split) if text is None else text

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-from rotquant.foundation.progress import Task, task
+from rotquant.foundation.progress import ProgressTask, task
 
 #: Of each test's cases `--quick` takes every eighth: with 15 presets and any number of families each of both comes up.
 QUICK_EVERY = 8
@@ -105,7 +105,7 @@ def is_intel() -> bool:
     return "Intel" in (cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else platform.processor())
 
 
-def run(setting: Setting, options: Sequence[str], under_way: Task, settings: int) -> Outcome:
+def run(setting: Setting, options: Sequence[str], under_way: ProgressTask, settings: int) -> Outcome:
     """Run pytest with options in a process with the arithmetic of a setting, one of so many in the task."""
     threads = str(setting.threads)
     environment = {**os.environ, **setting.environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -128,7 +128,7 @@ def run(setting: Setting, options: Sequence[str], under_way: Task, settings: int
     return Outcome(len(cases) - len(failed) - skipped, tuple(names), seconds, "".join(output))
 
 
-def _is_progress(line: str, under_way: Task, settings: int) -> bool:
+def _is_progress(line: str, under_way: ProgressTask, settings: int) -> bool:
     """Whether a line of pytest says how far it is, which the task then shows, and no more."""
     collected = re.search(r"collected (?:.* (?=\d+ selected))?(\d+)", line)
     if collected:

@@ -52,7 +52,7 @@ def generate(
     """
     with task("starting"):
         from rotquant.decoder import Generation, load_decoder
-        from rotquant.models.limits import Limits
+        from rotquant.models.limits import ModelLimits
         from rotquant.text import tokenize
 
     with task("loading the model"):
@@ -63,7 +63,7 @@ def generate(
     if not len(ids):
         raise RecipeError("the prompt is empty, and the tokenizer has no BOS to begin with: give some text.")
     config = stored.decoder.config
-    limits = Limits(config.max_positions, config.vocabulary)
+    limits = ModelLimits(config.max_positions, config.vocabulary)
     limits.check(ids, "a prompt")
     capacity = len(ids) + tokens
     what = "the prefix, the prompt and its continuation" if config.prefix else "the prompt and its continuation"

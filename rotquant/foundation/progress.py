@@ -27,7 +27,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 LINES, BARS = (5.0, 20.0, 1.0), (1.0, 0.25, 0.25)
 
 
-class Task:
+class ProgressTask:
     """Work under way.
 
     unit: what a step is, in the singular; empty where nothing is counted.
@@ -103,14 +103,14 @@ class Display:
         thread: bool = True,
     ) -> None:
         self.clock, self._choose, self._thread = clock, stream, thread
-        self._tasks: list[Task] = []
+        self._tasks: list[ProgressTask] = []
         self._stream: IO[str] | None = None
         self._bars: Progress | None = None
         self._due = self._ended = -math.inf
         self._lock, self._stop = RLock(), Event()
 
     @contextmanager
-    def running(self, task: Task) -> Iterator[None]:
+    def running(self, task: ProgressTask) -> Iterator[None]:
         """Show a task, within those under way, while the block runs."""
         with self._lock:
             if not self._tasks:
@@ -172,7 +172,7 @@ class Display:
         for task in self._tasks:
             task.shown = True
 
-    def _end(self, finished: Task | None) -> None:
+    def _end(self, finished: ProgressTask | None) -> None:
         """All work has ended, with the task given, if that has been shown and has not broken off."""
         self._ended = self.clock()
         self._stop.set()
@@ -203,7 +203,7 @@ _display = Display()
 
 
 @contextmanager
-def task(description: str, unit: str = "", total: int | None = None, done: int = 0) -> Iterator[Task]:
+def task(description: str, unit: str = "", total: int | None = None, done: int = 0) -> Iterator[ProgressTask]:
     """Show a task while the block runs, which counts its steps by `advance`.
 
     Args:
@@ -211,7 +211,7 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
         total: how many there are.
         done: steps that an earlier process has done.
     """
-    under_way = Task(_display, description, unit, total, done)
+    under_way = ProgressTask(_display, description, unit, total, done)
     silent = _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
     with nullcontext() if silent else _display.running(under_way):
         yield under_way

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rotquant.models.architectures import Architecture
-    from rotquant.models.limits import Limits
+    from rotquant.models.limits import ModelLimits
     from rotquant.models.simulation.runtime import RuntimeQuantization
     from rotquant.weights.context import QuantizationContext
 
@@ -86,7 +86,9 @@ class PrefixedOutliers(Method):
         return {name: getattr(self, name) for name in ("number", "rare", "each_layer")}
 
 
-def check_model(settings: PrefixedOutliers, recipe: Recipe, architecture: "Architecture", limits: "Limits") -> None:
+def check_model(
+    settings: PrefixedOutliers, recipe: Recipe, architecture: "Architecture", limits: "ModelLimits"
+) -> None:
     """Every text can stand behind a prefix, and tokens that are given lie in the vocabulary."""
     limits.check_prefix(1 if settings.ids is None else len(settings.ids))
     if settings.ids is not None:

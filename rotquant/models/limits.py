@@ -24,7 +24,7 @@ _UNLIMITED = 10**9
 
 
 @dataclass(frozen=True)
-class Limits:
+class ModelLimits:
     """context: largest number of tokens that a model attends over; None where its configuration does not say.
     vocabulary: number of token ids that its embedding has.
     advised: how long a text should be at most, by its tokenizer: what it was trained on, where the context is a wish.
@@ -37,7 +37,7 @@ class Limits:
     windowed: bool = False
 
     @classmethod
-    def of(cls, config: Any, advised: int | None = None) -> "Limits":
+    def of(cls, config: Any, advised: int | None = None) -> "ModelLimits":
         """The limits in a transformers configuration. A sliding window limits no text: layers hand on what lies before
         it."""
         return cls(_context(config), config.vocab_size, advised, _windowed(config))
@@ -110,9 +110,9 @@ def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos:
 
     Raises:
         CorpusError: the text is shorter than one window, or the tokenizer has no BOS for each.
-        RecipeError, CheckpointError: as `Limits.check`.
+        RecipeError, CheckpointError: as `ModelLimits.check`.
     """
-    limits = Limits.of(model.config)
+    limits = ModelLimits.of(model.config)
     limits.check_length(sequence_length, "windows")
     windows = evaluation_windows(tokens, sequence_length, bos)
     limits.check(windows, "windows")

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 
 #: PrefixQuant Sec. 5.1, its threshold eta.
@@ -65,7 +65,7 @@ def token_maxima(
     Raises:
         RecipeError, CheckpointError: the model cannot read them; see `rotquant.models.limits`.
     """
-    limits = Limits.of(model.config)
+    limits = ModelLimits.of(model.config)
     limits.check(windows, "windows")
     ids = torch.cat([windows.new_tensor(prefix).expand(len(windows), -1), windows], dim=1)[:, : limits.context]
     stream = capture_layer_inputs(model, ids, device)

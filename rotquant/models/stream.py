@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.progress import Task, task
+from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, norm_of
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
@@ -55,7 +55,7 @@ class LayerStream:
         self.batch_size = batch_size
         self.dtype = dtype
         self._recorded: dict[str, list[Tensor]] = {}
-        self._task: Task
+        self._task: ProgressTask
 
     def copy(self) -> "LayerStream":
         """A stream of its own at the same place."""
@@ -252,7 +252,7 @@ def capture_layer_inputs(
     Raises:
         RecipeError, CheckpointError: the model cannot read the samples; see `rotquant.models.limits`.
     """
-    Limits.of(model.config).check(samples, "samples")
+    ModelLimits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
         tokens = of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)

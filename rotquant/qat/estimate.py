@@ -34,7 +34,7 @@ _SHARE = 0.4
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TrainingEstimate:
     """Estimated memory and time of a training.
 
     needed, free: bytes on each process's device, and how many there are now. seconds: of all steps, roughly.
@@ -73,7 +73,7 @@ def estimate(
     dtype: torch.dtype,
     processes: int = 1,
     at_once: int | None = None,
-) -> Estimate:
+) -> TrainingEstimate:
     """Estimate a training on equal devices.
 
     Args:
@@ -92,7 +92,7 @@ def estimate(
     flops = 2 * (layers + rest) * (again + 1) * own * settings.text.sequence_length
     seconds = settings.steps * flops / (_SHARE * _rate(device, dtype))
     every = settings.batch_size * settings.text.sequence_length
-    return Estimate(layers + rest, settings.steps, every, processes, needed, free_memory(device), seconds)
+    return TrainingEstimate(layers + rest, settings.steps, every, processes, needed, free_memory(device), seconds)
 
 
 @dataclass(frozen=True)

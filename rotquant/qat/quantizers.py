@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.rows.partition import Kind, fake_quantize_groups, has_kernel
 from rotquant.qat.start import Clips
-from rotquant.tensors.codebook import CodebookWeight, Table
+from rotquant.tensors.codebook import CodebookWeight, LevelTable
 from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_asymmetric
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_table
 from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, uniform, uniform_codes
@@ -200,7 +200,7 @@ def make_quantizer(
             return LearnedFloat(group_size, bits, weight, clips)
 
 
-def _encoded(table: Table, view: Tensor) -> tuple[Tensor, Tensor]:
+def _encoded(table: LevelTable, view: Tensor) -> tuple[Tensor, Tensor]:
     return table.encode(view), table.levels
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rotquant.kernels.rows.partition import Kind
-from rotquant.tensors.codebook import Table
+from rotquant.tensors.codebook import LevelTable
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.normal_float import normal_float_asymmetric
 from rotquant.tensors.value_range import ValueRange, dynamic_range, uniform
@@ -56,7 +56,7 @@ def level_rounding(bits: int) -> Rounding:
     def rounded(view: Tensor, value_range: ValueRange) -> Tensor:
         places = torch.arange(steps + 1, dtype=value_range.low.dtype, device=view.device)
         step = value_range.span / steps
-        table = Table(value_range.low + step * (places[:-1] + 0.5), value_range.low + step * places)
+        table = LevelTable(value_range.low + step * (places[:-1] + 0.5), value_range.low + step * places)
         return table.decode(table.encode(view), view.dtype)
 
     return rounded

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
@@ -60,7 +60,7 @@ _TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
 
-def check_model(settings: SelfDistillation, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(settings: SelfDistillation, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """The text fits the context."""
     limits.check_length(settings.text.sequence_length, f"texts that {settings.title} trains on")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.memory import keep
-from rotquant.foundation.progress import Task, task
+from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import embedding
 from rotquant.models.integrity import weights_digest
 
@@ -64,7 +64,7 @@ def _continue(
     length: int,
     generator: torch.Generator,
     temperature: float,
-    under_way: Task,
+    under_way: ProgressTask,
 ) -> Tensor:
     """Sequences [n, length] from their first tokens; each is greedy up to its own number of tokens [n, 1]."""
     tokens, cache = [prompts], None

@@ -51,7 +51,7 @@ class CodebookWeight:
         return CodebookWeight(self.codes.to(device), self.levels.to(device))
 
 
-class Table(NamedTuple):
+class LevelTable(NamedTuple):
     """A quantizer of groups: an element gets as code the number of its group's edges that it exceeds.
 
     edges: ascending, [rows, groups, 2^bits - 1].

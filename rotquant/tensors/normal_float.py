@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.tensors.codebook import Table
+from rotquant.tensors.codebook import LevelTable
 from rotquant.tensors.value_range import ValueRange, dynamic_range, exact, with_gradient_of
 
 
@@ -42,12 +42,12 @@ def float_centre(value_range: ValueRange, s1: Tensor) -> Tensor:
     return value_range.low + value_range.span * torch.sigmoid(s1.to(value_range.low))
 
 
-def float_table(value_range: ValueRange, centre: Tensor, bits: int = 3) -> Table:
+def float_table(value_range: ValueRange, centre: Tensor, bits: int = 3) -> LevelTable:
     """Levels c + s_neg v for the negative values v of NormalFloat and c + s_pos v for the others, edges half-way."""
     values = normal_float(bits).to(value_range.low)
     below, above = _sides(value_range, centre)
     levels = centre + torch.where(values < 0, below, above) * values
-    return Table((levels[..., 1:] + levels[..., :-1]) / 2, levels)
+    return LevelTable((levels[..., 1:] + levels[..., :-1]) / 2, levels)
 
 
 def normal_float_asymmetric(view: Tensor, value_range: ValueRange, centre: Tensor, bits: int = 3) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rotquant.tensors.codebook import Table
+from rotquant.tensors.codebook import LevelTable
 from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, exact, exact_type, with_gradient_of
 
 #: What stands in for the derivative of a step u at a threshold t_i, see `ldp`.
@@ -39,10 +39,10 @@ def relative_levels(t: Tensor, spacing: Spacing = "partition") -> Tensor:
     return torch.cat([zero, (t[..., :-1] + t[..., 1:]) / 2, one], dim=-1)
 
 
-def ldp_table(value_range: ValueRange, s1: Tensor, s2: Tensor, spacing: Spacing = "partition") -> Table:
+def ldp_table(value_range: ValueRange, s1: Tensor, s2: Tensor, spacing: Spacing = "partition") -> LevelTable:
     """Edges low + h t_i and levels low + h w_i (Eq. 14) of every group."""
     t = thresholds(partitions(s1.to(value_range.low), s2.to(value_range.low)))
-    return Table(
+    return LevelTable(
         value_range.low + value_range.span * t, value_range.low + value_range.span * relative_levels(t, spacing)
     )
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
-from rotquant.models.limits import Limits
-from rotquant.models.rotation.matrices import Learned
+from rotquant.models.limits import ModelLimits
+from rotquant.models.rotation.matrices import LearnedRotations
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.weights.context import QuantizationContext
 
 
-def check_model(method: Method, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(method: Method, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """Refuse, before expensive work, a method that does not fit a model.
 
     Raises:
@@ -61,7 +61,7 @@ def learn_rotations(
     *,
     device: torch.device | str | None = None,
     checkpoint: Path | None = None,
-) -> Learned:
+) -> LearnedRotations:
     """Learn the recipe's rotations, by its method with the role `rotations`.
 
     Args:

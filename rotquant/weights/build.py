@@ -20,7 +20,7 @@ from rotquant.foundation.progress import silenced
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.kv_cache import check_cache_scheme
@@ -159,7 +159,7 @@ def check_recipe(
     model: nn.Module, recipe: Recipe, samples: Tensor | None, texts: Mapping[str, Tensor] = MappingProxyType({})
 ) -> None:
     """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
-    architecture, limits = architecture_of(model), Limits.of(model.config)
+    architecture, limits = architecture_of(model), ModelLimits.of(model.config)
     check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
     for method in recipe.methods.values():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.kv_cache import QuantizedCache
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import all_presets
@@ -47,7 +47,7 @@ def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
 
 def refuses(shape: str, recipe: Recipe) -> bool:
     """Whether a model's attention has a window, behind which no token of a text could see a prefix; then it is said."""
-    if not (recipe.has_role("prefix") and Limits.of(tiny_model(**AWKWARD[shape]).config).windowed):
+    if not (recipe.has_role("prefix") and ModelLimits.of(tiny_model(**AWKWARD[shape]).config).windowed):
         return False
     with pytest.raises(RecipeError, match="this model's attention has a window"):
         build(shape, recipe)
@@ -83,7 +83,7 @@ STORED = turns("quip-sharp")  # no Hadamard matrix of order 148
 
 
 def test_every_prefix_meets_a_family_that_takes_it_and_some_one_that_does_not() -> None:
-    windowed = {shape: Limits.of(tiny_model(**AWKWARD[shape]).config).windowed for shape in AWKWARD}
+    windowed = {shape: ModelLimits.of(tiny_model(**AWKWARD[shape]).config).windowed for shape in AWKWARD}
     for name in PRESETS:
         if method(name).has_role("prefix"):
             assert not all(windowed[shape] for shape, other in STORED if other == name)

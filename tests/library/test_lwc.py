@@ -10,8 +10,8 @@ from rotquant.methods.lwc import LearnedClipping
 from rotquant.methods.lwc.clipping_alone import training_of
 from rotquant.methods.omniquant import block_reconstruction
 from rotquant.methods.omniquant.block_reconstruction import (
-    Block,
-    Learned,
+    DecoderBlock,
+    LearnedTransformation,
     clipped_qparams,
     exact_parameters,
     initial_clipping,
@@ -45,14 +45,14 @@ def recipe(sections: dict[str, Any] | None = None, **settings: Any) -> Recipe:
     return parse_recipe({**data, "methods": methods}, "the test")
 
 
-def first_block(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[Block, torch.Tensor]:
+def first_block(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[DecoderBlock, torch.Tensor]:
     """The first decoder layer and what it is fed."""
     stream = capture_layer_inputs(model, tokens)
-    return Block(stream.modules[0], architecture_of(model), stream.kwargs[0]), stream.hidden
+    return DecoderBlock(stream.modules[0], architecture_of(model), stream.kwargs[0]), stream.hidden
 
 
 @torch.no_grad()
-def error(block: Block, learned: Learned, hidden: torch.Tensor, targets: torch.Tensor) -> float:
+def error(block: DecoderBlock, learned: LearnedTransformation, hidden: torch.Tensor, targets: torch.Tensor) -> float:
     """Of the output of the block with clipped and rounded weights."""
     parameters = exact_parameters(block.layer)
     rounded = quantized_parameters(parameters, block.architecture, WEIGHTS, learned, block.rotary_dim)
@@ -67,7 +67,7 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
         block, hidden = first_block(model, tiny_tokens(8, seed=seed))
         parameters = exact_parameters(block.layer)
         targets = block.map(parameters, hidden, 8)
-        learned = Learned({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
+        learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
         settings = LearnedClipping(steps=60, batch_size=4, learning_rate=0.1)
 
         with wrap(model, RuntimeQuantization(activations=INPUTS, scale_gradients=True)):
@@ -81,7 +81,7 @@ def test_the_weights_are_those_that_were_clipped_by_what_was_learned(monkeypatch
     kept = []
     fuse = block_reconstruction.fuse
 
-    def spied(block: Block, learned: object, scheme: QuantizationScheme) -> object:
+    def spied(block: DecoderBlock, learned: object, scheme: QuantizationScheme) -> object:
         before = {name: value.clone() for name, value in exact_parameters(block.layer).items()}
         kept.append((before, learned))
         return fuse(block, learned, scheme)  # pyright: ignore[reportArgumentType]
@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
     model = tiny_model()
     block, hidden = first_block(model, tiny_tokens(4))
     parameters = exact_parameters(block.layer)
-    learned = Learned({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
+    learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
     training = training_of(LearnedClipping(steps=2))
     with pytest.raises(RotquantError, match=r"a block of LWC is nan after 0 steps: lower methods\.lwc\.learning_rate"):
         train(block, parameters, learned, hidden, hidden * torch.nan, WEIGHTS, training, 0)

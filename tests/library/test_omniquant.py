@@ -8,7 +8,7 @@ import torch
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.omniquant import block_reconstruction as omniquant
-from rotquant.methods.omniquant.block_reconstruction import Block, clipped_qparams, rotary_pairs, transformed
+from rotquant.methods.omniquant.block_reconstruction import DecoderBlock, clipped_qparams, rotary_pairs, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -139,7 +139,7 @@ def test_pairs_that_rope_mixes_share_a_scale():
 def transformation_change(model, settings, quantization=None):
     """Largest change of the block's output when random positive scales stand at every place."""
     hidden, kwargs = layer_inputs(model, tiny_tokens())
-    block = Block(decoder_layers(model)[0], architecture_of(model), kwargs)
+    block = DecoderBlock(decoder_layers(model)[0], architecture_of(model), kwargs)
     parameters = {name: parameter.detach() for name, parameter in block.layer.named_parameters()}
     maxima = {site.name: torch.ones(site.features, dtype=torch.float64) for site in block.architecture.sites}
     learned = omniquant.initial(parameters, block.architecture, maxima, settings, block.rotary_dim)
@@ -191,7 +191,7 @@ def test_stored_integers_are_exactly_the_weights_that_training_saw(symmetric):
     settings = recipe(5, symmetric=symmetric)
     model = outlier_model(num_layers=1)
     hidden, kwargs = layer_inputs(model, tiny_tokens(batch=8))
-    block = Block(decoder_layers(model)[0], architecture_of(model), kwargs)
+    block = DecoderBlock(decoder_layers(model)[0], architecture_of(model), kwargs)
     parameters = {name: parameter.detach().clone() for name, parameter in block.layer.named_parameters()}
     maxima = {site.name: torch.rand(site.features) + 0.5 for site in block.architecture.sites}
     learned = omniquant.initial(parameters, block.architecture, maxima, settings, block.rotary_dim)

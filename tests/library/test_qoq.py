@@ -15,14 +15,14 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.qoq import QoQ, reordering_and_clipping
 from rotquant.methods.qoq.progressive import (
     PROTECTIVE_RANGE,
-    Grid,
+    QuantizationGrid,
     channel_scale,
     choose_grid,
     dequantize_by_levels,
     group_levels,
 )
 from rotquant.methods.qoq.reordering_and_clipping import (
-    Block,
+    AttentionBlock,
     LayerStats,
     clip_ratios,
     gptq_codes,
@@ -112,9 +112,9 @@ def kernel(values: Tensor, limit: int = 127, ratio: float = 1.0) -> Tensor:
     """What a kernel's intermediate weights become for groups of two whole numbers [n, 2]."""
     pairs = GROUPS.model_copy(update={"group_size": 2})
     levels = group_levels(values, pairs, ratio)
-    return dequantize_by_levels(quantize(values, levels, pairs), Grid(values.new_ones(()), levels, pairs, limit=limit))[
-        0
-    ]
+    return dequantize_by_levels(
+        quantize(values, levels, pairs), QuantizationGrid(values.new_ones(()), levels, pairs, limit=limit)
+    )[0]
 
 
 def ranges(limit: int) -> Tensor:
@@ -438,7 +438,9 @@ def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_
     order = torch.arange(architecture.hidden_size)
     if reorder == "all":  # groups are formed in this order, and the block reads features in their natural one
         order = salience_order(stats.maxima["attention_input"], architecture.site("attention_input"), architecture)
-    block = Block(layer.get_submodule(architecture.attention), stats.attention, stats.arguments, torch.device("cpu"))
+    block = AttentionBlock(
+        layer.get_submodule(architecture.attention), stats.attention, stats.arguments, torch.device("cpu")
+    )
 
     def attended(linear: str, rows: slice, values: Tensor | None) -> Tensor:
         """The attention block's output of the whole model, with other numbers in some rows of a weight."""
@@ -474,7 +476,7 @@ def test_queries_and_keys_are_clipped_where_the_attention_blocks_output_changes_
         assert torch.equal(weights[part.name].qparams.scale[rows], grid.qparams.scale)
 
 
-def reference_gptq(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> Tensor:
+def reference_gptq(weight: Tensor, grid: QuantizationGrid, hessian: Tensor, damping: float) -> Tensor:
     """Column by column, the inverse of what remains of the Hessian found anew for each (Frantar et al., Eqs. 2-3)."""
     hessian = hessian + damping * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=hessian.dtype)
     values, codes = weight / grid.unit, torch.empty(weight.shape, dtype=torch.uint8)
@@ -517,7 +519,7 @@ def test_gptq_leaves_int8_no_more_than_rounding_to_nearest():
     whole, values = dequantize_by_levels(codes, grid)
     assert whole.abs().max() <= 127
     assert torch.equal(QuantizedWeight(codes, grid.qparams, GROUPS).dequantize(torch.float64), values)
-    unbounded = Grid(grid.unit, grid.levels, GROUPS, "real", limit=10**6)
+    unbounded = QuantizationGrid(grid.unit, grid.levels, GROUPS, "real", limit=10**6)
     assert dequantize_by_levels(gptq_codes(weight, unbounded, x.T @ x, 0.01), unbounded)[0].max() > 127
 
 

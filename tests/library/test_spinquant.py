@@ -22,7 +22,7 @@ from rotquant.methods.spinquant.cayley_training import learn_rotations, learning
 from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
+from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
@@ -133,7 +133,7 @@ def test_the_learning_network_is_the_rotated_quantized_network(family: str, vari
         assert (exact - plain).abs().max() <= 1e-9
 
 
-def learn(model: nn.Module, of: Recipe | None = None, seed: int = 0, **settings: Any) -> Learned:
+def learn(model: nn.Module, of: Recipe | None = None, seed: int = 0, **settings: Any) -> LearnedRotations:
     return learn_rotations(model, of or recipe(), seed, SAMPLES, progress=False, **settings)
 
 

@@ -19,7 +19,7 @@ from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.diagnostics import measure_costs
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.snr import end_to_end_snr
-from rotquant.models.limits import Limits, advised_length
+from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
@@ -46,23 +46,23 @@ LONG = 513
 )
 def test_the_context_counts_what_stretches_it(rope: dict[str, Any] | None, context: int) -> None:
     config = SimpleNamespace(vocab_size=10, max_position_embeddings=4096, rope_parameters=rope)
-    assert Limits.of(config).context == context
+    assert ModelLimits.of(config).context == context
 
 
 def test_a_sliding_window_does_not_limit_the_text() -> None:
-    assert Limits.of(tiny_model("mistral", sliding_window=6).config).context == 512
+    assert ModelLimits.of(tiny_model("mistral", sliding_window=6).config).context == 512
 
 
 def test_the_usual_length_is_the_papers_or_the_context() -> None:
-    assert Limits(4096, 10).length() == Limits(None, 10).length() == 2048
-    assert Limits(512, 10).length() == Limits(512, 10).length(512) == 512
-    assert Limits(4096, 10).length(3000) == 3000
+    assert ModelLimits(4096, 10).length() == ModelLimits(None, 10).length() == 2048
+    assert ModelLimits(512, 10).length() == ModelLimits(512, 10).length(512) == 512
+    assert ModelLimits(4096, 10).length(3000) == 3000
     with pytest.raises(RecipeError, match="exceed the model's context of 512"):
-        Limits(512, 10).length(513)
+        ModelLimits(512, 10).length(513)
 
 
 def test_texts_are_no_longer_than_the_tokenizer_advises_unless_asked_for() -> None:
-    advised = Limits(2048, 10, advised_length(512))
+    advised = ModelLimits(2048, 10, advised_length(512))
     assert advised.length() == advised.shorten(preset("quarot")).calibration.sequence_length == 512
     assert advised.length(2048) == 2048
     assert {advised_length(told) for told in (10**30, 1e30, None, "512", -1)} == {None}
@@ -77,14 +77,14 @@ def test_a_shipped_model_is_measured_on_texts_as_long_as_it_was_trained_on(name:
 
 def test_a_methods_texts_are_shortened_and_nothing_else_is() -> None:
     recipe = preset("spinquant-hard")
-    short = Limits(64, 10).shorten(recipe)
+    short = ModelLimits(64, 10).shorten(recipe)
     assert short.calibration.sequence_length == short.methods["spinquant"].text.sequence_length == 64
-    assert Limits(64, 10).shorten(preset("llm-qat")).methods["llm_qat"].sequence_length == 64
-    assert Limits(10**6, 10).shorten(recipe) == recipe
+    assert ModelLimits(64, 10).shorten(preset("llm-qat")).methods["llm_qat"].sequence_length == 64
+    assert ModelLimits(10**6, 10).shorten(recipe) == recipe
     assert short.model_copy(update={"methods": {}, "calibration": None}) == recipe.model_copy(
         update={"methods": {}, "calibration": None}
     )
-    assert Limits(64, 10).shorten(Recipe()) == Recipe()
+    assert ModelLimits(64, 10).shorten(Recipe()) == Recipe()
 
 
 DOORS = {

@@ -18,7 +18,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.attention import reference
 from rotquant.kernels.attention.reference import Append, Attend, Dequantize
-from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
 
@@ -89,11 +89,11 @@ _ATTENTION = CudaFile(
 )
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """Every translation unit that the papers' shapes ask for: a scale per head, up to 8 query heads per key head."""
     shapes = [_Shape(head_dim, groups, torch.float16) for head_dim in HEAD_DIMS for groups in (1, _STATIC)]
     names = [name for shape in shapes for name in (*map(shape.append, (False, True)), shape.rotate, shape.dequantize)]
-    units = [Source(_APPEND, (name,)) for name in dict.fromkeys(names)]
+    units = [TranslationUnit(_APPEND, (name,)) for name in dict.fromkeys(names)]
     return units + [_attention_source(shape, 1, _stages(architecture)) for shape in shapes]
 
 
@@ -128,14 +128,14 @@ class _Shape:
 
 
 @functools.cache
-def _attention_source(shape: _Shape, column_tiles: int, stages: int) -> Source:
+def _attention_source(shape: _Shape, column_tiles: int, stages: int) -> TranslationUnit:
     """A unit of one instance, whose rings have as many bytes as the host gives them."""
     head_dim, groups = shape.head_dim, shape.groups
     rings = f"WARPS * sizeof(Ring<{head_dim}, {groups}, TILE<{head_dim}>, {stages}>)"
     merge = f"sizeof(Merge<{head_dim}>)"
     shared = (f"{rings} > {merge} ? {rings} : {merge}", shape.shared_bytes(stages))
     tile = (f"TILE<{head_dim}> * {head_dim}", _TILE_BYTES)
-    return Source(_ATTENTION, (shape.attention(column_tiles, stages),), (shared, tile))
+    return TranslationUnit(_ATTENTION, (shape.attention(column_tiles, stages),), (shared, tile))
 
 
 def _stages(architecture: str) -> int:
@@ -160,7 +160,7 @@ def _append_cuda(a: Append) -> None:
     blocks = batch * (-(-tokens // 16) + 1) * kv_heads if blocked else -(-batch * tokens * kv_heads // _WARPS)
     name = shape.append(blocked)
     launch(
-        kernel(Source(_APPEND, (name,)), name, k.device),
+        kernel(TranslationUnit(_APPEND, (name,)), name, k.device),
         (blocks, 2),
         (32 * _WARPS,),
         *(k, v, k.stride(0), k.stride(1), v.stride(0), v.stride(1), a.cos, a.sin, cos_batch),
@@ -223,7 +223,7 @@ def _dequantize_cuda(a: Dequantize) -> tuple[Tensor, Tensor]:
     prefix = _check_prefix(a, kv_heads, 2 * row, k)
     if k.numel():
         launch(
-            kernel(Source(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
+            kernel(TranslationUnit(_APPEND, (shape.dequantize,)), shape.dequantize, k.device),
             (-(-a.batch * kv_heads * -(-a.tokens // 16) // _WARPS), 2),
             (32 * _WARPS,),
             *(a.k_codes, a.v_codes, a.k_params, a.v_params, a.k_prefix, a.v_prefix, prefix),
@@ -251,7 +251,7 @@ def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool
     name = _Shape(head_dim, 1, x.dtype).rotate
     if out.numel():
         launch(
-            kernel(Source(_APPEND, (name,)), name, x.device),
+            kernel(TranslationUnit(_APPEND, (name,)), name, x.device),
             (-(-batch * tokens * heads // _WARPS),),
             (32 * _WARPS,),
             *(x, x.stride(0), x.stride(1), cos, sin, cos_batch, out),

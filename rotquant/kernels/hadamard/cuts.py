@@ -20,7 +20,7 @@ CHUNK, TILE = 64, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class LaunchGrid:
     """Blocks of a kernel's grid and how rows are shared among them (kernels/include/row_share.cuh).
 
     blocks: per multiprocessor, what registers are limited for.
@@ -43,7 +43,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Strips(Grid):
+class Strips(LaunchGrid):
     """A row for `warps` warps that own `strips` strips of 64 columns each.
 
     order: rows of the matrix. slots: rows of the ring in shared memory. passes: 2 halves the shared memory in which
@@ -105,7 +105,7 @@ class Strips(Grid):
 
 
 @dataclass(frozen=True)
-class _Whole(Grid):
+class _Whole(LaunchGrid):
     """A row as [order, 64 * chunks] in shared memory, for all warps of a block."""
 
     order: int

@@ -16,7 +16,7 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
 from rotquant.kernels.hadamard.cuts import CHUNK, TILE, Across, Cut, Strips, cut_of, signs
-from rotquant.kernels.launch.loading import Kernel, Source, kernel
+from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
 from rotquant.kernels.layouts.codes import CODES, NO_CODES, RowCodes
@@ -42,7 +42,7 @@ _FILES = {
 _ANY_FILE = CudaFile("hadamard_any.cu", {"hadamard_any": Parameters(problem=_ANY)})
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """Sources of the launchers: every kernel, and of its instances those that differ most."""
     half, bfloat = torch.float16, torch.bfloat16
     wanted = (
@@ -60,12 +60,12 @@ def sources(architecture: str) -> list[Source]:
         tensor_cores.append(_source(cut, dtype, output, gated, arithmetic))
     return [
         *tensor_cores,
-        Source(_ANY_FILE, ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
+        TranslationUnit(_ANY_FILE, ("hadamard_any<float,float,kSame,false>", "hadamard_any<__half,__half,kInt4,true>")),
     ]
 
 
 @lru_cache(maxsize=1024)
-def _source(cut: Cut, dtype: torch.dtype, output: str, gated: bool, half: bool) -> Source:
+def _source(cut: Cut, dtype: torch.dtype, output: str, gated: bool, half: bool) -> TranslationUnit:
     """A unit of one instance, which cuts a row as the host does and has the shared memory that the host gives it."""
     name = cut.instance(dtype, output, gated, half)
     shape = f"Shape<{name.partition('<')[2].rpartition(',')[0]}>"  # a kernel's last argument, its blocks, aside
@@ -74,7 +74,9 @@ def _source(cut: Cut, dtype: torch.dtype, output: str, gated: bool, half: bool) 
         "kWarps": cut.warps,
         "kSharedBytes": cut.shared_bytes(output, gated, half),
     }
-    return Source(_FILES[cut.file], (name,), tuple((f"{shape}::{name}", value) for name, value in counted.items()))
+    return TranslationUnit(
+        _FILES[cut.file], (name,), tuple((f"{shape}::{name}", value) for name, value in counted.items())
+    )
 
 
 def launch_transform(
@@ -173,7 +175,7 @@ def _launch_any(
     output = out.output if isinstance(out, RowCodes) else "kSame"
     arithmetic = "__half" if half else "float"
     name = f"hadamard_any<{TYPES[x.dtype]},{arithmetic},{output},{str(gated).lower()}>"
-    function = kernel(Source(_ANY_FILE, (name,)), name, x.device)
+    function = kernel(TranslationUnit(_ANY_FILE, (name,)), name, x.device)
     # float16 arithmetic halves the values with every two bits; the norm is what then remains.
     halvings = decompose(n)[1] // 2 if half else 0
     problem = _ANY.of(

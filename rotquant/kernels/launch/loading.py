@@ -32,7 +32,7 @@ _OPTIONS = ("--std=c++17", "--extra-device-vectorization", "-default-device")
 
 
 @dataclass(frozen=True)
-class Source:
+class TranslationUnit:
     """One translation unit.
 
     file: with what launches pass to its kernels.
@@ -75,7 +75,7 @@ def architecture_of_device(device: torch.device) -> str:
     return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
 
 
-def kernel(source: Source, name: str, device: torch.device) -> Kernel:
+def kernel(source: TranslationUnit, name: str, device: torch.device) -> Kernel:
     """The kernel `name` (an instance of `source` or an extern "C" function) on a GPU; made once per process.
 
     Raises:
@@ -87,14 +87,14 @@ def kernel(source: Source, name: str, device: torch.device) -> Kernel:
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(source: Source, name: str, index: int) -> Kernel:
+def _kernel(source: TranslationUnit, name: str, index: int) -> Kernel:
     module, symbols = _module(source, index)
     with _cupy().cuda.Device(index):
         return Kernel(module.get_function(symbols.get(name, name)), source.file.parameters(name))
 
 
 @functools.lru_cache(maxsize=1024)
-def _module(source: Source, index: int) -> tuple[Any, dict[str, str]]:
+def _module(source: TranslationUnit, index: int) -> tuple[Any, dict[str, str]]:
     compiled = compile_source(source, architecture_of_device(torch.device("cuda", index)))
     cupy = _cupy()
     with cupy.cuda.Device(index):
@@ -112,7 +112,7 @@ def _keep(module: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
 
-def compile_source(source: Source, architecture: str, folder: Path | None = None) -> Compiled:
+def compile_source(source: TranslationUnit, architecture: str, folder: Path | None = None) -> Compiled:
     """Compile with NVRTC, or take an earlier result; needs no GPU and no driver.
 
     The compiler also reads what launches pass (`CudaFile.checks`), and refuses kernels that take something else.
@@ -141,7 +141,7 @@ def compile_source(source: Source, architecture: str, folder: Path | None = None
     return Compiled(cubin, read_json(symbols))
 
 
-def _compile(nvrtc: Any, source: Source, text: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
+def _compile(nvrtc: Any, source: TranslationUnit, text: str, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
     program = nvrtc.createProgram(text, source.file.name, (), ())
     try:
         for instance in source.instances:

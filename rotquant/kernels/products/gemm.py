@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, LONG, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
@@ -81,10 +81,10 @@ class Tile:
         return f"{', '.join(map(str, sizes))}, {str(self.grouped).lower()}"
 
     @functools.cached_property
-    def source(self) -> Source:
+    def source(self) -> TranslationUnit:
         shape = f"Shape<{self._sizes}>"
         counted = ((f"{shape}::features", self.features), (f"{shape}::shared_bytes", self.shared_bytes))
-        return Source(_SM90, (self.instance,), counted)
+        return TranslationUnit(_SM90, (self.instance,), counted)
 
     @property
     def shared_bytes(self) -> int:
@@ -120,12 +120,12 @@ _MMA = CudaFile(
 _UNPACK = CudaFile("unpack.cu", kernels={"unpack_codes": Parameters(packed=POINTER, codes=POINTER, blocks=LONG)})
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """Everything that `launch_gemm` may compile."""
     mma = [_mma_source(packed, grouped) for packed in (False, True) for grouped in (False, True)]
     if architecture != "sm_90a":
         return mma
-    return [*(tile.source for tile in TILES + GROUPED_TILES), Source(_UNPACK)]
+    return [*(tile.source for tile in TILES + GROUPED_TILES), TranslationUnit(_UNPACK)]
 
 
 def launch_gemm(
@@ -219,10 +219,10 @@ def _at_once(tile: Tile, device: torch.device) -> int:
 
 
 @functools.cache
-def _mma_source(packed: bool, grouped: bool) -> Source:
+def _mma_source(packed: bool, grouped: bool) -> TranslationUnit:
     flags = [str(flag).lower() for flag in (packed, grouped)]
     shared = (f"STAGES * STAGE_BYTES<{flags[0]}>", _mma_bytes(packed))
-    return Source(_MMA, (f"w4_gemm_mma<{', '.join(flags)}>",), (shared,))
+    return TranslationUnit(_MMA, (f"w4_gemm_mma<{', '.join(flags)}>",), (shared,))
 
 
 def _mma_bytes(packed: bool) -> int:
@@ -258,6 +258,6 @@ def _unpacked(codes: Tensor) -> Tensor:
     """Packed 4-bit activations as int8."""
     held = torch.empty(codes.shape[0], 2 * codes.shape[1], dtype=torch.int8, device=codes.device)
     blocks = codes.numel() // 16
-    function = kernel(Source(_UNPACK), "unpack_codes", codes.device)
+    function = kernel(TranslationUnit(_UNPACK), "unpack_codes", codes.device)
     launch(function, (-(-blocks // 256), 1, 1), (256, 1, 1), codes, held, blocks, device=codes.device)
     return held

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.launch.loading import Source, architecture_of_device, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP
 from rotquant.kernels.products.output import OUTPUTS
@@ -50,7 +50,7 @@ _FILE = CudaFile(
 
 
 @dataclass(frozen=True)
-class Plan:
+class GemvPlan:
     """How a product is cut up; the template arguments of `gemv` in kernels/gemv.cu.
 
     rows: capacity; the smallest of 1, 8, 16, 32 and 64 that holds them is best.
@@ -92,25 +92,25 @@ class Plan:
 
 
 #: By rows: (strips up to which it is taken, plan), measured on an H200, 132 multiprocessors: kernels/notes/gemv.md.
-_HOPPER: dict[int, tuple[tuple[float, Plan], ...]] = {
+_HOPPER: dict[int, tuple[tuple[float, GemvPlan], ...]] = {
     1: (
-        (132, Plan(1, 1, 1, 16, 5)),
-        (528, Plan(1, 2, 1, 16, 4)),
-        (1056, Plan(1, 2, 2, 4, 5)),
-        (math.inf, Plan(1, 1, 1, 8, 4)),
+        (132, GemvPlan(1, 1, 1, 16, 5)),
+        (528, GemvPlan(1, 2, 1, 16, 4)),
+        (1056, GemvPlan(1, 2, 2, 4, 5)),
+        (math.inf, GemvPlan(1, 1, 1, 8, 4)),
     ),
-    8: ((528, Plan(8, 2, 1, 8, 5)), (math.inf, Plan(8, 2, 2, 4, 5))),
-    16: ((264, Plan(16, 2, 1, 8, 4)), (math.inf, Plan(16, 2, 2, 4, 5))),
-    32: ((264, Plan(32, 2, 2, 4, 4, 2)), (1056, Plan(32, 2, 2, 4, 4)), (math.inf, Plan(32, 2, 7, 2, 4))),
-    64: ((264, Plan(64, 2, 2, 4, 4, 2)), (math.inf, Plan(64, 2, 4, 2, 4))),
+    8: ((528, GemvPlan(8, 2, 1, 8, 5)), (math.inf, GemvPlan(8, 2, 2, 4, 5))),
+    16: ((264, GemvPlan(16, 2, 1, 8, 4)), (math.inf, GemvPlan(16, 2, 2, 4, 5))),
+    32: ((264, GemvPlan(32, 2, 2, 4, 4, 2)), (1056, GemvPlan(32, 2, 2, 4, 4)), (math.inf, GemvPlan(32, 2, 7, 2, 4))),
+    64: ((264, GemvPlan(64, 2, 2, 4, 4, 2)), (math.inf, GemvPlan(64, 2, 4, 2, 4))),
 }
 #: Before Hopper: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
-_AMPERE: dict[int, tuple[tuple[float, Plan], ...]] = {
-    1: ((math.inf, Plan(1, 1, 1, 8, 5)),),
-    8: ((math.inf, Plan(8, 2, 1, 8, 3)),),
-    16: ((math.inf, Plan(16, 2, 2, 4, 3)),),
-    32: ((math.inf, Plan(32, 2, 4, 2, 3)),),
-    64: ((math.inf, Plan(64, 2, 4, 1, 4)),),
+_AMPERE: dict[int, tuple[tuple[float, GemvPlan], ...]] = {
+    1: ((math.inf, GemvPlan(1, 1, 1, 8, 5)),),
+    8: ((math.inf, GemvPlan(8, 2, 1, 8, 3)),),
+    16: ((math.inf, GemvPlan(16, 2, 2, 4, 3)),),
+    32: ((math.inf, GemvPlan(32, 2, 4, 2, 3)),),
+    64: ((math.inf, GemvPlan(64, 2, 4, 1, 4)),),
 }
 
 
@@ -123,14 +123,14 @@ def is_preferred(rows: int, strips: int, architecture: str) -> bool:
     return rows <= everywhere or (rows <= MAX_ROWS and strips <= _HOPPER_FEW_STRIPS)
 
 
-def choose_plan(rows: int, strips: int, architecture: str) -> Plan:
+def choose_plan(rows: int, strips: int, architecture: str) -> GemvPlan:
     """The plan for 1 to `MAX_ROWS` rows and so many strips of 16 output features."""
     table = _plans(architecture)
     capacity = min(capacity for capacity in table if capacity >= rows)
     return next(plan for most, plan in table[capacity] if strips <= most)
 
 
-def _plans(architecture: str) -> dict[int, tuple[tuple[float, Plan], ...]]:
+def _plans(architecture: str) -> dict[int, tuple[tuple[float, GemvPlan], ...]]:
     return _HOPPER if int(architecture.removeprefix("sm_").rstrip("a")) >= 90 else _AMPERE
 
 
@@ -141,7 +141,7 @@ def launch_gemv(
     column_scale: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    plan: Plan | None = None,
+    plan: GemvPlan | None = None,
 ) -> None:
     """Fill `out` [rows, out_features]; arguments as in `linear.w4_linear`, already checked.
 
@@ -184,12 +184,12 @@ def launch_gemv(
 
 
 @functools.cache
-def _source(plan: Plan, packed: bool, grouped: bool) -> Source:
+def _source(plan: GemvPlan, packed: bool, grouped: bool) -> TranslationUnit:
     """A unit of one instance, whose rings have as many bytes as the host gives them."""
     sizes = (plan.rows, plan.strips, plan.across, plan.along, plan.depth, plan.cluster)
     shape = ", ".join([*map(str, sizes), *(str(flag).lower() for flag in (packed, grouped))])
     shared = (f"Shape<{shape}>::kSharedBytes", plan.shared_bytes(packed, grouped))
-    return Source(_FILE, (plan.instance(packed, grouped),), (shared,))
+    return TranslationUnit(_FILE, (plan.instance(packed, grouped),), (shared,))
 
 
 def _spreading_bytes(blocks: int, device: torch.device) -> int:
@@ -202,7 +202,7 @@ def _spreading_bytes(blocks: int, device: torch.device) -> int:
     return properties.shared_memory_per_multiprocessor // (share + 1)
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """A unit for every plan with packed activations, and one for each of the other kinds of operands."""
     plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
     units = [_source(plan, packed=True, grouped=False) for plan in plans]

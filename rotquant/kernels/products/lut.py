@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
-from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure
 from rotquant.kernels.layouts.weights import STRIP, padded
@@ -214,7 +214,7 @@ def _check(a: W2Linear) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LutPlan:
     """How a product is cut up; template arguments of `lut_gemv` in kernels/lut_gemv.cu.
 
     kind: C++ type that says what the activations are.
@@ -252,9 +252,9 @@ class Plan:
         return self.rows * (groups * self.group_bytes + partial)
 
     @functools.cached_property
-    def source(self) -> Source:
+    def source(self) -> TranslationUnit:
         """A unit of this instance."""
-        return Source(_FILE, (self.instance,), ((f"kGroupBytes<{self.kind}>", self.group_bytes),))
+        return TranslationUnit(_FILE, (self.instance,), ((f"kGroupBytes<{self.kind}>", self.group_bytes),))
 
 
 _KINDS = {
@@ -293,7 +293,7 @@ _FILE = CudaFile(
 )
 
 
-def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> Plan:
+def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multiprocessors: int) -> LutPlan:
     """The plan for so many rows; fewer rows at a time where their digits do not fit in shared memory.
 
     The shapes are the fastest of those tried on an H200 (kernels/notes/lut.md).
@@ -308,7 +308,7 @@ def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multipr
             across, along, depth, blocks = (1, 8, 4, 2) if capacity == 1 else (2, 8, 2, 1)
         else:
             across, along, depth, blocks = (1, 16, min(capacity, 2), 1)
-        plan = Plan(_KINDS[dtype], capacity, across, along, depth, min(strips, blocks * multiprocessors))
+        plan = LutPlan(_KINDS[dtype], capacity, across, along, depth, min(strips, blocks * multiprocessors))
         if plan.shared_bytes(strips, groups) <= _SHARED:
             return plan
         capacity //= 2
@@ -316,7 +316,7 @@ def choose_plan(dtype: torch.dtype, rows: int, strips: int, groups: int, multipr
 
 
 def launch_lut_gemv(
-    plan: Plan, x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
+    plan: LutPlan, x: Tensor, row_scale: Tensor | None, codes: Tensor, table: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
     """Fill `out` [rows, out_features], at most `plan.rows` rows; arguments as in `w2_linear`, already checked."""
     strips, groups = codes.shape[:2]
@@ -366,19 +366,19 @@ def launch_dequantize(codes: Tensor, table: Tensor, out_features: int, in_featur
     strips, groups = codes.shape[0], in_features // GROUP_SIZE
     weight = torch.empty(strips * STRIP, in_features, dtype=dtype, device=codes.device)
     name = _DEQUANTIZE[dtype]
-    function = kernel(Source(_FILE, (name,)), name, codes.device)
+    function = kernel(TranslationUnit(_FILE, (name,)), name, codes.device)
     arguments = (codes, table, weight, strips, groups, codes.shape[1] // 2)
     blocks = -(-strips * groups // _DEQUANTIZE_WARPS)
     launch(function, (blocks,), (32 * _DEQUANTIZE_WARPS,), *arguments, device=codes.device)
     return weight[:out_features]
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """Everything that the operator may compile for this architecture."""
     del architecture
     plans = [choose_plan(torch.int8, rows, 1, 1, 1) for rows in (1, 2, 4, 8)]
     plans += [choose_plan(dtype, rows, 1, 1, 1) for dtype in _DEQUANTIZE for rows in (1, 2, 4)]
-    return [plan.source for plan in plans] + [Source(_FILE, (name,)) for name in _DEQUANTIZE.values()]
+    return [plan.source for plan in plans] + [TranslationUnit(_FILE, (name,)) for name in _DEQUANTIZE.values()]
 
 
 w2_linear = operator(

@@ -17,7 +17,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, POINTER, TYPES, CudaFile, Parameters, Structure
 from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import check_heads, transform_reference
-from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_tensor, launch, operator
 from rotquant.kernels.layouts.codes import CODES, Rounding, RowCodes
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, padded
@@ -43,7 +43,7 @@ _FILE_16 = CudaFile("activations_16.cu", kernels={"quantize_rows_16": Parameters
 _FILE_32 = CudaFile("activations.cu", kernels={"quantize_rows_32": Parameters(problem=_PROBLEM)})
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """Sources of the launchers, kernels of `hadamard` aside: each kind of row, with each output and type."""
     names = (
         "quantize_rows_16<__half,kPlain,kInt4,8>",
@@ -51,7 +51,7 @@ def sources(architecture: str) -> list[Source]:
         "quantize_rows_16<__nv_bfloat16,kNorm,kInt8,8>",
         "quantize_rows_16<__half,kSumNorm,kInt4,4>",
     )
-    return [Source(_FILE_32, ("quantize_rows_32<kSumNorm,kInt8,4>",)), Source(_FILE_16, names)]
+    return [TranslationUnit(_FILE_32, ("quantize_rows_32<kSumNorm,kInt8,4>",)), TranslationUnit(_FILE_16, names)]
 
 
 def _codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ def _launch_rows(
         columns=out.columns,
         eps=eps,
     )
-    launch(kernel(Source(file, (name,)), name, x.device), (x.shape[0],), (threads,), problem, device=x.device)
+    launch(kernel(TranslationUnit(file, (name,)), name, x.device), (x.shape[0],), (threads,), problem, device=x.device)
 
 
 def _shape(pieces: int, rows: int, kind: str, wide: bool) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm, silu
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
-from rotquant.kernels.launch.loading import Kernel, Source, kernel
+from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
 from rotquant.kernels.launch.operators import Written, check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
 
@@ -38,13 +38,13 @@ _FILE = CudaFile(
 )
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with every kernel for both types."""
     return [_source()]
 
 
-def _source() -> Source:
-    return Source(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
+def _source() -> TranslationUnit:
+    return TranslationUnit(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
 
 
 def _kernel(name: str, x: Tensor) -> Kernel:

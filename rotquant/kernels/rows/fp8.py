@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, POINTER, CudaFile, Parameters
-from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.layouts.weights import padded
 from rotquant.kernels.rows.elementwise import check_norm, empty_sum, swiglu
@@ -43,13 +43,13 @@ _ALIGNMENT = 16
 _FEW_ROWS = 32
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with every kernel."""
     return [_source()]
 
 
-def _source() -> Source:
-    return Source(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
+def _source() -> TranslationUnit:
+    return TranslationUnit(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
 
 
 def _launch(name: str, x: Tensor, n: int, *arguments: object) -> tuple[Tensor, Tensor]:

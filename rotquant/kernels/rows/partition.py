@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
-from rotquant.kernels.launch.loading import Source, kernel
+from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.rows.partition_reference import WeightGroups, backward_reference, forward_reference
 from rotquant.tensors.normal_float import normal_float
@@ -66,17 +66,17 @@ def has_kernel(dtype: torch.dtype, group_size: int) -> bool:
     return dtype in TYPES and group_size % _MULTIPLE == 0 and 0 < group_size <= LARGEST_GROUP
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """One translation unit for each type and kind, at the paper's group size."""
     return [_source(dtype, kind, _PAPERS) for dtype in TYPES for kind in _KINDS]
 
 
-def _source(dtype: torch.dtype, kind: str, group_size: int) -> Source:
+def _source(dtype: torch.dtype, kind: str, group_size: int) -> TranslationUnit:
     steps = get_args(StraightThrough) if kind in ("ldp", "n2uq") else ("step",)
     names = (_forward(dtype, kind, group_size), *(_backward(dtype, kind, step, group_size) for step in steps))
     side_by_side, turns = _layout(dtype, group_size)
     layout = f"Layout<{TYPES[dtype]}, {group_size}>"
-    return Source(_FILE, names, ((f"{layout}::GROUPS", side_by_side), (f"{layout}::TURNS", turns)))
+    return TranslationUnit(_FILE, names, ((f"{layout}::GROUPS", side_by_side), (f"{layout}::TURNS", turns)))
 
 
 def _forward(dtype: torch.dtype, kind: str, group_size: int) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
-from rotquant.kernels.launch.loading import Kernel, Source, kernel
+from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors import quantization
@@ -37,14 +37,14 @@ _FILE = CudaFile(
 )
 
 
-def sources(architecture: str) -> list[Source]:
+def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with both kernels for every type and length of rows."""
     return [_source()]
 
 
-def _source() -> Source:
+def _source() -> TranslationUnit:
     types = [(a, b) for a in _INPUTS.values() for b in _OUTPUTS.values()]
-    return Source(
+    return TranslationUnit(
         _FILE, tuple(f"{name}<{a}, {b}, {team}>" for name in _FILE.kernels for a, b in types for team in _TEAMS)
     )
 

@@ -36,7 +36,7 @@ _LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedBlock:
     """Trainable tensors of one block, by name: leaves with gradient, float32 or float64.
 
     weights: of linear layers, [out, in]. scales, zero_points: theirs, as in `choose_qparams`; no zero points where the
@@ -121,7 +121,7 @@ def start(
     settings: BlockAP,
     index: int,
     layer: nn.Module,
-) -> Learned:
+) -> LearnedBlock:
     """Where a block's training begins: its weights, and the scales of both grid searches."""
     scheme, names = context.recipe.rounded.scheme, context.architecture.linears
     exact = torch.promote_types(next(layer.parameters()).dtype, torch.float32)
@@ -142,7 +142,7 @@ def start(
                 for weight in [weights[name]]
             }
         static = search.of_layer(index, layer) if context.recipe.has_static_scales else {}
-    learned = Learned(
+    learned = LearnedBlock(
         weights,
         {name: q.scale.clone() for name, q in qparams.items()},
         {name: q.zero_point.clone() for name, q in qparams.items() if q.zero_point is not None},
@@ -160,7 +160,7 @@ def start(
 
 
 def block_output(
-    layer: nn.Module, learned: Learned, scheme: QuantizationScheme, hidden: Tensor, kwargs: Mapping[str, Any]
+    layer: nn.Module, learned: LearnedBlock, scheme: QuantizationScheme, hidden: Tensor, kwargs: Mapping[str, Any]
 ) -> Tensor:
     """Outputs [batch, tokens, hidden] of a wrapped layer with rounded weights; differentiable in what is learned.
 
@@ -176,7 +176,12 @@ def block_output(
 
 
 def tune_block(
-    context: QuantizationContext, stream: LayerStream, targets: Tensor, learned: Learned, settings: BlockAP, index: int
+    context: QuantizationContext,
+    stream: LayerStream,
+    targets: Tensor,
+    learned: LearnedBlock,
+    settings: BlockAP,
+    index: int,
 ) -> list[Record]:
     """Train a block's `learned` in place, or take it from the context's checkpoint, where it is done.
 
@@ -205,7 +210,7 @@ def _train(
     context: QuantizationContext,
     stream: LayerStream,
     targets: Tensor,
-    learned: Learned,
+    learned: LearnedBlock,
     settings: BlockAP,
     index: int,
     checkpoint: Checkpoint | None,
@@ -252,7 +257,7 @@ def _share(settings: BlockAP, steps: int, step: int) -> float:
 
 
 @torch.no_grad()
-def round_block(context: QuantizationContext, learned: Learned, index: int, layer: nn.Module) -> None:
+def round_block(context: QuantizationContext, learned: LearnedBlock, index: int, layer: nn.Module) -> None:
     """Round a block's learned weights, put their values into the layer, and keep integers and static scales."""
     scheme = context.recipe.rounded.scheme
     for site in context.architecture.sites:

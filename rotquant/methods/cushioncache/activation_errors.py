@@ -21,7 +21,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import fake_quantize_texts
 
 
-class Errors:
+class ActivationErrors:
     """The sum of the squared errors of what passes, by sequence: take it with `total`, which begins anew."""
 
     def __init__(self, skipped: int) -> None:
@@ -53,14 +53,16 @@ def squared_error(x: Tensor, scheme: QuantizationScheme) -> Tensor:
 
 
 @contextmanager
-def measured(model: nn.Module, quantization: RuntimeQuantization, recipe: Recipe, skipped: int = 0) -> Iterator[Errors]:
+def measured(
+    model: nn.Module, quantization: RuntimeQuantization, recipe: Recipe, skipped: int = 0
+) -> Iterator[ActivationErrors]:
     """While open, the model runs with a quantization and its activations' errors are measured.
 
     Args:
         recipe: with this method, whose `measured` says which activations; its schemes are taken as dynamic.
         skipped: how many tokens at the head of each sequence are a prefix.
     """
-    errors, schemes = Errors(skipped), dynamic(recipe)
+    errors, schemes = ActivationErrors(skipped), dynamic(recipe)
     if CushionCache.of(recipe).measured == "inputs":
         quantization = replace(quantization, inputs=_at_sites(model, errors, schemes))
     with wrap(model, quantization) as handle:
@@ -79,7 +81,7 @@ def dynamic(recipe: Recipe) -> RuntimeQuantization:
 
 
 def _at_sites(
-    model: nn.Module, errors: Errors, schemes: RuntimeQuantization
+    model: nn.Module, errors: ActivationErrors, schemes: RuntimeQuantization
 ) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
     """Forward hooks that measure each site's input, after the online transform."""
     architecture = architecture_of(model)
@@ -91,7 +93,7 @@ def _at_sites(
     }
 
 
-def _behind(errors: Errors, schemes: RuntimeQuantization) -> Callable[..., None]:
+def _behind(errors: ActivationErrors, schemes: RuntimeQuantization) -> Callable[..., None]:
     """A hook that measures the output of a decoder layer."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -17,7 +17,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import architecture_of, base_model, config_of
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
@@ -33,7 +33,7 @@ _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
 
 
 @dataclass
-class Found:
+class SearchState:
     """Where a search is: the prompt, errors of the candidates tried at its next place, and whether it is at its end."""
 
     ids: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class _Search:
     def __init__(self, context: QuantizationContext) -> None:
         self.context, self.settings = context, CushionCache.of(context.recipe)
         samples = context.calibration_samples
-        self.found = Found(_start(context.model, self.settings))
+        self.found = SearchState(_start(context.model, self.settings))
         self.texts = search_texts(context.model, self.settings, samples, context.seed)
         self.tried = candidate_tokens(context.model, self.settings, samples)
         texts, tokens = self.texts.shape[1:]
@@ -116,7 +116,7 @@ def search_texts(model: nn.Module, settings: CushionCache, samples: Tensor, seed
 
     Texts are no longer than the model's context leaves behind the longest prompt.
     """
-    context = Limits.of(config_of(model)).context
+    context = ModelLimits.of(config_of(model)).context
     room = settings.sequence_length if context is None else context - settings.max_tokens
     generator = torch.Generator().manual_seed(settings.seed + seed)
     drawn = torch.randint(len(samples), (settings.max_tokens, settings.search_samples), generator=generator)
@@ -135,7 +135,7 @@ def candidate_tokens(model: nn.Module, settings: CushionCache, samples: Tensor) 
     return torch.tensor(frequent)
 
 
-def _settle(found: Found, tried: Tensor, before: float, threshold: float) -> Record:
+def _settle(found: SearchState, tried: Tensor, before: float, threshold: float) -> Record:
     """Append the best candidate to the prompt or end the search (Eq. 10); what was found, for the history."""
     best = int(found.errors.argmin())
     token, error = int(tried[best]), found.errors[best].item()

@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.methods.cushioncache.activation_errors import Errors, dynamic, measured
+from rotquant.methods.cushioncache.activation_errors import ActivationErrors, dynamic, measured
 from rotquant.methods.cushioncache.greedy_prefix_search import search
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import Prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import on_device
@@ -52,7 +52,7 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
-    longest = Limits.of(config_of(model)).context
+    longest = ModelLimits.of(config_of(model)).context
     samples = context.calibration_samples[:, : None if longest is None else longest - prefix.tokens]
     batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + context.seed)
     with (
@@ -89,7 +89,7 @@ def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> Runt
     )
 
 
-def losses(model: nn.Module, errors: Errors, ids: Tensor, error_weight: float) -> dict[str, Tensor]:
+def losses(model: nn.Module, errors: ActivationErrors, ids: Tensor, error_weight: float) -> dict[str, Tensor]:
     """Eq. 11 of one text [1, tokens]: `loss`, and its parts `prediction`, a mean over tokens, and `error`, a sum.
 
     Args:
@@ -117,7 +117,7 @@ def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             parameter.requires_grad_(wanted)
 
 
-def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """Every text can stand behind the prefix."""
     limits.check_prefix(1)
     if limits.context is not None and limits.context <= settings.max_tokens + 1:

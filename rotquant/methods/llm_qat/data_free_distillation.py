@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from rotquant.methods.llm_qat import LLMQAT
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding
 from rotquant.models.batches import shuffled_batches
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.writing import write, written_once
@@ -52,7 +52,7 @@ def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
     Raises:
         RecipeError: they would exceed the model's context.
     """
-    Limits.of(model.config).check_length(length, "texts that LLM-QAT trains on")
+    ModelLimits.of(model.config).check_length(length, "texts that LLM-QAT trains on")
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(config_of(model).vocab_size, (samples, 1), generator=generator)
     greedy = torch.randint(GREEDY.start, GREEDY.stop, (samples, 1), generator=generator)
@@ -187,7 +187,7 @@ def train_model(
     return history
 
 
-def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """The generated text fits the context."""
     limits.check_length(settings.sequence_length, "texts that LLM-QAT trains on")
 

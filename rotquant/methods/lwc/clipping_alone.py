@@ -8,14 +8,19 @@ OmniQuant's (`methods.omniquant.block_reconstruction`), with nothing but clippin
 from collections.abc import Iterator
 
 from rotquant.methods.lwc import LearnedClipping
-from rotquant.methods.omniquant.block_reconstruction import Learned, Training, initial_clipping, quantize_blocks
+from rotquant.methods.omniquant.block_reconstruction import (
+    BlockTraining,
+    LearnedTransformation,
+    initial_clipping,
+    quantize_blocks,
+)
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
 
 
-def training_of(settings: LearnedClipping) -> Training:
+def training_of(settings: LearnedClipping) -> BlockTraining:
     """How blocks are trained."""
-    return Training(
+    return BlockTraining(
         settings.title,
         settings.steps,
         settings.batch_size,
@@ -31,7 +36,7 @@ def quantize_model(context: QuantizationContext, settings: LearnedClipping) -> I
     return quantize_blocks(
         context,
         training_of(settings),
-        lambda _block, parameters, _maxima: Learned({}, initial_clipping(parameters, linears, scheme)),
+        lambda _block, parameters, _maxima: LearnedTransformation({}, initial_clipping(parameters, linears, scheme)),
     )
 
 

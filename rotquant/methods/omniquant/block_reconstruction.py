@@ -39,7 +39,7 @@ Parameters = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedTransformation:
     """Trainable tensors of one block; every tensor is a leaf with gradient.
 
     scales: the s of LET by place. `attention_input` and `mlp_input` [hidden] divide a norm's output; `value`
@@ -89,7 +89,7 @@ def transformed(
     Args:
         parameters: of one decoder layer, by name.
         architecture: of the model.
-        scales: as in `Learned.scales`; a place left out is not transformed.
+        scales: as in `LearnedTransformation.scales`; a place left out is not transformed.
         rotary_dim: how many dimensions of a head RoPE turns, always the first ones.
     """
     result = dict(parameters)
@@ -141,7 +141,7 @@ def rotary_pairs(head_dim: int, rotary_dim: int, device: torch.device | str = "c
 
 def initial(
     parameters: Parameters, architecture: Architecture, maxima: Parameters, recipe: Recipe, rotary_dim: int
-) -> Learned:
+) -> LearnedTransformation:
     """Where training starts: LET at SmoothQuant's scales (ones between queries and keys), LWC at 0.98 of the range.
 
     Between v_proj and o_proj a scale is shared by the query heads of one kv head; it is left out where an online
@@ -168,7 +168,7 @@ def initial(
     pairs = architecture.head_dim - rotary_dim // 2
     scales["query_key"] = like.new_ones(architecture.num_kv_heads, pairs)
     scales = {name: scale.clamp(min=SMALLEST_SCALE).requires_grad_() for name, scale in scales.items()}
-    return Learned(scales, initial_clipping(parameters, architecture.linears, recipe.rounded.scheme))
+    return LearnedTransformation(scales, initial_clipping(parameters, architecture.linears, recipe.rounded.scheme))
 
 
 def initial_clipping(
@@ -189,7 +189,11 @@ def per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
 
 
 def quantized_parameters(
-    parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme, learned: Learned, rotary_dim: int
+    parameters: Parameters,
+    architecture: Architecture,
+    scheme: QuantizationScheme,
+    learned: LearnedTransformation,
+    rotary_dim: int,
 ) -> dict[str, Tensor]:
     """The parameters that the quantized block uses: transformed, clipped, rounded; differentiable in `learned`."""
     result = transformed(parameters, architecture, learned.scales, rotary_dim)
@@ -201,7 +205,7 @@ def quantized_parameters(
 
 
 @dataclass(frozen=True)
-class Block:
+class DecoderBlock:
     """Decoder layer with the arguments of its forward pass other than hidden states and parameters.
 
     kwargs: keyword arguments of the layer for one sample (position embeddings, mask), on the layer's device.
@@ -230,7 +234,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Training:
+class BlockTraining:
     """How blocks are trained.
 
     title: of the method, for progress and errors. steps: of a block. batch_size: samples in each.
@@ -246,13 +250,13 @@ class Training:
 
 
 def train(
-    block: Block,
+    block: DecoderBlock,
     parameters: Parameters,
-    learned: Learned,
+    learned: LearnedTransformation,
     inputs: Tensor,
     targets: Tensor,
     scheme: QuantizationScheme,
-    training: Training,
+    training: BlockTraining,
     seed: int,
 ) -> None:
     """Train `learned` in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
@@ -291,7 +295,7 @@ def train(
 
 
 @torch.no_grad()
-def fuse(block: Block, learned: Learned, scheme: QuantizationScheme) -> dict[str, QuantizedWeight]:
+def fuse(block: DecoderBlock, learned: LearnedTransformation, scheme: QuantizationScheme) -> dict[str, QuantizedWeight]:
     """Write the transformed and rounded parameters into the decoder layer and return its integer weights by name.
 
     For a float32 model they are exactly what training saw last; a half-precision model stores transformed parameters
@@ -321,7 +325,9 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def quantize_blocks(
-    context: QuantizationContext, training: Training, start: Callable[[Block, Parameters, Parameters], Learned]
+    context: QuantizationContext,
+    training: BlockTraining,
+    start: Callable[[DecoderBlock, Parameters, Parameters], LearnedTransformation],
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Train, fuse and round the context's model, in place, one decoder layer at a time on the context's device.
 
@@ -339,7 +345,7 @@ def quantize_blocks(
     clean = noisy = stream.hidden
     for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        block = Block(layer, context.architecture, as_type(stream.kwargs[index], exact))
+        block = DecoderBlock(layer, context.architecture, as_type(stream.kwargs[index], exact))
         parameters = exact_parameters(layer)
         with wrap(context.model, context.online), observe(layer, context.architecture, "max") as maxima:
             clean = block.map(parameters, clean, stream.batch_size)
@@ -353,9 +359,9 @@ def quantize_blocks(
         yield weights
 
 
-def training_of(settings: OmniQuant) -> Training:
+def training_of(settings: OmniQuant) -> BlockTraining:
     """How blocks are trained."""
-    return Training(
+    return BlockTraining(
         settings.title,
         settings.steps,
         settings.batch_size,
@@ -368,7 +374,7 @@ def training_of(settings: OmniQuant) -> Training:
 def quantize_model(context: QuantizationContext, settings: OmniQuant) -> Iterator[dict[str, QuantizedWeight]]:
     """OmniQuant's `quantize_blocks`."""
 
-    def start(block: Block, parameters: Parameters, maxima: Parameters) -> Learned:
+    def start(block: DecoderBlock, parameters: Parameters, maxima: Parameters) -> LearnedTransformation:
         return initial(parameters, block.architecture, maxima, context.recipe, block.rotary_dim)
 
     return quantize_blocks(context, training_of(settings), start)

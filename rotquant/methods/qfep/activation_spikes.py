@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.qfep import QFeP
 from rotquant.models.architectures import Architecture, config_of
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
@@ -80,7 +80,7 @@ def token_scales(
     Raises:
         RecipeError, CheckpointError: the model cannot read them.
     """
-    Limits.of(config_of(model)).check(windows, "windows")
+    ModelLimits.of(config_of(model)).check(windows, "windows")
     stream = capture_layer_inputs(model, windows, device)
     found = []
     for index, layer in stream.layers("activation spikes"):
@@ -149,7 +149,7 @@ def frequent_tokens(text: Tensor, number: int) -> list[int]:
     return tokens[counts.argsort(descending=True, stable=True)[:number]].tolist()
 
 
-def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """Every text can stand behind the prefix."""
     if settings.prefix:
         limits.check_prefix(1)

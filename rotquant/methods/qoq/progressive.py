@@ -25,7 +25,7 @@ _SIGNIFICANT = 11
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantizationGrid:
     """Quantization levels of a weight [out, in].
 
     unit: what the weight is divided by before it is rounded: s0, [out, 1], or one.
@@ -73,7 +73,7 @@ def choose_grid(
     ratio: float | Tensor = 1.0,
     intermediate: Intermediate = "integers",
     limit: int = PROTECTIVE_RANGE,
-) -> Grid:
+) -> QuantizationGrid:
     """The grid of a weight [out, in], float32 or float64, each scale's range shrunk to the share `ratio`.
 
     Args:
@@ -83,10 +83,10 @@ def choose_grid(
         limit: of Q8; 127 shows what the protective range is for.
     """
     if scheme.granularity != "group":
-        return Grid(weight.new_ones(()), choose_qparams(weight, scheme, ratio), scheme)
+        return QuantizationGrid(weight.new_ones(()), choose_qparams(weight, scheme, ratio), scheme)
     unit = channel_scale(weight, limit)
     values = intermediate_codes(weight / unit, intermediate, limit)
-    return Grid(unit, group_levels(values, scheme, ratio), scheme, intermediate, limit)
+    return QuantizationGrid(unit, group_levels(values, scheme, ratio), scheme, intermediate, limit)
 
 
 def channel_scale(weight: Tensor, limit: int = PROTECTIVE_RANGE) -> Tensor:
@@ -119,7 +119,7 @@ def group_levels(values: Tensor, scheme: QuantizationScheme, ratio: float | Tens
     return QParams(scale, quantize(-low, QParams(scale, torch.zeros_like(scale)), each).to(values.dtype))
 
 
-def dequantize_by_levels(codes: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def dequantize_by_levels(codes: Tensor, grid: QuantizationGrid) -> tuple[Tensor, Tensor]:
     """Dequantize 4-bit codes of groups as a kernel does: the intermediate weight (Eq. 4) and the weight (Eq. 3).
 
     Returns:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.methods.qoq import QoQ
-from rotquant.methods.qoq.progressive import Grid, choose_grid
+from rotquant.methods.qoq.progressive import QuantizationGrid, choose_grid
 from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
 from rotquant.models.architectures import Architecture, Site, architecture_of, linear_of
 from rotquant.models.simulation.kv_cache import TransientCache
@@ -114,7 +114,7 @@ def salience_order(maxima: Tensor, site: Site, architecture: Architecture) -> Te
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """The attention block of a decoder layer and what it was called with."""
 
     module: nn.Module
@@ -150,7 +150,7 @@ def clip_ratios(grid: int) -> list[float]:
 
 @torch.no_grad()
 def search_block_clip(
-    block: Block, parameter: Tensor, rows: slice, rounded: Callable[[float], Tensor], ratios: Sequence[float]
+    block: AttentionBlock, parameter: Tensor, rows: slice, rounded: Callable[[float], Tensor], ratios: Sequence[float]
 ) -> float:
     """The one share of the ranges of some rows of a weight with the least error of the attention block's output.
 
@@ -170,7 +170,7 @@ def search_block_clip(
     return best
 
 
-def gptq_codes(weight: Tensor, grid: Grid, hessian: Tensor, damping: float) -> Tensor:
+def gptq_codes(weight: Tensor, grid: QuantizationGrid, hessian: Tensor, damping: float) -> Tensor:
     """4-bit codes column by column in falling order of the Hessian's diagonal, errors spread over the columns to come.
 
     Scales stay as they were chosen (authors' code).
@@ -236,7 +236,7 @@ class Rounder:
     scheme: QuantizationScheme
     moments: dict[str, Tensor]
     orders: dict[str, Tensor]
-    block: Block
+    block: AttentionBlock
 
     def quantized(self, site: Site, name: str) -> QuantizedWeight:
         """Clip and round one weight of a site."""
@@ -252,7 +252,7 @@ class Rounder:
             codes = grid.codes(weight)
         return QuantizedWeight(codes, grid.qparams, self.scheme, order)
 
-    def _grid(self, weight: Tensor, ratio: float | Tensor) -> Grid:
+    def _grid(self, weight: Tensor, ratio: float | Tensor) -> QuantizationGrid:
         return choose_grid(weight, self.scheme, ratio, self.settings.intermediate)
 
     def _shares(self, name: str, weight: Tensor, moment: Tensor, order: Tensor | None) -> Tensor:
@@ -304,7 +304,7 @@ def quantize_layer(
         and (settings.reorder == "all" or (settings.reorder == "outputs" and site.norm is None))
     }
     module, device = layer.get_submodule(architecture.attention), stats.keys.device
-    block = Block(module, stats.attention, stats.arguments, device)
+    block = AttentionBlock(module, stats.attention, stats.arguments, device)
     rounder = Rounder(layer, architecture, settings, scheme, moments, orders, block)
     weights = {name: rounder.quantized(site, name) for site in architecture.sites for name in site.linears}
     for name, weight in weights.items():  # after all searches, which see the others in full precision

@@ -14,7 +14,7 @@ from torch import Tensor
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.quip import QuIP
 from rotquant.models.architectures import Architecture
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors import hadamard
 from rotquant.tensors.lattice import DEVIATION, WIDTH, LatticeWeight, incoherent, refine, refined
@@ -105,7 +105,7 @@ def tuned(weight: Tensor, codes: Tensor, factor: Tensor, iterations: int) -> Ten
     return codes
 
 
-def check_model(settings: QuIP, recipe: Recipe, architecture: Architecture, limits: Limits) -> None:
+def check_model(settings: QuIP, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
     """Every weight has a Hadamard transform and is a whole number of codes."""
     rows = {architecture.hidden_size, architecture.intermediate_size}
     for size in {site.features for site in architecture.sites} | rows:

@@ -23,14 +23,14 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant.quantized_network import Errors, LearningNetwork, quantized_network, running
+from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.fitting import check_rotation
 from rotquant.models.integrity import weights_digest
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.placement import placed
-from rotquant.models.rotation.matrices import Learned, Rotations, initial_rotations
+from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import check_quantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
@@ -63,7 +63,7 @@ def learn_rotations(
     snr_every: int = 10,
     checkpoint_every: int = 10,
     callback: Callable[[Record], None] | None = None,
-) -> Learned:
+) -> LearnedRotations:
     """Learn the rotations of a recipe.
 
     Args:
@@ -91,7 +91,7 @@ def learn_rotations(
     architecture = architecture_of(model)
     check_rotation(architecture, cast(RotationScheme, recipe.rotation))
     check_quantization(architecture, running(recipe))
-    Limits.of(model.config).check(samples, "samples that rotations are learned on")
+    ModelLimits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)
         # The schedule gives the rate itself, as a multiple of one.
@@ -124,7 +124,7 @@ def learn_rotations(
     # From float32's to float64's distance from the manifold.
     exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
     exact = {name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()}
-    return Learned(Rotations.of_tensors(exact), history)
+    return LearnedRotations(Rotations.of_tensors(exact), history)
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
@@ -151,7 +151,7 @@ class _Loss:
     sequences: int
     about: str
     measuring: bool = False
-    errors: Errors = field(default_factory=Errors)
+    errors: RoundingErrors = field(default_factory=RoundingErrors)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The share of token ids [batch, tokens], anywhere, in the loss."""

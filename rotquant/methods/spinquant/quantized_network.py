@@ -126,7 +126,7 @@ class Bases:
 
 
 @dataclass
-class Errors:
+class RoundingErrors:
     """Quantization errors of the activations since the last `reset`, by place: sums of squares as 0-d tensors."""
 
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class LearningNetwork:
 
     def __init__(self) -> None:
         self.quantizing = True
-        self.errors = Errors()
+        self.errors = RoundingErrors()
 
     def quantize(self, x: Tensor, scheme: QuantizationScheme | None, basis: Basis, place: str) -> Tensor:
         """Q(x R) R^T as x + s n R^T, s the scales of x R and n its rounding errors over them.

@@ -20,7 +20,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from rotquant.foundation import progress
 from rotquant.foundation.errors import TaskError
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
@@ -96,7 +96,7 @@ class Scorer:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.bos = bos and tokenizer.bos_token_id is not None
-        self.limits = Limits.of(model.config)
+        self.limits = ModelLimits.of(model.config)
 
     @property
     def first_token(self) -> int:

@@ -62,7 +62,7 @@ class Rotations:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedRotations:
     """Learned rotations and the history of their training.
 
     rotations: orthogonal to float64's precision.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture, architecture_of
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.models.stream import capture_layer_inputs
 
 
@@ -124,4 +124,4 @@ def check_prefix(model: nn.Module, prefix: Prefix) -> None:
         found = tuple(getattr(prefix, name).shape)
         if found != shape:
             raise RecipeError(f"the prefix has {name} of shape {found}, not {shape}: compute it by this model.")
-    Limits.of(model.config).check_prefix(prefix.tokens)
+    ModelLimits.of(model.config).check_prefix(prefix.tokens)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from rotquant.kernels.launch.loading import SOURCES, Kernel, Source
+from rotquant.kernels.launch.loading import SOURCES, Kernel, TranslationUnit
 
 SHIMS = Path(__file__).parent / "emulation"
 _COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="needs a C++ compi
 
 
 @functools.cache
-def _library(source: Source) -> ctypes.CDLL:
+def _library(source: TranslationUnit) -> ctypes.CDLL:
     """The kernels of a source as functions kernel_0, kernel_1, ... of packed arguments, blocks and threads."""
     functions = "\n".join(
         f'extern "C" void kernel_{i}(void** arguments, unsigned blocks, unsigned threads) '
@@ -46,7 +46,7 @@ def _library(source: Source) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))  # stays loaded without its file
 
 
-def _kernel(source: Source, name: str, device: torch.device) -> Kernel:
+def _kernel(source: TranslationUnit, name: str, device: torch.device) -> Kernel:
     return Kernel(getattr(_library(source), f"kernel_{source.instances.index(name)}"), source.file.parameters(name))
 
 
@@ -66,7 +66,7 @@ def emulate(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         if tensor.device.type == "cuda":
             check(tensor, name, **wanted)
 
-    def kernel(source: Source, name: str, device: torch.device) -> Kernel:
+    def kernel(source: TranslationUnit, name: str, device: torch.device) -> Kernel:
         return (load if device.type == "cuda" else _kernel)(source, name, device)
 
     def launch(*arguments: Any, device: torch.device, **options: Any) -> None:

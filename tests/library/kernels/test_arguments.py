@@ -12,7 +12,7 @@ import torch
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch import loading
-from rotquant.kernels.launch.loading import ARCHITECTURES, SOURCES, Source, compile_source
+from rotquant.kernels.launch.loading import ARCHITECTURES, SOURCES, TranslationUnit, compile_source
 from tests.library.kernels import owners
 
 CPP = """
@@ -39,7 +39,7 @@ def compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> functools.parti
         file = CudaFile("k.cu", kernels, constants)
         for instances in ((), ("scale<float>",)):
             used = file if instances else dataclasses.replace(file, kernels={"plain": kernels["plain"]})
-            compile_source(Source(used, instances), "sm_80", tmp_path / "cache")
+            compile_source(TranslationUnit(used, instances), "sm_80", tmp_path / "cache")
 
     return compile_with
 
@@ -114,7 +114,7 @@ def test_every_kernel_is_declared() -> None:
 
 def test_an_undeclared_kernel_is_refused() -> None:
     with pytest.raises(KernelError, match=r"other of kernels/gemv\.cu takes is not declared"):
-        compile_source(Source(declared()["gemv.cu"], ("other<1>",)), "sm_80")
+        compile_source(TranslationUnit(declared()["gemv.cu"], ("other<1>",)), "sm_80")
 
 
 def test_nothing_is_laid_out_or_launched_elsewhere() -> None:

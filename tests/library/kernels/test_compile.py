@@ -8,7 +8,7 @@ import pytest
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.launch import loading
-from rotquant.kernels.launch.loading import ARCHITECTURES, Source, compile_source
+from rotquant.kernels.launch.loading import ARCHITECTURES, TranslationUnit, compile_source
 from tests.library.kernels import owners
 
 
@@ -33,13 +33,13 @@ def test_a_unit_compiles_as_launches_ask_for_it(family: str) -> None:
     assert set(compiled.symbols) == set(source.instances)
 
 
-def of_files(sources: list[Source]) -> list[Source]:
+def of_files(sources: list[TranslationUnit]) -> list[TranslationUnit]:
     """One unit for each file, with the instances and constants of all of its units; one without instances stays."""
-    units: dict[CudaFile, list[Source]] = {}
+    units: dict[CudaFile, list[TranslationUnit]] = {}
     for source in sources:
         units.setdefault(source.file, []).append(source)
     return [
-        Source(
+        TranslationUnit(
             file,
             tuple(dict.fromkeys(chain.from_iterable(source.instances for source in own))),
             tuple(dict.fromkeys(chain.from_iterable(source.constants for source in own))),
@@ -53,7 +53,7 @@ def test_a_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "bad.cu").write_text("__global__ void kernel() { nonsense; }")
     monkeypatch.setattr(loading, "SOURCES", tmp_path)
     with pytest.raises(KernelError, match="nonsense"):
-        compile_source(Source(CudaFile("bad.cu")), "sm_80", tmp_path)
+        compile_source(TranslationUnit(CudaFile("bad.cu")), "sm_80", tmp_path)
 
 
 def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,5 +64,5 @@ def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.Monk
     cubins = []
     for value in (1, 2):
         header.write_text(f"#define VALUE {value}")
-        cubins.append(compile_source(Source(CudaFile("k.cu")), "sm_80", tmp_path / "cache").cubin)
+        cubins.append(compile_source(TranslationUnit(CudaFile("k.cu")), "sm_80", tmp_path / "cache").cubin)
     assert cubins[0] != cubins[1]

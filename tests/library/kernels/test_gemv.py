@@ -10,7 +10,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch.loading import ARCHITECTURES
 from rotquant.kernels.launch.operators import references
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, padded
-from rotquant.kernels.products.gemv import MAX_ROWS, Plan, choose_plan, is_preferred, launch_gemv, sources
+from rotquant.kernels.products.gemv import MAX_ROWS, GemvPlan, choose_plan, is_preferred, launch_gemv, sources
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
 
 #: Shared memory that a block may have, in bytes.
@@ -58,8 +58,8 @@ def test_many_rows_go_to_the_tiles_of_gemm() -> None:
 
 
 def test_a_plan_names_its_kernel() -> None:
-    assert Plan(1, 1, 1, 8, 6).instance(True, False) == "gemv<1, 1, 1, 8, 6, true, false>"
-    assert Plan(8, 2, 1, 4, 5, 2).instance(False, True) == "gemv_cluster<8, 2, 1, 4, 5, 2, false, true>"
+    assert GemvPlan(1, 1, 1, 8, 6).instance(True, False) == "gemv<1, 1, 1, 8, 6, true, false>"
+    assert GemvPlan(8, 2, 1, 4, 5, 2).instance(False, True) == "gemv_cluster<8, 2, 1, 4, 5, 2, false, true>"
 
 
 def test_too_many_rows_are_refused() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
-from rotquant.kernels.hadamard.cuts import TILE, Grid, cut_of, signs
+from rotquant.kernels.hadamard.cuts import TILE, LaunchGrid, cut_of, signs
 from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.launch.operators import references
@@ -95,7 +95,7 @@ def test_sign_tables_hold_the_left_factor_as_lanes_read_it(order: int, blocks_of
 @pytest.mark.parametrize("units", [1, 3, 17, 132, 700, 32768])
 def test_every_row_is_taken_once(units: int, dealt: float) -> None:
     """Shared out as kernels/include/row_share.cuh reads it."""
-    blocks, share = Grid(dealt=dealt, run=4).share(units, resident=132)
+    blocks, share = LaunchGrid(dealt=dealt, run=4).share(units, resident=132)
     taken: list[int] = []
     for block in range(blocks):
         later = block - share["blocks"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import CudaFile
 from rotquant.kernels.launch import loading, operators
-from rotquant.kernels.launch.loading import Source, architecture_of_device, compile_source
+from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, compile_source
 from rotquant.kernels.launch.operators import SlowKernelWarning, Written, references
 from rotquant.kernels.products.linear import PackedWeight, quantized_linear
 
@@ -62,12 +62,12 @@ def test_the_cpu_says_once_that_it_is_slow() -> None:
 def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", None)
     with pytest.raises(KernelError, match="need CuPy and NVRTC"):
-        compile_source(Source(CudaFile("any.cu")), "sm_80")
+        compile_source(TranslationUnit(CudaFile("any.cu")), "sm_80")
 
 
 def test_a_missing_source_is_one_sentence() -> None:
     with pytest.raises(KernelError, match="compiled from a checkout"):
-        compile_source(Source(CudaFile("no_such_kernel.cu")), "sm_80")
+        compile_source(TranslationUnit(CudaFile("no_such_kernel.cu")), "sm_80")
 
 
 @pytest.mark.parametrize(("capability", "architecture"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a")])
@@ -91,7 +91,7 @@ def test_compiled_kernels_lie_in_the_cache_and_a_home_that_cannot_be_written_is_
     monkeypatch.setattr(loading, "_nvrtc", lambda: types.SimpleNamespace(getVersion=lambda: (13, 0)))
     monkeypatch.setattr(loading, "_compile", lambda *_: (b"code", {}))
     monkeypatch.setattr(loading, "_include_options", tuple)
-    source = Source(CudaFile(next(loading.SOURCES.glob("*.cu")).name))
+    source = TranslationUnit(CudaFile(next(loading.SOURCES.glob("*.cu")).name))
     (tmp_path / "file").touch()
     for cache, place in ((tmp_path / "mine", tmp_path / "mine"), (tmp_path / "file", Path(tempfile.gettempdir()))):
         monkeypatch.setenv("ROTQUANT_CACHE", str(cache))

@@ -22,7 +22,7 @@ from reproduction.metrics.settings import WeightKurtosis, WeightName
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, Projection, architecture_of, decoder_layers, linear_of
-from rotquant.models.limits import Limits
+from rotquant.models.limits import ModelLimits
 from rotquant.qat.start import clip_weight, search_clips, uniform_rounding
 from rotquant.tensors.distortion import excess_kurtosis
 from rotquant.tensors.value_range import dynamic_range
@@ -84,7 +84,7 @@ def weight_kurtosis(
         RecipeError: groups that do not divide the input features, or a text that the model cannot read.
         CheckpointError: a text that the model cannot read; see `rotquant.models.limits`.
     """
-    Limits.of(model.config).check(samples, "calibration samples")
+    ModelLimits.of(model.config).check(samples, "calibration samples")
     layers = architecture_of(reference).num_layers
     places: list[Place] = [(int(depth * layers), name) for depth in metric.depths for name in metric.weights]
     sizes = {place: group_size(metric, place[1], _weight(reference, place).shape[1]) for place in places}
