@@ -252,17 +252,17 @@ def limits_of(path: str | Path) -> ModelLimits:
     return ModelLimits.of(config_of(path), advised)
 
 
-def fit(checkpoint: str | Path, recipe: Recipe, kept: Collection[str] = ()) -> tuple[Recipe, str]:
+def fit(checkpoint: str | Path, recipe: Recipe, fixed: Collection[str] = ()) -> tuple[Recipe, str]:
     """A preset as the sizes of a checkpoint allow it: `rotquant.models.fitting.fitted`, without its weights.
 
     Args:
-        kept: fields of the rotation that stay as they are.
+        fixed: fields of the rotation that stay as they are.
 
     Raises:
         RotquantError: bad input, or what does not fit and has no substitute, in one sentence.
     """
     architecture = architecture_of(config_of(checkpoint))
-    recipe, sentence = fitted(recipe, architecture, kept)
+    recipe, sentence = fitted(recipe, architecture, fixed)
     check_fits(recipe, architecture)
     return recipe, sentence
 

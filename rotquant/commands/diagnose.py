@@ -70,7 +70,7 @@ def diagnose(
         if file is not None:
             check_output_file(file)
     if card and CARD_START not in read_text(card, "model card"):
-        raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis behind.")
+        raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
     spec, part, tasks = corpus_spec(corpus), _part(split), _tasks(tasks_limit)
     folder = None if tasks is None else prepare(tasks, None, MODULES, part)
     with task("starting"):

@@ -1,6 +1,6 @@
 """The tables of `rotquant diagnose`, for a terminal and a model card, from what `rotquant.metrics.diagnostics` found.
 
-The first one sets each figure beside what is asked of a model that stands for the papers'; nothing here measures.
+The first one compares each figure with what is asked of a model that stands for the papers'; nothing here measures.
 """
 
 from collections.abc import Callable

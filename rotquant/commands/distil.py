@@ -57,7 +57,7 @@ def train_quantized(
 ) -> None:
     """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
 
-    It says what memory and time it will take before it starts, and keeps a checkpoint beside FOLDER. Several GPUs share
+    Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. Several GPUs share
     the work when torchrun starts the command, on one host or on several that see one file system:
 
     `torchrun --nproc-per-node 4 -m rotquant.cli train-quantized MODEL --method rcp -o FOLDER --corpus ...`
@@ -119,10 +119,10 @@ class _Job:
         """Run the training in one process; the first one says and writes the result."""
         from rotquant import api
         from rotquant.models.checkpoints import config_of
-        from rotquant.qat.engine import joined
+        from rotquant.qat.engine import make_engine
         from rotquant.qat.estimate import estimate
 
-        engine, dtype, started = joined(device, self.batch_size), torch_dtype(self.dtype), time.perf_counter()
+        engine, dtype, started = make_engine(device, self.batch_size), torch_dtype(self.dtype), time.perf_counter()
         with silenced(engine.rank > 0):
             engine.check_batch(self.settings.batch_size)
             config = config_of(self.model)

@@ -60,7 +60,7 @@ class Step:
 
 
 class Cache:
-    """The caches of all layers for `batch` texts of at most `capacity` tokens, which stand behind the prefix.
+    """The caches of all layers for `batch` texts of at most `capacity` tokens, which stand after the prefix.
 
     capacity, length: tokens there is room for and tokens present, on the host, those of the prefix among them.
     lengths: int32 [batch], the tokens present, on the device.

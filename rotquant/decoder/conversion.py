@@ -107,8 +107,8 @@ def _check_weights(scheme: QuantizationScheme) -> None:
 
 
 def _check_inputs(scheme: QuantizationScheme, bits: tuple[int, ...]) -> None:
-    """Raise `RecipeError` for inputs of linear layers that no kernel takes beside the weights."""
-    why = f"beside these weights the kernels take {' or '.join(map(str, bits))} bits"
+    """Raise `RecipeError` for inputs of linear layers that no kernel takes with the weights."""
+    why = f"with these weights the kernels take {' or '.join(map(str, bits))} bits"
     _refuse(scheme.bits not in bits, f"{scheme.bits}-bit inputs", why)
     _refuse(not scheme.symmetric, "asymmetric inputs", "the kernels' inputs have no zero points")
     expected = "token" if scheme.dynamic else "tensor"

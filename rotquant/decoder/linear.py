@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
-#: Value of `transform` beside NO_TRANSFORM and a number of heads.
+#: Value of `transform` in addition to NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0
 
 

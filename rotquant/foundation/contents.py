@@ -44,19 +44,19 @@ def content_digest(path: str | Path) -> str:
     place = Path(path).resolve()
     before = stamp(place)
     large = before is not None and place.stat().st_size >= _KEPT_BYTES
-    kept = cache_folder("contents") / short_hash(str(place), 32) if large else None
-    told = canonical_json([str(place), before])
-    if kept is not None:
+    stored = cache_folder("contents") / short_hash(str(place), 32) if large else None
+    entry = canonical_json([str(place), before])
+    if stored is not None:
         with suppress(OSError, ValueError):
-            known, digest = kept.read_text(encoding="utf-8").split("\n")
-            if known == told and len(digest) == 64:
+            known, digest = stored.read_text(encoding="utf-8").split("\n")
+            if known == entry and len(digest) == 64:
                 return digest
     with place.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     settled = time.time() - place.stat().st_mtime > _SETTLED
-    if kept is not None and settled and stamp(place) == before:
+    if stored is not None and settled and stamp(place) == before:
         with suppress(OSError):
-            write_text(kept, f"{told}\n{digest}")
+            write_text(stored, f"{entry}\n{digest}")
     return digest
 
 

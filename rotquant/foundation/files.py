@@ -1,6 +1,6 @@
 """Files that are either whole or absent: every result is written under a temporary name and renamed.
 
-A process killed at any point leaves at most a stray `.tmp-*` entry beside an intact earlier result, which the next one
+A process killed at any point leaves at most a stray `.tmp-*` entry next to an intact earlier result, which the next one
 that writes the same path removes.
 """
 
@@ -166,7 +166,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_beside(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, on the same disk, and remove it: for what is moved to `path` from there.
+    """Yield a temporary folder next to `path`, on the same disk, and remove it: for what is moved to `path` from there.
 
     Raises:
         ResultError: the block failed because the disk is full or cannot be written.
@@ -268,9 +268,9 @@ def _remove_strays(target: Path) -> None:
 
 def _error_number(error: BaseException) -> int | None:
     """The system's number of an error; safetensors has it in its text, and numpy means a full disk by its text."""
-    told = re.search(r"\(os error (\d+)\)|\d+ requested and \d+ written", str(error))
-    if told:
-        return int(told[1]) if told[1] else errno.ENOSPC
+    match = re.search(r"\(os error (\d+)\)|\d+ requested and \d+ written", str(error))
+    if match:
+        return int(match[1]) if match[1] else errno.ENOSPC
     return getattr(error, "errno", None)
 
 

@@ -33,7 +33,7 @@ class ProgressTask:
     unit: what a step is, in the singular; empty where nothing is counted.
     total: how many steps there are; None where nobody knows.
     done: steps that are done. part: the share, 0 to 1, of the step under way.
-    note: said beside the count, for example a loss.
+    note: shown next to the count, for example a loss.
     """
 
     def __init__(self, display: "Display", description: str, unit: str, total: int | None, done: int) -> None:

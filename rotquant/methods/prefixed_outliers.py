@@ -22,7 +22,7 @@ class PrefixedOutliers(Method):
     """A model's outlier tokens, found by calibration and kept in its KV cache in front of every text (PrefixQuant).
 
     Keys and values of the prefix are those of the network before its weights are rounded, and stay in full precision.
-    All that follows, static scales and the rounding of weights, sees the text behind it.
+    All that follows, static scales and the rounding of weights, sees the text after it.
     """
 
     name: ClassVar[str] = "prefixed_outliers"
@@ -89,7 +89,7 @@ class PrefixedOutliers(Method):
 def check_model(
     settings: PrefixedOutliers, recipe: Recipe, architecture: "Architecture", limits: "ModelLimits"
 ) -> None:
-    """Every text can stand behind a prefix, and tokens that are given lie in the vocabulary."""
+    """Raise RotquantError unless every text can stand after a prefix, and given tokens lie in the vocabulary."""
     limits.check_prefix(1 if settings.ids is None else len(settings.ids))
     if settings.ids is not None:
         limits.check_ids(max(settings.ids))
@@ -135,7 +135,7 @@ def tensors(settings: PrefixedOutliers, architecture: "Architecture") -> Mapping
 def runtime(
     settings: PrefixedOutliers, quantization: "RuntimeQuantization", tensors: "Mapping[str, Tensor]"
 ) -> "RuntimeQuantization":
-    """The text stands behind the prefix, if any token was found."""
+    """Put the text after the prefix, if any token was found."""
     from rotquant.models.simulation.prefix import stored_prefix
 
     return replace(quantization, prefix=stored_prefix(tensors))

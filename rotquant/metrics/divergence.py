@@ -43,11 +43,11 @@ class FloatStates:
 
 #: States of this process, by a digest of all that decides them: all runs of one model on one text share them.
 _STATES: dict[str, FloatStates] = {}
-#: Bytes that are kept of them, beside the last, which is kept whatever its size.
+#: Bytes that are kept of them, in addition to the last, which is kept whatever its size.
 _STATES_BYTES = 2**29
 
 
-def kept_states(about: str) -> FloatStates | None:
+def saved_states(about: str) -> FloatStates | None:
     """States that this process has saved under a digest."""
     return _STATES.get(about)
 

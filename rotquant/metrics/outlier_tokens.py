@@ -17,7 +17,7 @@ from rotquant.text import Tokens
 #: How many contents are kept by name.
 CONTENTS = 12
 
-#: English words that connect others, beside which a token without letters or digits counts as low in meaning.
+#: English words that connect others, next to which a token without letters or digits counts as low in meaning.
 _FUNCTION_WORDS = (
     "a an and are as at be but by for from had has have he her his if in into is it its no nor not of off on or our "
     "she so than that the their them then there these they this those to up was we were which who will with you"

@@ -265,7 +265,7 @@ def short_rope_tokens(model: nn.Module) -> int | None:
 
 
 def _names(*projections: Projection) -> tuple[str, ...]:
-    """Names of the linear layers behind some projections, each once."""
+    """Names of the linear layers of some projections, each once."""
     return tuple(dict.fromkeys(projection.name for projection in projections))
 
 

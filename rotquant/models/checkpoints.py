@@ -53,7 +53,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _WEIGHTS_PER_BYTE = 4
 _COPY = "copy the checkpoint again"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-#: What loading reads beside the weights.
+#: Files that loading reads in addition to the weights.
 _SETTINGS = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "chat_template*"),
     *("tokenizer*", "*_tokens*.json", "vocab.json", "merges.txt"),
@@ -61,7 +61,7 @@ _SETTINGS = (
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint beside its weights that loading reads: configuration and tokenizer."""
+    """The files of a checkpoint other than its weights that loading reads: configuration and tokenizer."""
     return sorted({path for pattern in _SETTINGS for path in folder.glob(pattern) if path.is_file()})
 
 
@@ -300,12 +300,12 @@ def model_max_length(checkpoint: str | Path, revision: str | None = None) -> Any
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    told = read_json(path, "tokenizer's settings", CheckpointError, _COPY) if path.exists() else {}
+    settings = read_json(path, "tokenizer's settings", CheckpointError, _COPY) if path.exists() else {}
     try:
-        check_tokenizer_settings(told)
-        return told
+        check_tokenizer_settings(settings)
+        return settings
     except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {first_problem(error, told)}.") from None
+        raise CheckpointError(f"{path} is damaged: {first_problem(error, settings)}.") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}.") from None
 
@@ -318,7 +318,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """
     check_regular_files(folder, CheckpointError)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json beside config.json.")
+        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json next to config.json.")
     generic = _tokenizer_settings(folder).get("tokenizer_class") == "TokenizersBackend"
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -119,11 +119,11 @@ def check_declared(folder: Path, config: Mapping[str, Any]) -> None:
         ValidationError: a field is of the wrong type, or a rotary embedding is unknown or lacks what it needs.
     """
     for key in _QUANTIZED:
-        said = config.get(key)
-        if said is not None:
+        declared = config.get(key)
+        if declared is not None:
             raise CheckpointError(
-                f"{folder} is quantized already{_by(said)}, as {key} in its config.json says: give the checkpoint in "
-                "floating point that it was made from."
+                f"{folder} is quantized already{_by(declared)}, as {key} in its config.json says: give the checkpoint "
+                "in floating point that it was made from."
             )
     _Declared.model_validate(config)
 
@@ -137,15 +137,15 @@ def check_activation(config: Mapping[str, Any]) -> None:
         raise ValueError(f"hidden_act: {name!r} is no activation function{nearest(name, list(ACT2FN))}")
 
 
-def check_tokenizer_settings(told: Any) -> None:
+def check_tokenizer_settings(settings: Any) -> None:
     """Check the content of a tokenizer_config.json.
 
     Raises:
         ValidationError, ValueError: it is no JSON object, or a field is of the wrong type.
     """
-    if not isinstance(told, dict):
+    if not isinstance(settings, dict):
         raise ValueError("it is no JSON object")
-    _Tokenizer.model_validate(told)
+    _Tokenizer.model_validate(settings)
 
 
 def check_floating(path: Path, header: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ def check_header(header: Any) -> int:
 
 
 def _span(entry: Any) -> tuple[int, int]:
-    """The first byte of a tensor, and that behind its last."""
+    """The first byte of a tensor, and that after its last."""
     tensor = _Tensor.model_validate(entry)
     start, stop = tensor.data_offsets
     bits = _BITS.get(tensor.dtype)
@@ -198,12 +198,12 @@ def _span(entry: Any) -> tuple[int, int]:
     return start, stop
 
 
-def _by(said: object) -> str:
+def _by(declared: object) -> str:
     """Name of the quantizer of a checkpoint and its bits, where the configuration declares them."""
-    if not isinstance(said, Mapping):
+    if not isinstance(declared, Mapping):
         return ""
     widths = {"load_in_4bit": 4, "load_in_8bit": 8}
-    bits = said.get("bits") or next((width for key, width in widths.items() if said.get(key) is True), None)
-    method = said.get("quant_method") or ("bitsandbytes" if widths.keys() & said.keys() else None)
+    bits = declared.get("bits") or next((width for key, width in widths.items() if declared.get(key) is True), None)
+    method = declared.get("quant_method") or ("bitsandbytes" if widths.keys() & declared.keys() else None)
     known = f" by {str(method)[:40]}" if method else ""
     return known + (f" to {bits} bits" if isinstance(bits, int) else "")

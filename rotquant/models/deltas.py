@@ -78,22 +78,22 @@ def read_delta(folder: Path) -> Delta:
 
 
 def base_of(folder: Path, delta: Delta) -> Path | str:
-    """The base's folder, beside the deltas or from the working folder, or its hub id where there is none.
+    """The base's folder, next to the deltas or from the working folder, or its hub id where there is none.
 
     Raises:
         CheckpointError: the base is low-rank deltas, too, these or others.
     """
     name = delta.base_model_name_or_path
-    beside = (folder / name).resolve()
-    if not beside.is_dir():
+    neighbour = (folder / name).resolve()
+    if not neighbour.is_dir():
         return name
-    if is_delta(beside):
-        itself = " itself" if beside == folder.resolve() else ""
+    if is_delta(neighbour):
+        itself = " itself" if neighbour == folder.resolve() else ""
         raise CheckpointError(
             f"{folder / CONFIG} names {name} as its base, which is low-rank deltas{itself}: name the whole checkpoint "
             "that they were made from."
         )
-    return beside
+    return neighbour
 
 
 def check_fits(

@@ -24,7 +24,7 @@ def next_step(family: object, config: Mapping[str, Any]) -> str:
     if any(name in config for name in _LAYER_NORM) and "rms_norm_eps" not in config:
         return "It has LayerNorm, and rotations are fused with RMSNorm alone: take a Llama or Qwen2 of its size"
     return (
-        "Where its layers are Llama's (q_proj, k_proj, v_proj, o_proj behind an RMSNorm, gate_proj, up_proj, down_proj "
-        f'behind another), write the entry "{family}": _separate into `_LAYOUTS` in '
+        "Where its layers are Llama's (q_proj, k_proj, v_proj, o_proj after an RMSNorm, gate_proj, up_proj, down_proj "
+        f'after another), write the entry "{family}": _separate into `_LAYOUTS` in '
         "rotquant/models/architectures.py; tests/invariance.py then tells whether rotations keep its logits"
     )

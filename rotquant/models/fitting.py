@@ -82,26 +82,26 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
         return
     problems = [_missing(architecture, missing)] if missing else []
     widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
-    beside = f", less {recipe.outlier_features} outliers" if recipe.outlier_features else ""
+    outliers = f", less {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     given = " and ".join(f"{size} of {what}" for what, size, _ in groups)
-    problems.append(f"the group size {given} exceeds the inputs of some layers ({widths}{beside})")
+    problems.append(f"the group size {given} exceeds the inputs of some layers ({widths}{outliers})")
     changes = {f"rotation.{one.field}": one.value for one in missing}
     changes |= {f"{_GROUPS[what]}.group_size": fitting for what, _, fitting in groups}
     raise RecipeError(f"{', and '.join(problems)}; change the recipe, {options(changes)}.")
 
 
-def fitted(recipe: Recipe, architecture: Architecture, kept: Collection[str] = ()) -> tuple[Recipe, str]:
+def fitted(recipe: Recipe, architecture: Architecture, fixed: Collection[str] = ()) -> tuple[Recipe, str]:
     """A recipe with substitutes for the Hadamard matrices that a model's sizes do not have, and a sentence on them.
 
     Args:
         recipe: a preset, perhaps with changes.
-        kept: fields of its rotation that somebody chose: they stay, and `check_fits` refuses what does not fit.
+        fixed: fields of its rotation that somebody chose: they stay, and `check_fits` refuses what does not fit.
 
     Returns:
         The recipe, and what it became in one sentence; the empty one where it fits as it is.
     """
     chosen = substitutes(architecture, recipe.rotation) if recipe.rotation else ()
-    found = tuple(one for one in chosen if one.field not in kept)
+    found = tuple(one for one in chosen if one.field not in fixed)
     if not found:
         return recipe, ""
     changes = {one.field: one.value for one in found}

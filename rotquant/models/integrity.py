@@ -75,7 +75,7 @@ def check_changed(model: nn.Module, what: str) -> None:
 
 
 def file_digests(files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of each file by its name: what a manifest keeps of the files beside it."""
+    """SHA-256 of each file by its name: what a manifest keeps of the files next to it."""
     return {path.name: _sha256(path) for path in files}
 
 

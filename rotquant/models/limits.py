@@ -91,7 +91,7 @@ class ModelLimits:
         if largest >= self.vocabulary:
             raise CheckpointError(
                 f"the tokenizer gives token {largest}, and the model's embedding ends at {self.vocabulary - 1}: the "
-                "tokenizer belongs to another model; copy the model's own beside its weights."
+                "tokenizer belongs to another model; copy the model's own next to its weights."
             )
 
     def shorten(self, recipe: Recipe) -> Recipe:
@@ -101,8 +101,8 @@ class ModelLimits:
 
 def advised_length(model_max_length: Any) -> int | None:
     """Length of texts that a tokenizer's field declares; None for what stands there in its absence."""
-    told = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED
-    return model_max_length if told else None
+    declared = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED
+    return model_max_length if declared else None
 
 
 def model_windows(model: "nn.Module", tokens: Tokens, sequence_length: int, bos: BOS = "text") -> "Tensor":

@@ -31,7 +31,7 @@ class TokenMaxima:
     """Largest magnitudes of tokens in each decoder layer, float32 [layers, windows, tokens] on the host.
 
     down_proj: the largest |input of down_proj|.
-    residual: the largest |value| of the residual stream behind the layer; residual_median: the median of these.
+    residual: the largest |value| of the residual stream after the layer; residual_median: the median of these.
     prefix: how many tokens, the first ones, stand in front of each window of text.
     """
 

@@ -1,6 +1,6 @@
 """Where a training runs: what one process does alone, or several share by FSDP2, on the GPUs of one host or of several.
 
-Processes are started by torchrun and know of each other by `torch.distributed` (`joined`). Each has a part of every
+Torchrun starts the processes; they meet by `torch.distributed` (`make_engine`). Each has a part of every
 parameter and its share of a batch, and writes its own part of the state: with as many processes a training continues
 with equal bits. What one process does alone is the same code with nothing to share.
 """
@@ -111,7 +111,7 @@ class Sharded(Engine):
         return values
 
     def same(self, values: Tensor) -> Tensor:
-        return _told(values.clone()).cpu()
+        return _broadcast(values.clone()).cpu()
 
     def student(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
@@ -152,7 +152,7 @@ class Sharded(Engine):
         return None if checkpoint is None else ShardedCheckpoint(checkpoint, self.processes, self.rank)
 
 
-def joined(device: torch.device, at_once: int | None = None) -> Engine:
+def make_engine(device: torch.device, at_once: int | None = None) -> Engine:
     """The engine of this process, which may have joined others."""
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return Sharded(device, at_once) if together else Engine(device, at_once)
@@ -241,7 +241,7 @@ class ShardedCheckpoint:
     def due(self, step: int, waited: float) -> bool:
         """Whether the state is to be written, as the first process's clock has it."""
         due = torch.tensor([float(self.whole.due(step, waited))])
-        return bool(_told(due).item())
+        return bool(_broadcast(due).item())
 
     def save(self, step: int, parts: dict[str, Part], history: list[Record]) -> None:
         """Write everything that a continued training needs.
@@ -285,7 +285,7 @@ class ShardedCheckpoint:
         return replace(self.whole, path=path, identity=f"{self.whole.identity} {self.rank} of {self.processes}")
 
 
-def _told(value: Tensor) -> Tensor:
+def _broadcast(value: Tensor) -> Tensor:
     """Broadcast the first process's tensor."""
     if dist.get_backend() == "nccl":
         value = value.cuda()

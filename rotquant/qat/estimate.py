@@ -1,7 +1,7 @@
 """Estimates of what a self-distillation will need, before any weight is loaded: memory of each process, and time.
 
 Counted from the model's configuration, and for the time from what a large matrix product takes on the device at hand.
-Memory is that of tensors that must exist together; what libraries take beside them is a constant.
+Memory is that of tensors that must exist together; what libraries take in addition to them is a constant.
 """
 
 import time
@@ -88,8 +88,8 @@ def estimate(
     size = recipe.rounded.scheme.group_size or config.hidden_size
     groups = layers // size if "quantizer_lr" in type(settings).model_fields else 0
     needed = memory.parameters(layers + _LEARNED * groups, rest, widest) + memory.activations(widest)
-    again = 4 if memory.again else 3  # forward, backward twice as much, and forward once more
-    flops = 2 * (layers + rest) * (again + 1) * own * settings.text.sequence_length
+    passes = 4 if memory.recomputes else 3  # forward, backward twice as much, and forward once more
+    flops = 2 * (layers + rest) * (passes + 1) * own * settings.text.sequence_length
     seconds = settings.steps * flops / (_SHARE * _rate(device, dtype))
     every = settings.batch_size * settings.text.sequence_length
     return TrainingEstimate(layers + rest, settings.steps, every, processes, needed, free_memory(device), seconds)
@@ -106,7 +106,7 @@ class Memory:
     tokens: int
 
     @property
-    def again(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether layers are computed again in the backward pass."""
         return kept_bytes(self.model, self.tokens) > of_device(KEPT_BYTES, self.device)
 
@@ -124,8 +124,8 @@ class Memory:
         loss."""
         config: Any = self.model.config
         kept, hidden = kept_bytes(self.model, self.tokens), 4 * self.tokens * config.hidden_size
-        layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.again else kept
-        quantized = 12 * widest * (1 if self.again else config.num_hidden_layers)
+        layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.recomputes else kept
+        quantized = 12 * widest * (1 if self.recomputes else config.num_hidden_layers)
         chunk = min(logits_at_once(self.device), self.tokens * config.vocab_size)
         loss = 4 * _LOGITS * chunk + 4 * config.vocab_size * config.hidden_size + 2 * hidden
         return layers + quantized + loss + _LIBRARIES

@@ -86,11 +86,11 @@ class SelfDistillation(Method):
     calls; null never cuts. The code adds the loss up over a sample's tokens. Here it is their mean, so the cut acts
     less often."""
     factorized: bool = False
-    """Whether R1 stays an operator of its own in training, beside weights that are not rotated (RCP Table 12)."""
+    """Whether R1 stays an operator of its own in training, next to weights that are not rotated (RCP Table 12)."""
 
     @property
     def sees_quantizers(self) -> bool:
-        """It trains with them."""
+        """Whether training runs with the quantizers of activations and KV cache: always."""
         return True
 
     def codebook_entries(self, recipe: Recipe) -> int:
@@ -148,7 +148,7 @@ class SelfDistillation(Method):
         fixed = recipe.fuses_norms and not recipe.has_role("rotations")
         if self.factorized and not fixed:
             raise ValueError(
-                f"{self.name}.factorized keeps a random R1 beside the weights: set rotation.residual and learn no "
+                f"{self.name}.factorized keeps a random R1 next to the weights: set rotation.residual and learn no "
                 "rotations, or set it to false"
             )
 

@@ -39,7 +39,7 @@ def linears_of(model: nn.Module) -> Iterator[tuple[int, str, nn.Linear]]:
 
 
 class Factorized:
-    """R1 as an operator beside weights that are not rotated (RCP Table 12).
+    """R1 as an operator next to weights that are not rotated (RCP Table 12).
 
     While a model is trained so, its embedding, head and linear layers hold V with W = V Q where they read the residual
     stream and W = Q^T V where they write it, W being what a model with R1 fused into it holds. Norms' gains are in V.

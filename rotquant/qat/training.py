@@ -24,7 +24,7 @@ from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
-from rotquant.qat.engine import Engine, ShardedCheckpoint, joined, local
+from rotquant.qat.engine import Engine, ShardedCheckpoint, local, make_engine
 from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
@@ -72,7 +72,7 @@ def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
         RotquantError: the loss or its gradient is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    training = Training(context, settings, joined(context.device, context.batch_size))
+    training = Training(context, settings, make_engine(context.device, context.batch_size))
     context.history = training.run()
     if training.engine.rank == 0:
         training.freeze()
@@ -211,7 +211,7 @@ class Training:
 
     @contextmanager
     def _factorization(self, student: nn.Module) -> Iterator[Factorized | None]:
-        """While open, R1 stands beside the student's weights, where the settings say so."""
+        """While open, R1 stands next to the student's weights, where the settings say so."""
         if not self.settings.factorized:
             yield None
             return
@@ -319,29 +319,29 @@ class _Best:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.loss: float | None = None
-        self.kept: dict[str, Tensor] = {}
+        self.best: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def measured(self, loss: float) -> None:
         """Keep the parameters where this loss, of now, is less than all before."""
         if self.loss is None or loss < self.loss:
             self.loss = loss
-            self.kept = {name: own.clone() for name, own in self._own()}
+            self.best = {name: own.clone() for name, own in self._own()}
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the parameters that were kept into the model."""
         for name, own in self._own():
-            own.copy_(self.kept[name])
+            own.copy_(self.best[name])
 
     def state_dict(self) -> dict[str, Any]:
         """The loss and the parameters."""
-        return {"loss": self.loss, "kept": self.kept}
+        return {"loss": self.loss, "kept": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what `state_dict` gave."""
         self.loss = state["loss"]
-        self.kept = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
+        self.best = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, local(parameter.detach())) for name, parameter in self.model.named_parameters())

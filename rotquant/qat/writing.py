@@ -19,7 +19,7 @@ from rotquant.models.integrity import weights_digest
 _SEQUENCES_AT_ONCE = 256
 #: What this process has written, by what decides it.
 _TEXTS: dict[str, Tensor] = {}
-#: Bytes that are kept of it, beside the last text, which is kept whatever its size.
+#: Bytes that are kept of it, in addition to the last text, which is kept whatever its size.
 _TEXT_BYTES = 2**26
 
 
@@ -82,7 +82,7 @@ def written_once(model: nn.Module, about: object, make: Callable[[], Tensor]) ->
     """The text that `make` has the model write, made once in this process.
 
     Args:
-        about: all that decides the text beside the model's weights and configuration, as something whose `str` says it.
+        about: what else than the model's weights and configuration decides the text, as something whose `str` says it.
     """
     key = str((weights_digest(model), about))
     known = _TEXTS.get(key)

@@ -56,16 +56,16 @@ class Method(Frozen):
     overrides what it needs.
 
     name: in recipes; that of its module (or entry point).
-    actions: the module with what it does to a model (`rotquant.weights.actions`): this one, or one beside it.
+    actions: the module with what it does to a model (`rotquant.weights.actions`): this one, or one of the same package.
     title: in sentences and in records of what each method cost.
     source: the paper, with section or equations.
     roles: what it does: `rotations` are learned before everything else, in a stage of its own; `prefix` of
         tokens in the KV cache, which all that follows sees; `transformation` of features or weights; `selection` of
         features that are kept in higher precision; `rounding` of weights, where it takes the place of round-to-nearest;
         static `scales`, in place of those that cover the calibration text.
-    excludes: roles that no other method may have beside it.
+    excludes: roles that no other method may have in the same recipe.
     calibrates: whether it reads the recipe's calibration text.
-    seeded: whether the run's seed changes what it does, beside the calibration sample, which it always draws.
+    seeded: whether the run's seed changes what it does, in addition to the calibration sample, which it always draws.
     scaled: fields that are the paper's numbers for its widths, and the section of a slot that maps them.
     groups: the section of a slot that maps the paper's group size of the weights that the method rounds.
     stored_as: of a method that rounds, how weights are stored: `integers` with scales, codes of a `lattice`, or codes
@@ -146,7 +146,7 @@ class Method(Frozen):
 
     @property
     def own_text(self) -> Calibration | None:
-        """Text that it reads beside the recipe's calibration: its field `text`, if it has one."""
+        """Text that it reads in addition to the recipe's calibration: its field `text`, if it has one."""
         return getattr(self, "text", None)
 
     def budget(self, recipe: "Recipe") -> Budget:
@@ -313,7 +313,7 @@ class Recipe(Frozen):
 
     @property
     def own_texts(self) -> dict[str, Calibration]:
-        """Texts that methods read beside the calibration text while weights are made, by their names."""
+        """Texts that methods read in addition to the calibration text while weights are made, by their names."""
         makers = (method for method in self.methods.values() if method is not self.learner)
         return {method.name: method.own_text for method in makers if method.own_text is not None}
 
@@ -398,8 +398,8 @@ def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
 def _placed(name: str, problem: ErrorDetails) -> InitErrorDetails:
     """A problem of pydantic's as it tells it, with a name before its place."""
     context = {**problem.get("ctx", {}), "message": problem["msg"]}
-    told = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
-    return InitErrorDetails(type=told, loc=(name, *problem["loc"]), input=problem["input"])
+    error = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
+    return InitErrorDetails(type=error, loc=(name, *problem["loc"]), input=problem["input"])
 
 
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
@@ -437,7 +437,7 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     """
     for method in recipe.methods.values():
         method.check_widths(recipe, widths)
-    beside = f" that remain beside {recipe.outlier_features} outliers" if recipe.outlier_features else ""
+    remaining = f" that remain next to {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for site, features in widths.items():
         for name, scheme in schemes.items():
@@ -445,5 +445,5 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
             if scheme and scheme.group_size and scheme.group_size > normal:
                 raise RecipeError(
                     f"the group size {scheme.group_size} of {name} exceeds the {normal} "
-                    f"features of {site}{beside}: choose {normal} or fewer."
+                    f"features of {site}{remaining}: choose {normal} or fewer."
                 )

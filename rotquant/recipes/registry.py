@@ -84,7 +84,7 @@ def _registered() -> dict[str, EntryPoint]:
 
 
 def _loaded(point: EntryPoint, base: type[Class]) -> type[Class]:
-    """The class behind an entry point.
+    """The class of an entry point.
 
     Raises:
         RecipeError: it cannot be imported, is no method, or lacks something.

@@ -1,7 +1,7 @@
 """NormalFloat with a scale for either side of a centre (AFPQ, Zhang et al. 2023), learned in RCP (Eqs. 12-13).
 
 Shapes and arithmetic as in `tensors.partition`. Straight-through rounding: the value is that of the quantizer, the
-gradient that of rounding with derivative one. A slow reference stands beside it.
+gradient that of rounding with derivative one. A slow reference stands next to it.
 """
 
 from functools import lru_cache

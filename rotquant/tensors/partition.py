@@ -3,7 +3,7 @@
 A weight comes as a view [rows, groups, size]; whatever belongs to a group is [rows, groups, 1], and its thresholds and
 levels [rows, groups, n]. Arithmetic is in float32 (float64 for float64). What trains is straight-through: the value is
 that of the quantizer, the gradient that of what stands in for its steps. A slow reference in the paper's own terms
-stands beside it. W is the paper's W_r, the weight of the rotated network.
+stands next to it. W is the paper's W_r, the weight of the rotated network.
 """
 
 from typing import Any, Literal

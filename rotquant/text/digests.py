@@ -23,8 +23,8 @@ def text_digest(spec: CorpusSpec, split: Split, characters: int | None = None, t
     """
     if any(part.source == "hub" for part in spec.sources):
         commits = [commit_of("dataset", str(part.path)) for part in spec.sources if part.source == "hub"]
-        told = [spec.model_dump(mode="json"), commits, portion(split, characters)]
-        return UNREAD if None in commits else short_hash(canonical_json(told))
+        identity = [spec.model_dump(mode="json"), commits, portion(split, characters)]
+        return UNREAD if None in commits else short_hash(canonical_json(identity))
     try:
         return content_hash(load_text(spec, split, max_characters=characters) if text is None else text)[:16]
     except CorpusError:
@@ -47,7 +47,7 @@ def refuse_other_text(spec: CorpusSpec, split: Split, characters: int | None, te
         )
 
 
-def files_behind(spec: CorpusSpec, split: Split, characters: int | None) -> Iterator[Path]:
+def files_of_text(spec: CorpusSpec, split: Split, characters: int | None) -> Iterator[Path]:
     """The files and folders of this machine that decide a text; none of one that cannot be read."""
     for part in spec.sources:
         with suppress(CorpusError):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rotquant.foundation.progress import task
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, earlier, kept, package_files
+from rotquant.text.packages import PACKAGES, cached, earlier, package_files
 
 EXTRACTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
@@ -32,7 +32,7 @@ def docstring_rows(split: Split, cache: str | Path, max_characters: int | None =
         CorpusError: none of the split's packages is installed.
     """
     rules = (EXTRACTION_VERSION, MINIMUM_CHARACTERS, max_characters)
-    return kept("docstrings", split, cache, rules, lambda: _extract(split, cache, max_characters))
+    return cached("docstrings", split, cache, rules, lambda: _extract(split, cache, max_characters))
 
 
 def _extract(split: Split, cache: str | Path, max_characters: int | None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rotquant.foundation.progress import track
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, earlier, kept, package_files
+from rotquant.text.packages import PACKAGES, cached, earlier, package_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def module_rows(split: Split, cache: str | Path, max_characters: int | None = No
 def module_names(split: Split, cache: str | Path, max_characters: int | None = None) -> list[str]:
     """The names inside site-packages of the files of a split; raises as `module_rows` does."""
     rules = (SELECTION_VERSION, SIZES, NEAR_DUPLICATE, max_characters)
-    return kept("modules", split, cache, rules, lambda: _select(split, cache, max_characters))
+    return cached("modules", split, cache, rules, lambda: _select(split, cache, max_characters))
 
 
 def _select(split: Split, cache: str | Path, max_characters: int | None) -> Iterator[str]:

@@ -61,7 +61,7 @@ def versions(split: Split) -> dict[str, str | None]:
 @functools.cache
 def _version(name: str) -> str | None:
     distribution = _distribution(name)
-    return None if distribution is None else _told(distribution, lambda: distribution.version)
+    return None if distribution is None else _read_metadata(distribution, lambda: distribution.version)
 
 
 def _distribution(name: str) -> Distribution | None:
@@ -92,13 +92,13 @@ def package_files(packages: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
 
 def _installed(distribution: Distribution) -> list[str]:
     """The names of a package's files; read from its record, whose lines `files` makes objects of for seconds."""
-    record = _told(distribution, lambda: distribution.read_text("RECORD"))
+    record = _read_metadata(distribution, lambda: distribution.read_text("RECORD"))
     if record is None:
         return [file.as_posix() for file in distribution.files or ()]
-    return _told(distribution, lambda: [line[0] for line in csv.reader(record.splitlines()) if line])
+    return _read_metadata(distribution, lambda: [line[0] for line in csv.reader(record.splitlines()) if line])
 
 
-def _told(distribution: Distribution, read: Callable[[], T]) -> T:
+def _read_metadata(distribution: Distribution, read: Callable[[], T]) -> T:
     """Content of the files that describe a package.
 
     Raises:
@@ -136,7 +136,7 @@ def earlier(split: Split) -> tuple[Split, ...]:
     return PRECEDENCE[: PRECEDENCE.index(split)]
 
 
-def kept(
+def cached(
     corpus: str, split: Split, cache: str | Path, rules: Sequence[object], make: Callable[[], Iterable[str]]
 ) -> list[str]:
     """Load the files of a corpus's split, from `cache` when the same rules and packages made it.

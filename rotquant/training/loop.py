@@ -60,7 +60,7 @@ def train(
         parts: by name all that a step changes and a later one reads. Restored in place, before the first step.
         checkpoint: where they are kept.
         on_step: called with each new record, after the checkpoint is written.
-        noted: which values are shown beside the count, the latest of each, with their formats.
+        noted: which values are shown next to the count, the latest of each, with their formats.
         not_finite: the sentence about a `loss` that is inf or nan, with fields description, loss and step.
 
     Returns:
@@ -152,9 +152,9 @@ def recomputed(model: nn.Module, active: bool = True, **settings: Any) -> Iterat
     names = ("gradient_checkpointing", "_gradient_checkpointing_func", "training")
     layers = [module for module in model.modules() if active and isinstance(module, GradientCheckpointingLayer)]
     before = [{name: vars(layer)[name] for name in names if name in vars(layer)} for layer in layers]
-    again = partial(checkpoint, use_reentrant=False, **settings)
+    recompute = partial(checkpoint, use_reentrant=False, **settings)
     for layer in layers:  # transformers acts in training alone; modules inside a layer keep their own mode
-        vars(layer).update(zip(names, (True, again, True), strict=True))
+        vars(layer).update(zip(names, (True, recompute, True), strict=True))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Low-rank deltas of linear layers (Hu et al. 2021, Eq. 3): training them beside frozen weights, and writing them.
+"""Low-rank deltas of linear layers (Hu et al. 2021, Eq. 3): training them next to frozen weights, and writing them.
 
 A delta is written as an adapter in the format of the library peft, which reads it too: `adapter_config.json` and
 `adapter_model.safetensors`.

@@ -81,9 +81,9 @@ class Checkpoint:
         if not self.writes:
             return
         state = json.dumps({"step": step, "history": history, "parts": packed})
-        told = {"format": _FORMAT, "identity": self.identity, "state": state, "digest": short_hash(state)}
+        metadata = {"format": _FORMAT, "identity": self.identity, "state": state, "digest": short_hash(state)}
         with atomic_path(self.path) as temporary:
-            save_file(tensors, temporary, metadata=told)
+            save_file(tensors, temporary, metadata=metadata)
 
     def load(self, parts: Mapping[str, Part]) -> tuple[int, list[Record]]:
         """Continue from the file, if there is one: bring the parts to its state.

@@ -39,7 +39,7 @@ def apply(method: Method, context: QuantizationContext) -> None:
 
 
 def tensors(method: Method, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of what `apply` leaves in `context.tensors` to be stored beside the weights; -1 is any number."""
+    """The shapes of what `apply` leaves in `context.tensors` to be stored next to the weights; -1 is any number."""
     return _call("tensors", method, architecture) or {}
 
 

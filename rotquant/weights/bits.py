@@ -28,7 +28,7 @@ def bits_per_weight(
     architecture: Architecture,
     shapes: Mapping[str, tuple[int, int]],
     float_bits: int = 32,
-    kept: Mapping[str, Mapping[str, Tensor]] | None = None,
+    stored: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, float]:
     """Bits per weight of the quantized linear layers by what they are for, and their sum under `total`.
 
@@ -36,7 +36,7 @@ def bits_per_weight(
         recipe: of the stored weights. architecture: of the model.
         shapes: [out, in] of every quantized weight by its full name; none where weights are not quantized.
         float_bits: of a number of the model's floating-point type.
-        kept: tensors that methods store, by the methods' names: rotations and permutations are counted.
+        stored: tensors that methods store, by the methods' names: rotations and permutations are counted.
     """
     if not shapes:
         return {"codes": float(UNQUANTIZED_BITS), "total": float(UNQUANTIZED_BITS)}
@@ -46,7 +46,7 @@ def bits_per_weight(
         behind_norm = next(normed[own] for own in normed if name.endswith(f".{own}"))
         for part, count in weight_bits(recipe, rows, columns, float_bits, behind_norm).items():
             bits[part] = bits.get(part, 0) + count
-    for method, tensors in (kept or {}).items():
+    for method, tensors in (stored or {}).items():
         if _OF_WEIGHTS & recipe.methods[method].roles:
             bits["transforms"] = bits.get("transforms", 0) + sum(8 * tensor.nbytes for tensor in tensors.values())
     weights = sum(rows * columns for rows, columns in shapes.values())

@@ -98,7 +98,7 @@ def _build(
                 context.tensors = tensors[name] = {}
                 with costs.of(method.title):
                     actions.apply(method, context)
-                _check_kept(method, context)
+                _check_tensors(method, context)
         if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
             with costs.of("round-to-nearest"):
                 context.round_to_nearest()
@@ -120,11 +120,11 @@ def _build(
     )
 
 
-def _check_kept(method: Method, context: QuantizationContext) -> None:
+def _check_tensors(method: Method, context: QuantizationContext) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    kept, declared = context.tensors, actions.tensors(method, context.architecture)
-    same = kept.keys() == declared.keys()
-    if not (same and all(has_shape(tuple(kept[name].shape), tuple(shape)) for name, shape in declared.items())):
+    stored, declared = context.tensors, actions.tensors(method, context.architecture)
+    same = stored.keys() == declared.keys()
+    if not (same and all(has_shape(tuple(stored[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
 
 

@@ -1,4 +1,4 @@
-"""The search behind clip ratios, smoothing scales and static scales: candidates one by one, the least error is kept."""
+"""Grid search of clip ratios, smoothing scales and static scales: candidates one by one, the least error is kept."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar

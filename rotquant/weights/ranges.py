@@ -25,7 +25,7 @@ class Ranges:
     """While it is open, follows one decoder layer: the ranges of all that a recipe gives static scales.
 
     Args:
-        layer: of the model; it runs without quantizers, behind the prefix if there is one.
+        layer: of the model; it runs without quantizers, after the prefix if there is one.
         splits: outlier features by site, which scales leave out.
         averaged: whether ranges are moving averages, over the samples, of each feature's largest |value|, as in
             PrefixQuant's authors' code, in place of the smallest and largest value; of symmetric schemes.

@@ -96,7 +96,7 @@ class QuantizedState:
 class StoredModel:
     """A model whose weights are quantized: in `model` as floating-point numbers, in `weights` as integers by name.
 
-    state: what `quantized_forward` needs beside the model.
+    state: what `quantized_forward` needs in addition to the model.
     history: the steps of the training that made them, where a method trained.
     """
 

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     long = tiny_model(**AWKWARD["phi-3-longrope"] | {"sliding_window": None})
     with (
         wrap(long, RuntimeQuantization(prefix=compute_prefix(long, IDS))),
-        pytest.raises(RotquantError, match="texts of at most 1 tokens behind the prefix"),
+        pytest.raises(RotquantError, match="texts of at most 1 tokens after the prefix"),
     ):
         long(tiny_tokens(), use_cache=False)
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.qat.engine import Sharded, joined
+from rotquant.qat.engine import Sharded, make_engine
 from rotquant.qat.student import Distillation
 from rotquant.qat.training import Training
 from rotquant.training.state import Checkpoint
@@ -61,7 +61,7 @@ def store(stored, path):
 
 
 def train(rank, folder, case):
-    assert isinstance(joined(torch.device("cpu")), Sharded)
+    assert isinstance(make_engine(torch.device("cpu")), Sharded)
     stored = made_exactly(case)
     assert bool(stored.weights) == (rank == 0)
     if rank == 0:

@@ -87,7 +87,7 @@ def test_blocks_mix_the_features_of_a_block_and_no_others():
 def test_what_fits_or_was_chosen_stays_as_it_is():
     fits, nine = architecture_of(tiny_model()), architecture_of(newcomer("9 heads, SmolLM2-135M"))
     assert fitted(preset("quarot"), fits) == (preset("quarot"), "")
-    assert fitted(preset("quarot"), nine, kept={"heads"}) == (preset("quarot"), "")
+    assert fitted(preset("quarot"), nine, fixed={"heads"}) == (preset("quarot"), "")
     assert fitted(preset("spinquant-hard"), nine) == (preset("spinquant-hard"), "")
     with pytest.raises(RecipeError, match=r"size 9 .*--set rotation\.heads=false\.$"):
         check_fits(preset("quarot"), nine)

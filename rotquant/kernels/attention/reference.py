@@ -155,7 +155,7 @@ def values_of(codes: Tensor, params: Tensor, table: Tensor, tokens: int, values:
     return ((grouped - zero[..., None]) * scale[..., None]).flatten(-2)
 
 
-def behind(prefix: Tensor | None, x: Tensor) -> Tensor:
+def with_prefix(prefix: Tensor | None, x: Tensor) -> Tensor:
     """x [batch, kv_heads, tokens, D] with the prefix [kv_heads, prefix, D] in the place of its first tokens."""
     if prefix is None:
         return x
@@ -172,8 +172,8 @@ def attend(a: Attend) -> Tensor:
     capacity = table.shape[1] * a.k_codes.shape[2]
     prefix = 0 if a.k_prefix is None else a.k_prefix.shape[1]
     longest = min(capacity, max(prefix, int(a.lengths.max()) + a.new_tokens))
-    k = behind(a.k_prefix, values_of(a.k_codes, a.k_params, table, longest, False, torch.float64))
-    v = behind(a.v_prefix, values_of(a.v_codes, a.v_params, table, longest, True, torch.float64))
+    k = with_prefix(a.k_prefix, values_of(a.k_codes, a.k_params, table, longest, False, torch.float64))
+    v = with_prefix(a.v_prefix, values_of(a.v_codes, a.v_params, table, longest, True, torch.float64))
     grouped = x.unflatten(1, (k.shape[1], -1))
     seen = (a.lengths.long() + a.new_tokens).clamp(min=prefix)
     present = torch.arange(longest, device=a.q.device) < seen[:, None]
@@ -184,9 +184,9 @@ def attend(a: Attend) -> Tensor:
 
 def dequantize(a: Dequantize) -> tuple[Tensor, Tensor]:
     """(code - zero) * scale in float32 (float64 where that is asked for), rounded to dtype."""
-    arithmetic = torch.promote_types(a.dtype, torch.float32)
+    compute = torch.promote_types(a.dtype, torch.float32)
     table = page_table(a.block_table, a.batch, a.k_codes)
     return (
-        behind(a.k_prefix, values_of(a.k_codes, a.k_params, table, a.tokens, False, arithmetic).to(a.dtype)),
-        behind(a.v_prefix, values_of(a.v_codes, a.v_params, table, a.tokens, True, arithmetic).to(a.dtype)),
+        with_prefix(a.k_prefix, values_of(a.k_codes, a.k_params, table, a.tokens, False, compute).to(a.dtype)),
+        with_prefix(a.v_prefix, values_of(a.v_codes, a.v_params, table, a.tokens, True, compute).to(a.dtype)),
     )

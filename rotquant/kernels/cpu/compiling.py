@@ -23,8 +23,8 @@ SOURCE = SOURCES / "cpu/decoding.cpp"
 #: Instructions of the processor at hand.
 NATIVE = ("-march=native",)
 
-#: No errno and no traps: rounding and square roots become single instructions. Sums are never reordered behind one's
-#: back, so floats are those that the source says.
+#: No errno and no traps: rounding and square roots become single instructions. Sums are never reordered without
+#: notice, so floats are those that the source says.
 _FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-fopenmp", "-shared", "-fPIC")
 
 _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p

@@ -25,7 +25,7 @@ _LANES = 16
 
 
 def _kernel(name: str, plain: Callable[..., Any], fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Register a kernel beside its reference and its shape rule; what is decorated becomes the torch operator."""
+    """Register a kernel with its reference and its shape rule; what is decorated becomes the torch operator."""
     return lambda kernel: operator(name, reference=plain, fake=fake, cpu=kernel)
 
 

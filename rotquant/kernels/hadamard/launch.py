@@ -1,6 +1,6 @@
 """Launches of the Hadamard kernels: which of the four takes a transform, and the structures they take.
 
-16-bit rows with at least 64 columns beside a moderate left factor go to tensor cores (`hadamard_cuts`), everything
+16-bit rows with at least 64 columns and a moderate left factor go to tensor cores (`hadamard_cuts`), everything
 else to kernels/hadamard_any.cu, float16 arithmetic on other types included. Tensors are checked by the operators of
 `hadamard` and `activations`, which call this.
 """

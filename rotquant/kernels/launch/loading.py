@@ -27,7 +27,7 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a")
 #: Counts changes to what this module makes of the compiler's output.
 _FORMAT = 2
 
-#: CuPy adds -ftz=true to what it compiles; here nothing is added behind one's back.
+#: CuPy adds -ftz=true to what it compiles; here nothing is added without notice.
 _OPTIONS = ("--std=c++17", "--extra-device-vectorization", "-default-device")
 
 

@@ -115,7 +115,7 @@ def spread_features(features: int, group_size: int) -> int:
 
 
 def spread(x: Tensor, group_size: int) -> Tensor:
-    """Inputs in groups of any size as whole groups of the kernel, zeros behind each: [rows, in] -> [rows, spread in].
+    """Inputs in groups of any size as whole groups of the kernel, zeros after each: [rows, in] -> [rows, spread in].
 
     Groups of a multiple of 128 stay as they are; smaller ones cost a weight of 128 for each, which is what small
     models pay for kernels of large ones.

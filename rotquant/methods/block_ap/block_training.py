@@ -73,7 +73,7 @@ class LearnedBlock:
                     getattr(self, name)[key].copy_(tensor)
 
     def stay_positive(self) -> Callable[..., None]:
-        """A hook behind an optimizer's steps, by which no scale falls below a share of what it is now."""
+        """A hook after an optimizer's steps, by which no scale falls below a share of what it is now."""
         scales = [*self.scales.values(), *self.static.values()]
         bounds = [_LEAST_SHARE * scale.detach() for scale in scales]
 

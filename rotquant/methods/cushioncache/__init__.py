@@ -35,7 +35,7 @@ class CushionCache(Method):
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """A token is added while it brings the error below this share of what it is without (tau, Eq. 10)."""
     candidates: Annotated[int, Field(gt=0)] | None = None
-    """How many tokens are tried at each place: the most frequent of the calibration text, and BOS; null, as the paper,
+    """Number of tokens tried at each place: the most frequent of the calibration text, and BOS; null, as the paper,
     tries the whole vocabulary."""
     search_samples: Annotated[int, Field(gt=0)] = 1
     """Texts drawn for each place, whose errors are added up (the paper: one)."""

@@ -1,7 +1,7 @@
 """Quantization errors of a text's activations (Son et al. 2024, Eq. 6), measured while a model runs.
 
 Of every sequence of a batch by itself, with the scales of its text alone: neither those of a prefix nor of other
-sequences. Quantizers of the running network act behind what is measured.
+sequences. Quantizers of the running network act after what is measured.
 """
 
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def measured(
     with wrap(model, quantization) as handle:
         if CushionCache.of(recipe).measured == "blocks":
             for layer in decoder_layers(model):
-                handle.add(layer.register_forward_hook(_behind(errors, schemes)))
+                handle.add(layer.register_forward_hook(_after_layer(errors, schemes)))
         yield errors
 
 
@@ -93,7 +93,7 @@ def _at_sites(
     }
 
 
-def _behind(errors: ActivationErrors, schemes: RuntimeQuantization) -> Callable[..., None]:
+def _after_layer(errors: ActivationErrors, schemes: RuntimeQuantization) -> Callable[..., None]:
     """A hook that measures the output of a decoder layer."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -1,7 +1,7 @@
 """The greedy search of a prompt (Son et al. 2024, Sec. 4.1, Eqs. 9-10, Algorithm 1).
 
-One token after the other: the one behind which a text's activations have the smallest quantization error, as long as
-that is a share of what it is without. Candidates pass the model in batches, behind the cached keys and values of the
+One token after the other: the one after which a text's activations have the smallest quantization error, as long as
+that is a share of what it is without. Candidates pass the model in batches, after the cached keys and values of the
 prompt found so far. What is drawn is drawn by the seed before the search begins, and a search that was killed goes on
 where it was.
 """
@@ -60,7 +60,7 @@ def search(context: QuantizationContext) -> tuple[tuple[int, ...], Prefix]:
     with on_device(context.model, context.device):
         searching = _Search(context)
         checkpoint = context.checkpoint
-        if checkpoint is not None:  # beside that of the tuning, by a name that those who delete the one delete too
+        if checkpoint is not None:  # next to that of the tuning, by a name that those who delete the one delete too
             checkpoint = replace(checkpoint, path=checkpoint.path.with_name(f"{checkpoint.path.name}-search"))
         noted = {"token": "d", "error": ".4g", "before": ".4g"}
         parts = {"found": searching.found}
@@ -69,7 +69,7 @@ def search(context: QuantizationContext) -> tuple[tuple[int, ...], Prefix]:
 
 
 class _Search:
-    """The search as steps, each of one batch of candidates for one place; behind its end they do nothing."""
+    """The search as steps, each of one batch of candidates for one place; after its end they do nothing."""
 
     def __init__(self, context: QuantizationContext) -> None:
         self.context, self.settings = context, CushionCache.of(context.recipe)
@@ -90,7 +90,7 @@ class _Search:
         return self._prompt
 
     def __call__(self, step: int) -> Record:
-        """Try a batch of candidates, and choose behind the last."""
+        """Try a batch of candidates, and choose after the last."""
         if self.found.ended:
             return {}
         place, batch = divmod(step, len(self.batches))
@@ -114,7 +114,7 @@ def _start(model: nn.Module, settings: CushionCache) -> list[int]:
 def search_texts(model: nn.Module, settings: CushionCache, samples: Tensor, seed: int) -> Tensor:
     """Draw from the samples the texts that decide each place of the prompt, int64 [places, texts, tokens].
 
-    Texts are no longer than the model's context leaves behind the longest prompt.
+    Texts are no longer than the model's context leaves after the longest prompt.
     """
     context = ModelLimits.of(config_of(model)).context
     room = settings.sequence_length if context is None else context - settings.max_tokens
@@ -160,7 +160,7 @@ class Prompt:
 
     @torch.no_grad()
     def errors(self, recipe: Recipe, texts: Tensor, candidates: Tensor | None = None) -> Tensor:
-        """Errors of texts [texts, tokens], added up, behind the prompt alone or with each candidate behind it.
+        """Errors of texts [texts, tokens], added up, after the prompt alone or with each candidate after it.
 
         Returns:
             float64 [candidates], or [1], on the host.

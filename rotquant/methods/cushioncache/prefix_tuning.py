@@ -1,8 +1,8 @@
 """Quantization-aware prefix tuning (Son et al. 2024, Sec. 4.2, Eq. 11).
 
-Keys and values of a prefix follow the gradient of cross entropy and quantization error of a text behind it; everything
+Keys and values of a prefix follow the gradient of cross entropy and quantization error of a text after it; everything
 else is frozen. The network's activations are quantized with scales of each text, also where those of the recipe are
-static, which are taken behind the tuned prefix later.
+static, which are taken after the tuned prefix later.
 """
 
 from collections.abc import Iterator, Mapping
@@ -118,7 +118,7 @@ def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
-    """Every text can stand behind the prefix."""
+    """Raise RotquantError unless every text can stand after the prefix."""
     limits.check_prefix(1)
     if limits.context is not None and limits.context <= settings.max_tokens + 1:
         raise RecipeError(
@@ -143,5 +143,5 @@ def tensors(settings: CushionCache, architecture: Architecture) -> Mapping[str, 
 def runtime(
     settings: CushionCache, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]
 ) -> RuntimeQuantization:
-    """The text stands behind the prefix, if any token was found."""
+    """Put the text after the prefix, if any token was found."""
     return replace(quantization, prefix=stored_prefix(tensors))

@@ -59,7 +59,7 @@ class DuQuant(Method):
     """Whether queries are quantized as keys are, after RoPE and R3, as the authors' code does."""
 
     def check(self, recipe: Recipe) -> None:
-        """No rotation beside this one but that of keys, and no scale per head before o_proj."""
+        """No rotation in addition to this one but that of keys, and no scale per head before o_proj."""
         rotation = recipe.rotation
         if rotation and (rotation.residual != "none" or rotation.values != "none" or rotation.heads or rotation.mlp):
             raise ValueError(

@@ -8,7 +8,7 @@ from rotquant.recipes.recipe import Method, Recipe, Role
 
 
 class LearnedClipping(Method):
-    """OmniQuant's learnable weight clipping alone (Shao et al. 2023, Eq. 2), block by block, behind any transformation.
+    """OmniQuant's learnable weight clipping alone (Shao et al. 2023, Eq. 2), block by block, after any transformation.
 
     DuQuant's authors learn it on transformed weights (DuQuant+LWC). Scales start at 0.98 of each range.
     """

@@ -10,7 +10,7 @@ from rotquant.recipes.recipe import Method, Recipe, Role
 class QFeP(Method):
     """Quantization-free prefix of three tokens, and quantization-free modules (Yang et al. 2024): spikes set apart.
 
-    A token whose activations spike stands behind BOS and a context token in the KV cache, in full precision, so that it
+    A token whose activations spike stands after BOS and a context token in the KV cache, in full precision, so that it
     spikes no more in the text. Its keys and values are those of the network before its weights are rounded.
     """
 

@@ -32,7 +32,7 @@ SITES: tuple[SiteName, ...] = ("attention_input", "attention_output", "mlp_input
 class Spikes:
     """Activation spikes that calibration found.
 
-    windows: token ids, int64 [windows, tokens], each behind the first token of every text.
+    windows: token ids, int64 [windows, tokens], each after the first token of every text.
     scales: of each token at each site of each layer, float32 [layers, sites, windows, tokens].
     """
 
@@ -72,7 +72,7 @@ def token_scales(
 
     Args:
         windows: token ids, int64 [windows, tokens].
-        last: the layer to stop behind; default, the last one.
+        last: the layer to stop after; default, the last one.
 
     Returns:
         float32 [layers, sites, windows, tokens] on the host.
@@ -111,7 +111,7 @@ def spiking(found: Spikes, ratio: float) -> list[tuple[int, int]]:
 def find_prefix(
     model: nn.Module, found: Spikes, candidates: int, contexts: int, device: torch.device | str = "cpu"
 ) -> tuple[int, int, int]:
-    """BOS, a context and the token with a spike: those of which a second spike is smallest beside the first.
+    """BOS, a context and the token with a spike: those of which a second spike is smallest relative to the first.
 
     Each of the tokens with the largest spikes is put twice into a text, `BOS context token context token`, with each
     of the most frequent tokens as the context.
@@ -150,7 +150,7 @@ def frequent_tokens(text: Tensor, number: int) -> list[int]:
 
 
 def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
-    """Every text can stand behind the prefix."""
+    """Raise RotquantError unless every text can stand after the prefix."""
     if settings.prefix:
         limits.check_prefix(1)
     if settings.prefix and limits.context is not None and limits.context <= 2 * TOKENS - 1:
@@ -158,7 +158,7 @@ def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limi
 
 
 def apply(settings: QFeP, context: QuantizationContext) -> None:
-    """Find the prefix and the modules, and have all that follows see the text behind the prefix."""
+    """Find the prefix and the modules, and have all that follows see the text after the prefix."""
     model = context.model
     with wrap(model, context.online):
         found = measure(model, context.calibration_samples, context.device)
@@ -177,6 +177,6 @@ def tensors(settings: QFeP, architecture: Architecture) -> Mapping[str, tuple[in
 
 
 def runtime(settings: QFeP, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
-    """The text stands behind the prefix; modules with spikes read it as it is."""
+    """Put the text after the prefix; modules with spikes read it as it is."""
     exact = frozenset((layer, SITES[site]) for layer, site in tensors["exact"].tolist())
     return replace(quantization, prefix=stored_prefix(tensors), exact=exact)

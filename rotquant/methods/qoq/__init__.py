@@ -45,10 +45,11 @@ class QoQ(Method):
     """Numbers that groups are rounded from: INT8 codes, `integers` (Eq. 3), or as in the authors' code the `real`
     numbers that would become these, rounded once."""
     clip_search: bool = True
-    """For each scale, search the share of its range with the least error of the layer's output; for q and k one share
-    each, with the least error of the attention block's (Sec. 4.3.4). The authors' scripts do so per channel alone."""
+    """Whether each scale's share of its range is searched, for the least error of the layer's output; for q and k one
+    share each, with the least error of the attention block's (Sec. 4.3.4). The authors' scripts do so per channel
+    alone."""
     clip_grid: Annotated[int, Field(gt=0)] = 80
-    """That search has the shares 1 and so many below, evenly to 1/5 (the authors' code; the paper has no number)."""
+    """Number of shares that the search tries below 1, evenly to 1/5 (the authors' code; the paper has no number)."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     """How weights become codes under their scales: to the `nearest`, as the paper's Sec. 4 has it, or by `gptq` in
     falling order of the Hessian's diagonal, as in the authors' code."""

@@ -1,6 +1,6 @@
 """SmoothQuant (Xiao et al. 2023, Eqs. 3-4): activation outliers are divided away and multiplied into the weights.
 
-As in the authors' code for Llama, only the sites behind an RMSNorm are smoothed, because there the division costs
+As in the authors' code for Llama, only the sites after an RMSNorm are smoothed, because there the division costs
 nothing: it is folded into the norm's weight. The function of the model never changes, and nothing is quantized here.
 """
 

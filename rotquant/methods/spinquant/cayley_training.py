@@ -46,7 +46,7 @@ _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 _KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: What float networks gave to their heads, by what decides it: all bit widths of a model and seed share it.
 _FLOAT_STATES: dict[tuple[str, bytes], Tensor] = {}
-#: Bytes that are kept of it, and tokens of a text of which it is: for models of real size it is cheap beside the rest.
+#: Bytes that are kept of it, and tokens of a text of which it is: for models of real size it costs little.
 _FLOAT_BYTES, _FLOAT_TOKENS = 2**28, 2**11
 
 
@@ -128,7 +128,7 @@ def learn_rotations(
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
-    """R1 as `residual` and each layer's R2 as drawn, in float32 (float64 for a float64 model) beside the embedding."""
+    """R1 as `residual` and each layer's R2 as drawn, in float32 (float64 for a float64 model) next to the embedding."""
     weight = embedding(model).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     drawn = initial_rotations(architecture, cast(RotationScheme, recipe.rotation), seed).tensors()

@@ -233,8 +233,8 @@ def quantized_network(
             bases = Bases.of(architecture, rotation, SpinQuant.of(recipe).gradient, residual, of_layer)
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
-        again = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
-        stack.enter_context(recomputed(model, checkpointing, **again))
+        settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
+        stack.enter_context(recomputed(model, checkpointing, **settings))
         yield network
 
 

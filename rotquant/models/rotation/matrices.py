@@ -174,7 +174,7 @@ def _leaves(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def load_history(path: str | Path) -> list[dict[str, Any]]:
-    """The history that `save_rotations` wrote beside the rotations; raises as `load_rotations`."""
+    """The history that `save_rotations` wrote next to the rotations; raises as `load_rotations`."""
     return _read(path)[1]["history"]
 
 
@@ -187,18 +187,18 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _told(path: str | Path, text: str) -> dict[str, Any]:
+def _parse_metadata(path: str | Path, text: str) -> dict[str, Any]:
     """Metadata of a file with rotations: their history, and what they were made of where it says so."""
     try:
-        kept = parse_json(text.encode())
-        told = {"history": kept} if isinstance(kept, list) else kept
-        told = {"made_of": None, **told, "history": told["history"]}
-        whole = isinstance(told["history"], list) and all(isinstance(step, dict) for step in told["history"])
+        parsed = parse_json(text.encode())
+        record = {"history": parsed} if isinstance(parsed, list) else parsed
+        record = {"made_of": None, **record, "history": record["history"]}
+        whole = isinstance(record["history"], list) and all(isinstance(step, dict) for step in record["history"])
     except (ValueError, LookupError, TypeError):
-        whole, told = False, {}
+        whole, record = False, {}
     if not whole:
         raise ResultError(f"rotations {path} are damaged (their history); delete the file to compute it again.")
-    return told
+    return record
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -215,7 +215,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
     check_finite(path, tensors.items())
-    told = _told(path, metadata[_METADATA])
-    if "digest" in told and tensors_digest(tensors) != told["digest"]:
+    record = _parse_metadata(path, metadata[_METADATA])
+    if "digest" in record and tensors_digest(tensors) != record["digest"]:
         raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
-    return tensors, told
+    return tensors, record

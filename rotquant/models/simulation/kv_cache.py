@@ -116,7 +116,7 @@ def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: s
 class QuantizedCache(Cache):
     """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate().
 
-    A prefix is behind each layer's text and not part of its length; masks alone know of it.
+    A prefix is in front of each layer's text and not part of its length; masks alone know of it.
     """
 
     def __init__(self, quantizer: KVQuantizer) -> None:
@@ -145,7 +145,7 @@ class TransientCache:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of this call, quantized and dequantized, behind the prefix."""
+        """Keys and values of this call, quantized and dequantized, after the prefix."""
         keys, values = self.quantizer.fake(key_states, value_states, layer_idx)
         return (keys, values) if self.prefix is None else self.prefix.before(layer_idx, keys, values)
 
@@ -166,7 +166,7 @@ class QuantizedCacheLayer(DynamicLayer):
     """Quantized keys and values of one layer. `keys` and `values` are codes (floats where the scheme is None), [B, H,
     T, D].
 
-    Beside them lie scales and zero points, [B, H, T, groups, 1]: batch first and tokens third in all of them.
+    Next to them lie scales and zero points, [B, H, T, groups, 1]: batch first and tokens third in all of them.
     """
 
     is_croppable = True
@@ -178,7 +178,7 @@ class QuantizedCacheLayer(DynamicLayer):
         self.value_qparams: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, behind
+        """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, after
         the prefix."""
         quantizer, device = self.quantizer, key_states.device
         static = {what: quantizer.qparams(self.index, what, device) for what in ("keys", "values")}

@@ -21,7 +21,7 @@ from rotquant.models.stream import capture_layer_inputs
 class Prefix:
     """Keys, after RoPE at the positions from 0 and without R3, and values, each [layers, kv heads, tokens, head_dim].
 
-    Two are equal only if they are one: a cache that was filled behind one prefix does not fit another. Tensors that ask
+    Two are equal only if they are one: a cache that was filled after one prefix does not fit another. Tensors that ask
     for a gradient get it, and may change between two calls.
     """
 
@@ -37,7 +37,7 @@ class Prefix:
         return self.keys.shape[2]
 
     def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values of a text [batch, kv heads, tokens, head_dim] behind those of the prefix."""
+        """A layer's keys and values of a text [batch, kv heads, tokens, head_dim] after those of the prefix."""
         first, second = (part.expand(len(keys), *part.shape) for part in self._of(layer, keys))
         return torch.cat([first, keys], dim=2), torch.cat([second, values], dim=2)
 

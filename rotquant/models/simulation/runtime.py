@@ -250,8 +250,8 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         _check_rope(module, args, kwargs, 0 if prefix is None else prefix.tokens)
         kept = cache is not None or use_cache
         cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix)
-        behind = {} if prefix is None else _behind(prefix, args, kwargs, cache)
-        return args, {**kwargs, **behind, "past_key_values": cache}
+        shifted = {} if prefix is None else _after_prefix(prefix, args, kwargs, cache)
+        return args, {**kwargs, **shifted, "past_key_values": cache}
 
     def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get("past_key_values")
@@ -265,8 +265,8 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
 
 
-def _behind(prefix: Prefix, args: tuple[Any, ...], kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
-    """Positions and mask of a text, by which the model sees it behind the prefix, and all of its tokens see that.
+def _after_prefix(prefix: Prefix, args: tuple[Any, ...], kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
+    """Positions and mask of a text, by which the model sees it after the prefix, and all of its tokens see that.
 
     A mask [batch, tokens] or one of every pair [batch, heads, tokens, tokens seen] is the caller's, of the text alone:
     the latter true or, of floating-point numbers, which are added to scores, zero where a token is seen.
@@ -304,7 +304,7 @@ def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ways = "pass a longer text at once, stop before, or set use_cache=False"
         raise RotquantError(
             f"this model's LongRoPE has other frequencies for texts of more than {limit} tokens, for which cached keys "
-            f"are wrong: {f'use texts of at most {limit - prefix} tokens behind the prefix' if prefix else ways}."
+            f"are wrong: {f'use texts of at most {limit - prefix} tokens after the prefix' if prefix else ways}."
         )
 
 

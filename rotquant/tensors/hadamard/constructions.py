@@ -31,7 +31,7 @@ class HadamardSizeError(RotquantError, ValueError):
 
 
 def decompose(n: int) -> tuple[int, int]:
-    """Return (K, k), the factorization n = K * 2**k behind `hadamard_matrix(n)` and the fast transform.
+    """Return (K, k), the factorization n = K * 2**k of `hadamard_matrix(n)` and the fast transform.
 
     K is 1 for powers of two, otherwise the smallest order with a construction of its own (at most `MAX_CORE_ORDER`).
 

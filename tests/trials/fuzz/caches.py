@@ -13,7 +13,7 @@ from reproduction.shipped.data import TrainingData
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.text import CorpusSpec
-from rotquant.text.packages import kept
+from rotquant.text.packages import cached
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
@@ -79,7 +79,7 @@ def _corpora(folder: Path) -> None:
         from rotquant.text.packages import _fingerprint
 
         path.rename(cache / f"docstrings-test-{_fingerprint('test', (1,))}.json")
-    for row in kept("docstrings", "test", cache, (1,), lambda: ["made again"]):
+    for row in cached("docstrings", "test", cache, (1,), lambda: ["made again"]):
         len(row)
 
 

@@ -28,7 +28,7 @@ from reproduction.tables.project import Project, task_set
 from reproduction.tables.speed.records import committed_path
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.checkpoints import base_folder
-from rotquant.text.digests import files_behind
+from rotquant.text.digests import files_of_text
 
 #: Stages of which all results are made by the same code, whatever the recipe.
 STAGES = ("tasks", "tables", "figures", "reports", "speed", "settings", "index")
@@ -41,7 +41,7 @@ def places_seen(project: Project) -> Places:
     checkpoints |= {os.path.relpath(base, project.root.resolve()) for base in bases if base is not None}
     portions = {portion for run in project.runs.values() for portion in run.portions}
     corpora = project.config.corpora
-    texts = {str(path) for name, split, size in portions for path in files_behind(corpora[name], split, size)}
+    texts = {str(path) for name, split, size in portions for path in files_of_text(corpora[name], split, size)}
     every = (part for name in {name for name, *_ in portions} for part in corpora[name].sources)
     hub: set[tuple[Literal["model", "dataset"], str]] = {
         ("dataset", str(corpus.path)) for corpus in every if corpus.source == "hub"

@@ -104,7 +104,7 @@ def _full_precision(
         if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
             continue
         about = f"{plain} {device} {batch_size}"
-        known = of_text.get(about) or divergence.kept_states(about)
+        known = of_text.get(about) or divergence.saved_states(about)
         if known is None:
             if model is None or tokenizer is None:
                 model, tokenizer = as_it_is()
