@@ -365,16 +365,16 @@ def load_config(folder: Path) -> Any:
     check_regular(path, CheckpointError)
     from rotquant.models.architectures import check_shape
 
-    said: Any = None
+    declared: Any = None
     try:
-        said = parse_json(path.read_bytes(), finite=True)
-        weights = check_shape(said)
-        check_declared(folder, said)
-        check_activation(said)
+        declared = parse_json(path.read_bytes(), finite=True)
+        weights = check_shape(declared)
+        check_declared(folder, declared)
+        check_activation(declared)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
     except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {first_problem(error, said)}.") from None
+        raise CheckpointError(f"{path} is damaged: {first_problem(error, declared)}.") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
     _check_generation(folder / "generation_config.json")
@@ -463,6 +463,6 @@ def first_line(error: Exception) -> str:
     """Message of another library's exception, as the end of a sentence; its kind too where it alone says little."""
     lines = str(error).strip().splitlines()
     last = 2 if lines and lines[0].endswith(":") else 1  # what follows a colon is the cause
-    said = " ".join(line.strip() for line in lines[:last]).rstrip(".")
-    telling = said and not isinstance(error, LookupError | TypeError | AttributeError)
-    return said if telling else f"{type(error).__name__} {said}".strip()
+    message = " ".join(line.strip() for line in lines[:last]).rstrip(".")
+    telling = message and not isinstance(error, LookupError | TypeError | AttributeError)
+    return message if telling else f"{type(error).__name__} {message}".strip()
