@@ -52,8 +52,8 @@ class OutlierFeatures(Method):
 
     @property
     def acts_beyond_quantizers(self) -> bool:
-        """Whether the stored weights need more than quantizers at run time: no, quantizers are only given the features
-        to leave."""
+        """Whether more than quantizers acts at run time: no, these are only given the features to
+        leave."""
         return False
 
     def check(self, recipe: Recipe) -> None:

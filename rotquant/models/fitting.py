@@ -130,7 +130,7 @@ def _largest_block(size: int) -> int | bool:
 
 
 def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
-    """Schemes that have groups of more features than some input has, their size, and the least of these inputs."""
+    """Yield schemes with groups of more features than some input has: name, group size, least number of features."""
     widths = [site.features - recipe.outlier_features for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so

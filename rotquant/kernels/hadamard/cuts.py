@@ -97,7 +97,7 @@ class Strips(LaunchGrid):
         return rings + (2 if half else 4) * exchanged // (1 if half else self.passes)
 
     def smaller(self, output: str, half: bool) -> "Strips | None":
-        """Smaller variants of this cut: with a shorter ring, then with half the exchange, which packed codes and
+        """Smaller variant of this cut: with a shorter ring, then with half the exchange, which packed codes and
         float16 do not take."""
         if self.slots > 1:
             return replace(self, slots=1)
@@ -120,7 +120,7 @@ class _Whole(LaunchGrid):
         return self.order * self.chunks * CHUNK
 
     def smaller(self, output: str, half: bool) -> None:
-        """Smaller variants of this cut: none exist."""
+        """Smaller variant of this cut: none exists."""
         return
 
 

@@ -83,7 +83,7 @@ def dynamic(recipe: Recipe) -> RuntimeQuantization:
 def _at_sites(
     model: nn.Module, errors: ActivationErrors, schemes: RuntimeQuantization
 ) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
-    """Forward hooks that measure each site's input, after the online transform."""
+    """Functions that measure each site's input, after the online transform, by layer and site."""
     architecture = architecture_of(model)
     return {
         (index, site.name): partial(errors.add, scheme=scheme)

@@ -43,7 +43,7 @@ class OmniQuant(Method):
 
     @property
     def acts_beyond_quantizers(self) -> bool:
-        """Whether the stored weights need more than quantizers at run time: no, only queries are quantized."""
+        """Whether more than quantizers acts at run time: no, queries are only quantized."""
         return False
 
     def check(self, recipe: Recipe) -> None:
