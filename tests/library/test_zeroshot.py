@@ -29,6 +29,11 @@ from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MO
 
 
 @pytest.fixture(scope="module")
+def shipped() -> api.Model:
+    return api.load(MODEL)
+
+
+@pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tasks")
 
