@@ -116,7 +116,8 @@ def record_all(plan: Plan) -> None:
 
 def scores(run: Run) -> dict[str, float]:
     """Numbers for all quantities of a run."""
-    from reproduction.tables.quantities import quantities
+    from reproduction.tables.source import sources
+from reproduction.tables.quantities import quantities
 
     return {quantity.name: 2.0 for quantity in quantities(run.metric)}
 
@@ -324,4 +325,4 @@ def test_every_stage_follows_its_modules() -> None:
         assert not [name for name in names[stage] if name.startswith(("rotquant/reporting", "rotquant/foundation"))]
         assert {"workflow/reproduction/run/stages/text.py", "rotquant/text/windows.py"} <= names[stage]
     assert {"kernels/hadamard_any.cu", "kernels/include/row_share.cuh"} <= names["runs"]
-    assert any(name.endswith(".jinja") for name in names["reports"])
+    assert any(path.suffix == ".jinja" for path in code.code_files(*sources()["runs"].code["page"]))

@@ -8,7 +8,7 @@ import yaml
 
 from reproduction.tables.checks import Claim
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import Row, TableFields, TableFile
+from reproduction.tables.tables import Row, RunTableFields, TableFile
 
 PAGE = Path("docs/tables.md").read_text(encoding="utf-8")
 TABLE, NAMES, AMOUNTS, CLAIMS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -59,5 +59,5 @@ def test_every_field_that_the_page_explains_is_one() -> None:
     explained = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     names = {name for cell in explained for name in re.findall(r"`([\w.*]+)`", cell)}
     assert names >= {"id", "metrics", "columns", "rows", "claims", "rows.*.columns"}
-    known = {*TableFile.model_fields, *TableFields.model_fields} | {f"rows.*.{name}" for name in Row.model_fields}
+    known = {*TableFile.model_fields, *RunTableFields.model_fields} | {f"rows.*.{name}" for name in Row.model_fields}
     assert names <= known

@@ -49,7 +49,7 @@ from reproduction.tables.checks import (
 )
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import is_about_models, is_stand_in
 from rotquant.foundation.errors import ResultError, lookup
 
@@ -155,7 +155,7 @@ class Score:
         return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
 
 
-def outcomes(project: Project, table: Table, values: Values, results: Results) -> tuple[Outcome, ...]:
+def outcomes(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
     """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
 
     Without a column to compute nothing says what the claims are about, and none is decided.
@@ -225,7 +225,7 @@ def endpoint(
     return None if exact else finer
 
 
-def _is_the_papers(project: Project, table: Table, columns: Sequence[str] | None) -> bool:
+def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
     """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
     computed = {column: project.slot(table, column) for column in project.columns(table)}
     asked = [computed[name] for name in columns or computed if name in computed]
@@ -236,11 +236,13 @@ def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
     return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
 
 
-def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
-    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not computed."""
+def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
+    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not here."""
     if (experiment := claim.experiment) is None:
         return None
-    target = project.table(experiment.target or table.id)
+    if (experiment.target or table.id) not in project.tables:
+        return None
+    target = project.one(RunTable, experiment.target or table.id)
     inherited = claim if target.id == table.id else None
     columns = experiment.columns or (inherited and inherited.columns)
     name = experiment.quantity or (inherited and inherited.quantity)
@@ -262,7 +264,7 @@ def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
 
 def deciding(
     project: Project,
-    target: Table,
+    target: RunTable,
     check: Check,
     quantity: Quantity,
     numbers: Numbers,
@@ -282,7 +284,7 @@ def score(decided: Sequence[Outcome]) -> Score:
 
 def judge(
     check: Check,
-    table: Table,
+    table: RunTable,
     numbers: Numbers,
     quantity: Quantity,
     results: Results | None = None,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reproduction.render.pages.origins import Results
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.recipes.method import Effort
 
 
@@ -23,7 +23,7 @@ class Given(NamedTuple):
     seconds: float | None
 
 
-def given(project: Project, table: Table, results: Results) -> list[Given]:
+def given(project: Project, table: RunTable, results: Results) -> list[Given]:
     """The efforts of a table's methods, in the order of its rows; rows and columns of one effort together.
 
     Args:

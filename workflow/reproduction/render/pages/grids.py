@@ -16,7 +16,7 @@ from reproduction.render.figures.changes import change_between
 from reproduction.render.pages.model import Grid, GridColumn, Tasks, Whose, beside
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
-from reproduction.tables.tables import Row, Table
+from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
 
@@ -30,7 +30,7 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 BITS = "Bits per weight"
 
 
-def value_grids(project: Project, table: Table, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
+def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
     """Mean and deviation of every main quantity beside the published number.
 
     Args:
@@ -62,7 +62,7 @@ def value_grids(project: Project, table: Table, values: Values, bits: Mapping[st
     )
 
 
-def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
+def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Grid, ...]:
     """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
     mains = [quantity for quantity in main_quantities(project, table) if quantity.relative]
 
@@ -107,7 +107,7 @@ def _interval(effect: float, low: float, high: float) -> str:
     return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
+def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
     """KL divergence of the rows, and log-odds of the right answer: mean and spread over seeds, median, flips.
 
     Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
@@ -132,7 +132,7 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
     return found[0], found[1]
 
 
-def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, ...]:
+def task_grids(project: Project, table: RunTable, values: Values) -> tuple[Tasks, ...]:
     """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
     papers = printed_accuracies(values)
@@ -147,7 +147,7 @@ def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, .
 
 
 def _task_grid(
-    table: Table, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
+    table: RunTable, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
 ) -> Grid:
     """The rows that have a number for some task."""
     rows = [row.name for row in table.rows if any((row.name, column, task.name) in numbers for task in tasks)]
@@ -160,7 +160,7 @@ def _task_grid(
     return Grid("", ["Method"], [[row] for row in rows], columns, whose=whose)
 
 
-def _with_chance(grid: Grid, table: Table, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
+def _with_chance(grid: Grid, table: RunTable, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
     """Below our accuracies what guessing scores, and the standard errors of the baseline row."""
     columns = []
     for task, above in zip(tasks, grid.columns, strict=True):
@@ -178,7 +178,7 @@ def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Qua
 
 def _grids(
     project: Project,
-    table: Table,
+    table: RunTable,
     rows: Sequence[Row],
     pair: Pair,
     mains: Sequence[Quantity],
@@ -197,7 +197,7 @@ def _grids(
 
 
 def _grid(
-    project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
+    project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
     cells = project.cells(table.id)
@@ -222,7 +222,7 @@ def _grid(
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
 
 
-def _alike(project: Project, table: Table, names: Iterable[str]) -> dict[str, list[str]]:
+def _alike(project: Project, table: RunTable, names: Iterable[str]) -> dict[str, list[str]]:
     """Columns that the same runs compute, by the first of them: they are one column of ours."""
     runs: dict[str, list[str]] = {name: [] for name in names}
     for cell in project.cells(table.id):
@@ -234,7 +234,7 @@ def _alike(project: Project, table: Table, names: Iterable[str]) -> dict[str, li
     return {alike[0]: alike for alike in found.values()}
 
 
-def _transposed(project: Project, table: Table, pair: Pair, mains: Sequence[Quantity]) -> Grid:
+def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Quantity]) -> Grid:
     """The table's columns below each other, and side by side its rows with every quantity."""
     names = project.columns(table)
     columns: list[GridColumn] = []
@@ -270,7 +270,7 @@ def _described(quantity: Quantity) -> str:
     return f"{words(quantity)}{unit}{better}"
 
 
-def _remark(project: Project, table: Table, column: str) -> str:
+def _remark(project: Project, table: RunTable, column: str) -> str:
     """What a column is computed on, where its name does not say it."""
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""

@@ -11,7 +11,7 @@ from reproduction.run.provenance import WeightsProvenance, told
 from reproduction.run.results import REPORTS, RunResult, rotations_of
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import measurement, settings
 from reproduction.words.numbers import show
 from reproduction.words.templates import sentences
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
     recipe: str
 
 
-def computed_on(project: Project, table: Table) -> list[Computed]:
+def computed_on(project: Project, table: RunTable) -> list[Computed]:
     """What each column is computed on, those of one slot together."""
     slots: dict[str, list[str]] = {}
     for column in project.columns(table):
@@ -62,7 +62,7 @@ def has_groups(recipe: Recipe) -> bool:
     return any(scheme.granularity == "group" for scheme in schemes if scheme)
 
 
-def row_bits(project: Project, table: Table, results: Results) -> dict[str, str]:
+def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, str]:
     """Effective bits per weight of each row, with scales and all else that is stored (`rotquant.weights.bits`): the
     range over columns and seeds. Nothing where no quantized row's record says them."""
     found: dict[str, set[float]] = {}
@@ -112,7 +112,7 @@ def _shape(project: Project, checkpoint: str) -> str:
     return f"{layers} layers, width {width}, FFN {ffn}, {heads} heads{grouped}"
 
 
-def row_settings(project: Project, table: Table) -> list[Setting]:
+def row_settings(project: Project, table: RunTable) -> list[Setting]:
     """The recipe of each row on the first slot; several where a row's recipe changes with the column."""
     first = project.slot(table, project.columns(table)[0])
     lines = []
@@ -127,14 +127,14 @@ def row_settings(project: Project, table: Table) -> list[Setting]:
     return lines
 
 
-def measurements(project: Project, table: Table) -> dict[str, list[str]]:
+def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
     """How each metric measures, with the rows that measure so; no rows where the baseline does."""
     cells = [(measurement(cell.runs[0]), cell.row) for cell in project.cells(table.id)]
     usual = {how for how, row in cells if row == table.baseline}
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
-def run_lines(project: Project, table: Table, values: Values, results: Results) -> tuple[RunLine, ...]:
+def run_lines(project: Project, table: RunTable, values: Values, results: Results) -> tuple[RunLine, ...]:
     """Every run of the table with the main number of what it measures."""
     first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
     return tuple(

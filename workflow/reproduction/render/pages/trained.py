@@ -11,7 +11,7 @@ from reproduction.render.pages.model import Grid, GridColumn
 from reproduction.render.pages.origins import Results
 from reproduction.run.results import HISTORY_FILE, RunResult, weights_path
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 
@@ -27,7 +27,7 @@ LEARNED = {
 }
 
 
-def trained(project: Project, table: Table, results: Results) -> Grid | None:
+def trained(project: Project, table: RunTable, results: Results) -> Grid | None:
     """Each row's ends on each model, means over its seeds, in percent; None without any.
 
     Raises:
