@@ -35,6 +35,7 @@ from reproduction.run.results import (
     write_result,
 )
 from reproduction.run.stages import jobs
+from reproduction.tables.source import sources
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
 from rotquant.recipes.corpus import CorpusSpec
@@ -116,8 +117,7 @@ def record_all(plan: Plan) -> None:
 
 def scores(run: Run) -> dict[str, float]:
     """Numbers for all quantities of a run."""
-    from reproduction.tables.source import sources
-from reproduction.tables.quantities import quantities
+    from reproduction.tables.quantities import quantities
 
     return {quantity.name: 2.0 for quantity in quantities(run.metric)}
 

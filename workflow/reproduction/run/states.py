@@ -65,17 +65,24 @@ class States:
         return self._state(record, [sorted(codes), keys], whole and none_newer(record, map(run_path, keys)))
 
     def table(self, name: str) -> str:
-        """The state of a table's numbers, which are made again where their Parquet file was deleted."""
-        file = TABLES / f"{name}.csv"
-        return self._output("table", name, file, file.with_suffix(".parquet").exists())
+        """The state of a table's numbers, which are made again where one of their files was deleted."""
+        return self._output("table", name, TABLES / f"{name}.csv", self._has_numbers(name))
 
     def figure(self, name: str) -> str:
         """The state of a table's figure."""
         return self._output("figure", name, FIGURES / f"{name}.svg")
 
     def page(self, name: str) -> str:
-        """The state of a table's page, which says of what was timed whether the code is still the same."""
-        return self._output("page", name, REPORTS / f"{name}.md")
+        """The state of a table's page, which says of what was timed whether the code is still the same.
+
+        It is made again where the table's numbers were deleted.
+        """
+        return self._output("page", name, REPORTS / f"{name}.md", self._has_numbers(name))
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether all numbers that a table has are there."""
+        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
+        return not self.plan.table(name).has_numbers or all(form.exists() for form in forms)
 
     def _output(self, output: Output, name: str, file: Path, whole: bool = True) -> str:
         table = self.plan.table(name)
