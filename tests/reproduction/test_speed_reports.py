@@ -14,10 +14,10 @@ from reproduction.claims.replays import outcomes
 from reproduction.commands.report import report_app
 from reproduction.frame.speed import SpeedNumbers, collect, find_record, read_numbers, record_path
 from reproduction.render import html
+from reproduction.render.pages.cells import digits
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.render.speed import figures, limits
-from reproduction.render.speed.grids import digits
 from reproduction.render.speed.report import speed_report
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable

@@ -28,9 +28,9 @@ quantity is shown beside it and decides nothing; where it says the opposite, the
 the paper's quantity decides, as it does anywhere of how large a loss is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
@@ -49,9 +49,11 @@ from reproduction.tables.checks import (
 )
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, Quantity
-from reproduction.tables.tables import RunTable
+from reproduction.tables.tables import RunTable, Table
 from reproduction.words.describe import is_about_models, is_stand_in
 from rotquant.foundation.errors import ResultError, lookup
+
+S = TypeVar("S", bound=Statement)
 
 Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
 Results = Mapping[str, RunResult]
@@ -155,6 +157,25 @@ class Score:
         return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
 
 
+def decided(
+    claims: Iterable[S],
+    answers: Callable[[S], Iterable[tuple[About, Answer]]],
+    tested: Callable[[S], Verdict | None] = lambda _: None,
+) -> tuple[Outcome, ...]:
+    """Claims of any source with what became of them.
+
+    Args:
+        answers: to each check of a claim, by numbers as their source has them: with seeds and windows (`outcomes`),
+            percentiles of replays (`replays`), as facts (`facts`), or as they were printed elsewhere.
+        tested: what a claim's experiment says, asked where a check is not reproduced.
+    """
+    found = []
+    for claim in claims:
+        answered = dict(answers(claim))
+        found.append(Outcome(claim, answered, tested(claim) if _calls_for_a_cause(answered) else None))
+    return tuple(found)
+
+
 def outcomes(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
     """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
 
@@ -172,29 +193,27 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     known, main = known_quantities(project, table, values), measured[0]
     endpoints = project.endpoints(table)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
-    found = []
-    for claim in table.claims:
+
+    def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
+        own = _is_the_papers(project, table, claim.columns)
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
-        answers: dict[About, Answer] = {}
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
-            own = _is_the_papers(project, table, claim.columns)
             finer = None
             if about == "mechanism" and not own:
                 finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
             if finer is None:
                 said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
                 judged = about == "mechanism" or own
-                answers[about] = Answer(ours, papers, judged, quantity if said else None)
+                yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
                 decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
-                answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)
-        tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
-        found.append(Outcome(claim, answers, tested))
-    return tuple(found)
+                yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
+
+    return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
 
 
 def endpoint(
@@ -284,7 +303,7 @@ def score(decided: Sequence[Outcome]) -> Score:
 
 def judge(
     check: Check,
-    table: RunTable,
+    table: Table,
     numbers: Numbers,
     quantity: Quantity,
     results: Results | None = None,
@@ -298,7 +317,7 @@ def judge(
         given: what it takes for granted, asked of our numbers alone.
     """
     ((kind, arguments),) = check.items()
-    chosen = [column.name for column in table.columns if columns is None or column.name in columns]
+    chosen = [name for name in table.column_names if columns is None or name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
     absent: dict[str, list[Finding | str]] = {}
     if given is not None:

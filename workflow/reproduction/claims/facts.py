@@ -1,13 +1,13 @@
 """What a paper says of settings, cell by cell, beside the recipes here and beside what its own table prints."""
 
-from reproduction.claims.claims import Answer, Outcome, Verdict
+from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import Finding
 from reproduction.tables.settings import Setting, SettingsClaim, SettingsTable, asked_cells
 
 
 def outcomes(table: SettingsTable) -> tuple[Outcome, ...]:
     """Every claim of a table."""
-    return tuple(Outcome(claim, {"fact": Answer(_ours(table, claim), _papers(table, claim))}) for claim in table.claims)
+    return decided(table.claims, lambda claim: [("fact", Answer(_ours(table, claim), _papers(table, claim)))])
 
 
 def _ours(table: SettingsTable, claim: SettingsClaim) -> Verdict:

@@ -15,9 +15,10 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from reproduction.claims.claims import Answer, Outcome, Verdict
+from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
 from reproduction.frame.speed import SpeedNumber, SpeedNumbers, row_names
+from reproduction.tables.checks import About
 from reproduction.tables.speed.definitions import FACTORS, SpeedCheck, SpeedClaim, SpeedGrid, SpeedTable, matches
 
 #: More rows than these are summed up.
@@ -55,18 +56,18 @@ Without `over` the number itself, in SI units.
 def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tuple[Outcome, ...]:
     """Every claim of a table. device: the GPU or CPU that ours were measured on."""
     own = any(_is_of(gpu, device) for gpu in table.gpus)
-    found = []
-    for claim in table.claims:
+
+    def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
         papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
         together = Verdict(
             tuple(finding for verdict in papers for finding in verdict.findings),
             tuple(place for verdict in papers for place in verdict.missing),
         )
-        ours = judge(claim, table, _ratios(table, numbers))
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
         judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
-        found.append(Outcome(claim, {claim.about: Answer(ours, together, judged)}))
-    return tuple(found)
+        yield claim.about, Answer(judge(claim, table, _ratios(table, numbers)), together, judged)
+
+    return decided(table.claims, answers)
 
 
 def _is_of(gpu: str, device: str) -> bool:

@@ -190,6 +190,11 @@ class Table(Titled):
         """The caption of the figure that goes with it; None without one."""
         return None
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns that claims about runs and about numbers from elsewhere are about; nothing of other tables."""
+        return ()
+
 
 class RunTableFields(Titled):
     """One table or figure of a paper, or a report of our own."""
@@ -274,6 +279,11 @@ class RunTable(RunTableFields, Table):
     def drawn(self) -> str | None:
         """The caption of its figure."""
         return self.figure.caption if self.figure else None
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """All columns."""
+        return tuple(column.name for column in self.columns)
 
     @property
     def computed_rows(self) -> tuple[Row, ...]:

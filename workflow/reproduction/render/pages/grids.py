@@ -1,7 +1,6 @@
 """The grids of a table: its main quantities, their change from the baseline, and accuracy task by task.
 
-Ours stand beside the paper's, in the paper's order. What a row, a column or a place prints is decided here and nowhere
-else.
+Ours stand beside the paper's, in the paper's order. What a place prints is decided in `cells`.
 """
 
 import itertools
@@ -9,10 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course
-from reproduction.frame.values import Number, Place, Text, Values, main_quantities, printed_accuracies
+from reproduction.frame.values import Number, Place, Values, main_quantities, printed_accuracies
 from reproduction.render.figures.changes import change_between
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, Tasks, Whose, beside
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
@@ -37,15 +36,17 @@ def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping
         bits: effective bits per weight by row, which get a column of their own; none without any.
     """
     mains = main_quantities(project, table)
-    decimals = {quantity.name: printed_decimals(values, quantity) for quantity in mains}
+    digits = {
+        quantity.name: cells.decimals(one for (_, _, name), one in values.published.items() if name == quantity.name)
+        for quantity in mains
+    }
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
-        place, digits = (row, column, quantity.name), decimals[quantity.name]
+        place, decimals = (row, column, quantity.name), digits[quantity.name]
         if quantity.text:
-            return _contents(values.texts.get(place)), values.published_texts.get(place, "-")
-        ours, paper = values.ours.get(place), values.published.get(place)
-        mine = "-" if ours is None else show(ours.mean, ours.deviation, max(2, digits))
-        return mine, show(paper and paper.mean, None, digits)
+            return cells.contents(values.texts.get(place)), values.published_texts.get(place, "-")
+        ours = cells.measured(values.ours.get(place), max(2, decimals))
+        return ours, cells.printed(values.published.get(place), decimals)
 
     if table.transposed:
         return (_transposed(project, table, pair, mains),)
@@ -80,9 +81,9 @@ def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Gri
 def effect_grid(found: Sequence[Course]) -> Grid:
     """By how much rows are above others on models of several widths, in percent with 95 % intervals."""
     columns = list(dict.fromkeys(column for course in found for column in course.rises))
-    on_models = [GridColumn([_rise(course.rises.get(column)) for course in found], column) for column in columns]
+    on_models = [GridColumn([cells.rise(course.rises.get(column)) for course in found], column) for column in columns]
     slopes = [
-        "-" if line is None else _interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
+        "-" if line is None else cells.interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
         for line in (course.line for course in found)
     ]
     papers = [f"{show_change(course.papers)} ({course.effect.source})" for course in found]
@@ -96,17 +97,6 @@ def effect_grid(found: Sequence[Course]) -> Grid:
     return Grid("", ["Effect", "Rows"], labels, [*on_models, *rest])
 
 
-def _rise(rise: Interval | None) -> str:
-    return "-" if rise is None else _interval(rise.effect, rise.low, rise.high)
-
-
-def _interval(effect: float, low: float, high: float) -> str:
-    if not math.isfinite(effect):
-        return show(effect)
-    digits = 1 if abs(effect) < 100 else 0
-    return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
 def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
     """KL divergence of the rows, and log-odds of the right answer: mean and spread over seeds, median, flips.
 
@@ -115,8 +105,7 @@ def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[t
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         number = values.ours.get((row, column, quantity.name))
-        digits = 1 if quantity.unit == "%" else 3
-        return show(number and number.mean, number and number.deviation, digits), "-"
+        return cells.measured(number, 1 if quantity.unit == "%" else 3), "-"
 
     found = []
     for kind in (OF_WINDOWS, OF_CHOICES):
@@ -154,7 +143,7 @@ def _task_grid(
 
     def text(row: str, task: Quantity) -> str:
         number = numbers.get((row, column, task.name))
-        return "-" if number is None else show(number.mean, number.deviation if whose == "ours" else None)
+        return cells.measured(number) if whose == "ours" else cells.printed(number)
 
     columns = [GridColumn([text(row, task) for row in rows], task.title) for task in tasks]
     return Grid("", ["Method"], [[row] for row in rows], columns, whose=whose)
@@ -200,8 +189,9 @@ def _grid(
     project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
-    cells = project.cells(table.id)
-    places = {(cell.column, one.name) for cell in cells for one in (*cell.quantities, *cell.endpoints)}
+    places = {
+        (cell.column, one.name) for cell in project.cells(table.id) for one in (*cell.quantities, *cell.endpoints)
+    }
     measured = [
         (name, quantity)
         for name, quantity in itertools.product(project.columns(table), group)
@@ -246,16 +236,6 @@ def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Q
     return Grid(_caption(names, tuple(mains)), ["Model", "Here"], labels, columns)
 
 
-def _contents(ours: Text | None) -> str:
-    """What the seeds found, each once, with its seeds where they differ; "-" for nothing, "none" for an empty text."""
-    found: dict[str, list[int]] = {}
-    for text, seed in zip(ours.values, ours.seeds, strict=True) if ours else ():
-        found.setdefault(text or "none", []).append(seed)
-    if len(found) < 2:
-        return next(iter(found), "-")
-    return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in found.items())
-
-
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
     """What the numbers are and which way is better."""
     text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
@@ -275,13 +255,3 @@ def _remark(project: Project, table: RunTable, column: str) -> str:
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
-
-
-def printed_decimals(values: Values, quantity: Quantity) -> int:
-    """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
-    texts = [
-        f"{number.mean!r}".removesuffix(".0")
-        for (_, _, name), number in values.published.items()
-        if name == quantity.name
-    ]
-    return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reproduction.frame.values import Values
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Fact, RunLine
 from reproduction.run.provenance import WeightsProvenance, told
 from reproduction.run.results import REPORTS, RunResult, rotations_of
@@ -77,8 +78,7 @@ def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, s
                 found.setdefault(cell.row, set()).update([] if total is None else [total])
     if not recorded:
         return {}
-    ends = {row: tuple(f"{end:.2f}" for end in (min(bits), max(bits))) for row, bits in found.items() if bits}
-    return {row: low if low == high else f"{low} to {high}" for row, (low, high) in ends.items()}
+    return {row: cells.ends(bits) for row, bits in found.items() if bits}
 
 
 def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, str]]:

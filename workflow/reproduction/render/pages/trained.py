@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from statistics import fmean
 
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn
 from reproduction.render.pages.origins import Results
 from reproduction.run.results import HISTORY_FILE, RunResult, weights_path
@@ -43,10 +44,7 @@ def trained(project: Project, table: RunTable, results: Results) -> Grid | None:
             found.setdefault((cell.row, *weights), (cell.row, project.slot(table, cell.column).name, means))
     lines = list(found.values())
     known = [name for name in LEARNED if any(name in means for *_, means in lines)]
-    columns = [
-        GridColumn([f"{100 * means[name]:.2f}" if name in means else "-" for *_, means in lines], LEARNED[name])
-        for name in known
-    ]
+    columns = [GridColumn([cells.share(means.get(name)) for *_, means in lines], LEARNED[name]) for name in known]
     return Grid("", ["Row", "Model"], [[row, slot] for row, slot, _ in lines], columns) if lines else None
 
 

@@ -5,17 +5,15 @@ from typing import NamedTuple
 from reproduction.claims.facts import outcomes
 from reproduction.render.meaning.pages import clauses, sentence
 from reproduction.render.meaning.words import clause, lower
+from reproduction.render.pages.cells import setting
 from reproduction.render.pages.model import Fact, Grid, GridColumn, Report, beside
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.run.results import table_path
-from reproduction.tables.settings import Setting, SettingsTable, asked_cells
+from reproduction.tables.settings import SettingsTable, asked_cells
 from reproduction.words.describe import lead, settings, title
 from reproduction.words.templates import sentences
 
 WORDS = "settings/words.jinja"
-
-#: Stands behind what is not as printed.
-DIFFERS = " ≠"
 
 
 class RecipeLine(NamedTuple):
@@ -55,13 +53,9 @@ def _grid(table: SettingsTable) -> Grid:
     for column in table.columns:
         cells = [table.cell(row.name, column.name) for row in rows]
         printed = [cell.published or "-" for cell in cells]
-        columns += beside(GridColumn([_shown(cell) for cell in cells], column.name), GridColumn(printed, published=""))
+        columns += beside(GridColumn([setting(cell) for cell in cells], column.name), GridColumn(printed, published=""))
     stub = "Tensor" if any(row.part for row in rows) else "Method"
     return Grid("Settings of the recipes here", [stub], [[row.name] for row in rows], columns)
-
-
-def _shown(cell: Setting) -> str:
-    return cell.here + DIFFERS * (cell.same is False)
 
 
 def _pages(table: SettingsTable) -> list[str]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from reproduction.claims.replays import show
 from reproduction.frame.speed import SpeedNumbers, SpeedPlace, short_gpu, shown_ratio
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, beside
 from reproduction.render.speed.limits import CEILING, points
 from reproduction.tables.speed.definitions import FACTORS, DrawnPart, SpeedGrid, SpeedRow, SpeedTable, matches, rows
-from reproduction.words.numbers import SPACE
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
@@ -40,14 +39,6 @@ def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str,
         return f"{100 * floor / by_place[place].seconds:.0f} % {bound[0]}"
 
     return [_grid(grid, grid.name, share, _names(grid)) for grid in _kernels(table)]
-
-
-def digits(value: float) -> str:
-    """Four significant digits without powers of ten."""
-    if value == 0:
-        return "0"
-    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:.{max(0, 4 - whole)}f}" if abs(value) >= 1e-3 else f"{value:.2g}"
 
 
 def _kernels(table: SpeedTable) -> list[SpeedGrid]:
@@ -96,7 +87,7 @@ def _ratio(grid: SpeedGrid, numbers: SpeedNumbers) -> Print:
 
     def text(place: SpeedPlace, gpu: str) -> str:
         one = numbers[place].paper(gpu) if gpu else numbers[place]
-        return "-" if one is None or one.ratio is None else show(shown_ratio(grid, one.ratio))
+        return cells.ratio(None if one is None or one.ratio is None else shown_ratio(grid, one.ratio))
 
     return text
 
@@ -106,12 +97,9 @@ def _amount(grid: SpeedGrid, numbers: SpeedNumbers) -> Print:
     factor = FACTORS[grid.unit]
 
     def text(place: SpeedPlace, gpu: str) -> str:
-        paper, ours = numbers[place].paper(gpu), numbers[place].ours
+        paper = numbers[place].paper(gpu)
         if paper is not None:
             return paper.text if paper.value is None or paper.unit == factor else f"{paper.value / factor:.6g}"
-        if gpu or ours is None:
-            return "-"
-        spread = "" if ours.spread is None else f"{SPACE}±{SPACE}{100 * ours.spread:.1f}{SPACE}%"
-        return f"{digits(ours.value / factor)}{spread}"
+        return "-" if gpu else cells.amount(numbers[place].ours, factor)
 
     return text
