@@ -26,7 +26,7 @@ GROUP = "reproduction.sources"
 Output = Literal["table", "figure", "page"]
 """What the workflow makes of a table: its numbers as a file, its figure, its page."""
 
-Status = Literal["computed", "recorded", "not yet"]
+Status = Literal["computed", "recorded", "elsewhere", "not yet"]
 
 T = TypeVar("T", bound="Table")
 C = TypeVar("C")
