@@ -37,7 +37,7 @@ from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable
-from reproduction.tables.tables import Effect, RunTable
+from reproduction.tables.tables import RunTable, WidthEffect
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.project import REPOSITORY, TABLES
 from tests.helpers.reports import compute, every_kind, load, page, table
@@ -344,7 +344,7 @@ def test_a_statement_becomes_a_clause(text: str, said: str) -> None:
 
 def test_effects_over_widths_go_towards_the_paper_or_away_from_it() -> None:
     def course(name: str, slope: float, half: float) -> Course:
-        effect = Effect(name=name, row="A", over="B", published=(6.0, 5.0), source="Table 1")
+        effect = WidthEffect(name=name, row="A", over="B", published=(6.0, 5.0), source="Table 1")
         rises = {str(width): Interval(40.0 - at, 0, 0) for at, width in enumerate((128, 256, 512))}
         return Course(
             effect, rises, {width: int(width) for width in rises}, 20.0, Line(0.3, slope, slope - half, slope + half)

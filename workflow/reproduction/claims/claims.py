@@ -19,7 +19,7 @@ itself, under whatever names, and columns computed by the same runs count once. 
 granted is not so by our numbers is not compared (`given`).
 
 A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
-and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
+and a fact nowhere (`tables.checks`). What is not reproduced is followed by what its experiment found.
 
 On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
 in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared

@@ -17,7 +17,7 @@ from reproduction.claims.estimates import CONFIDENCE, Interval
 from reproduction.frame.values import Values, main_quantities
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Effect, RunTable
+from reproduction.tables.tables import RunTable, WidthEffect
 
 Way = Literal["towards it", "away from it", "undecided"]
 
@@ -47,7 +47,7 @@ class Course:
     three widths, and where a number is not finite.
     """
 
-    effect: Effect
+    effect: WidthEffect
     rises: Mapping[str, Interval]
     widths: Mapping[str, int]
     papers: float

@@ -120,7 +120,7 @@ class Project:
         return tuple({quantity.name: quantity for quantity in found}.values())
 
     def endpoints(self, table: RunTable) -> tuple[Quantity, ...]:
-        """What the table's runs say more finely than by its quantities (`study.quantities.endpoints`)."""
+        """What the table's runs say more finely than by its quantities (`quantities.endpoints`)."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
         return tuple({quantity.name: quantity for quantity in found}.values())
 

@@ -1,6 +1,6 @@
 """Tables of settings as data: what a paper says of how methods quantize, beside what the recipes here say.
 
-Rows name recipes, columns name facts (`study.facts`), or the other way round where a table is about one method. Nothing
+Rows name recipes, columns name facts (`facts`), or the other way round where a table is about one method. Nothing
 is run for them: each cell follows from a recipe, best from that of a row of another table, which is the one computed.
 """
 
@@ -39,7 +39,7 @@ class SettingsColumn(Written):
     part: Part | None = None
     """What it is about, where rows do not say it."""
     fact: FactName
-    """What is told of it (`study.facts`)."""
+    """What is told of it (`facts`)."""
     words: dict[str, str] = Field(default_factory=dict)
     """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
 

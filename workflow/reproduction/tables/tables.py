@@ -96,7 +96,7 @@ class Row(Written):
         return self
 
 
-class Effect(Written):
+class WidthEffect(Written):
     """By how much one row is above another, as a paper has it and as it goes with the width of models."""
 
     name: str
@@ -142,7 +142,7 @@ class Figure(Written):
     """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
-    effects: Many[Effect] = ()
+    effects: Many[WidthEffect] = ()
     """What `widths` draws, and the page lists; names of columns begin with the width."""
 
 

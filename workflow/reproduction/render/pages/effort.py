@@ -13,7 +13,7 @@ from reproduction.tables.tables import RunTable
 from rotquant.recipes.method import Effort
 
 
-class Given(NamedTuple):
+class GivenEffort(NamedTuple):
     """A method with one effort: the rows that give it so, the columns if not all, its mean time in seconds."""
 
     method: str
@@ -23,7 +23,7 @@ class Given(NamedTuple):
     seconds: float | None
 
 
-def given(project: Project, table: RunTable, results: Results) -> list[Given]:
+def given(project: Project, table: RunTable, results: Results) -> list[GivenEffort]:
     """The efforts of a table's methods, in the order of its rows; rows and columns of one effort together.
 
     Args:
@@ -43,7 +43,7 @@ def given(project: Project, table: RunTable, results: Results) -> list[Given]:
                 took for result in found if result and (took := _seconds(result, method.name)) is not None
             )
     return [
-        Given(
+        GivenEffort(
             place[0],
             [*names],
             [] if len(columns[place]) == len(everywhere) else [*columns[place]],

@@ -34,7 +34,7 @@ class Computed(NamedTuple):
     shape: str
 
 
-class Setting(NamedTuple):
+class RowRecipe(NamedTuple):
     """The recipe of a row in words, on the table's first slot; the columns where it holds, if it is not all."""
 
     row: str
@@ -112,7 +112,7 @@ def _shape(project: Project, checkpoint: str) -> str:
     return f"{layers} layers, width {width}, FFN {ffn}, {heads} heads{grouped}"
 
 
-def row_settings(project: Project, table: RunTable) -> list[Setting]:
+def row_settings(project: Project, table: RunTable) -> list[RowRecipe]:
     """The recipe of each row on the first slot; several where a row's recipe changes with the column."""
     first = project.slot(table, project.columns(table)[0])
     lines = []
@@ -123,7 +123,7 @@ def row_settings(project: Project, table: RunTable) -> list[Setting]:
                 found.setdefault(settings(cell.runs[0].recipe), []).append(cell.column)
         for recipe, columns in found.items():
             varies = list(dict.fromkeys(columns)) if len(found) > 1 else []
-            lines.append(Setting(row.name, varies, str(row.method), recipe))
+            lines.append(RowRecipe(row.name, varies, str(row.method), recipe))
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from reproduction.frame.values import collect
 from reproduction.identity.run import Run
 from reproduction.render.tracking.experiments import writer
-from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Experiment, Logged
+from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Logged, ShownExperiment
 from reproduction.render.tracking.store import Store, opened
 from reproduction.render.tracking.views import PERCENT, TABLE, by_model, by_row
 from reproduction.run.results import (
@@ -56,7 +56,7 @@ def log_tables(project: Project, tables: Sequence[RunTable], read: Mapping[str, 
         ]
 
 
-class Paper(Experiment):
+class Paper(ShownExperiment):
     """The experiment of a paper with tables of accuracy.
 
     cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.

@@ -28,7 +28,7 @@ FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "
 
 
 Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]
-"""The name of a benchmark, see `bench.registry`."""
+"""The name of a benchmark, see `benchmarks.registry`."""
 
 Arguments = dict[str, Any]
 """Some of a benchmark's arguments; those of grid, row and column together are checked as the benchmark's own."""
@@ -170,7 +170,7 @@ class SpeedCheck(Written):
 
 
 class SpeedClaim(Explained):
-    """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
+    """A statement about a table's numbers, or a goal, with the check that decides it (`claims.replays`)."""
 
     grid: str = "*"
     """Pattern with * of the grids that it is about."""

@@ -36,7 +36,7 @@ References = Mapping[tuple[str, str, str], tuple[Reference, ...]]
 
 
 @dataclass(frozen=True)
-class Text:
+class PrintedText:
     """A printed cell and its unit."""
 
     text: str
@@ -51,7 +51,7 @@ class Text:
             return None
 
 
-Printout = Mapping[tuple[str, str, str, str | None], Text]
+Printout = Mapping[tuple[str, str, str, str | None], PrintedText]
 """Printed cells by (row, column, metric, GPU); the GPU is None where the paper has one for all."""
 
 
@@ -80,7 +80,7 @@ def read_printed(path: Path) -> Printout:
         ConfigError: it is missing, lacks a column, or has an unknown unit.
     """
     found = {
-        (line["row"], line["column"], line["metric"], line.get("gpu")): Text(line["value"], line["unit"])
+        (line["row"], line["column"], line["metric"], line.get("gpu")): PrintedText(line["value"], line["unit"])
         for line in read_csv(path, ("row", "column", "metric", "value", "unit"), "published values")
     }
     if unknown := {text.unit for text in found.values()} - set(UNITS):
@@ -110,11 +110,11 @@ def _reference(printout: Printout, grid: SpeedGrid, row: SpeedRow, column: Speed
 
 def _texts(
     printout: Printout, grid: SpeedGrid, row: SpeedRow, column: SpeedColumn, gpu: str
-) -> tuple[Text | None, Text | None]:
+) -> tuple[PrintedText | None, PrintedText | None]:
     """The printed number of a cell and the printed ratio over its baseline."""
     where, heading, printed = place(grid, row, column)
 
-    def text(metric: str | None) -> Text | None:
+    def text(metric: str | None) -> PrintedText | None:
         if metric is None:
             return None
         return printout.get((where, heading, metric, gpu)) or printout.get((where, heading, metric, None))
