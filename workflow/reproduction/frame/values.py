@@ -38,6 +38,9 @@ NAMES = (
     *("published", "published_deviation", "origin", "run", "text", "published_text"),
 )
 
+#: An empty text in a file, where an empty field is no text; what is measured as text has no spaces.
+EMPTY = "no text"
+
 
 @dataclass(frozen=True)
 class Number:
@@ -118,7 +121,7 @@ class Values(Mapping[Place, Number]):
         """What is no number, as lines of the frame."""
         for place, ours in self.texts.items():
             for seed, text, run in zip(ours.seeds, ours.values, ours.runs, strict=True):
-                yield (*place, seed, *[None] * 6, COMPUTED, run, text, self.published_texts.get(place))
+                yield (*place, seed, *[None] * 6, COMPUTED, run, text or EMPTY, self.published_texts.get(place))
         for place, text in self.published_texts.items():
             if place not in self.texts:
                 yield (*place, *[None] * 7, PUBLISHED, None, None, text)
@@ -134,7 +137,8 @@ class Values(Mapping[Place, Number]):
             seeds = list(group)
             first = seeds[0]
             if first.text is not pd.NA:
-                texts[place] = Text(*(tuple(getattr(line, name) for line in seeds) for name in ("text", "seed", "run")))
+                found = tuple("" if line.text == EMPTY else line.text for line in seeds)
+                texts[place] = Text(found, *(tuple(getattr(line, name) for line in seeds) for name in ("seed", "run")))
             elif first.origin != PUBLISHED:
                 columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
                 ours[place] = Number(
