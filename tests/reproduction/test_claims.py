@@ -22,7 +22,7 @@ from reproduction.frame.values import Number, Values
 from reproduction.tables.checks import Check, is_direction
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ConfigError
 
 PAPER = {
@@ -53,8 +53,8 @@ def seeds(*values: float) -> Number:
     return Number(statistics.mean(values), statistics.stdev(values), values)
 
 
-def table(*claims: dict[str, Any]) -> Table:
-    return Table.model_validate(
+def table(*claims: dict[str, Any]) -> RunTable:
+    return RunTable.model_validate(
         {
             **dict.fromkeys(("paper", "paper_title", "title", "section", "caption"), "-"),
             "id": "quarot_table1",
@@ -342,16 +342,16 @@ class Double(Project):
         object.__setattr__(self, "measured", measured)
         object.__setattr__(self, "stand_in", stand_in)
 
-    def quantities(self, _: Table) -> tuple[Quantity, ...]:
+    def quantities(self, _: RunTable) -> tuple[Quantity, ...]:
         return self.measured
 
-    def endpoints(self, _: Table) -> tuple[Quantity, ...]:
+    def endpoints(self, _: RunTable) -> tuple[Quantity, ...]:
         return (KL, LOG_ODDS)
 
-    def columns(self, table: Table) -> tuple[str, ...]:
+    def columns(self, table: RunTable) -> tuple[str, ...]:
         return tuple(column.name for column in table.columns)
 
-    def slot(self, table: Table, column: str) -> Any:
+    def slot(self, table: RunTable, column: str) -> Any:
         return SimpleNamespace(name=column, checkpoint="models/small" if self.stand_in else f"models/{column}")
 
 

@@ -130,6 +130,13 @@ def test_the_page_has_the_papers_text_beside_ours_and_models_below_each_other(pr
     assert r"| Llama-2-13B | larger | 1.50 ± 0.71 | *1* | \n[BOS] (seed 0); [BOS] (seed 1) | - |" in shown
 
 
+def test_an_empty_text_is_read_back_as_one(tmp_path: Path) -> None:
+    """As of a model without outlier tokens, which has no prefix."""
+    found = Values({}, {}, {("a", "b", "c"): Text(("", "x"), (0, 1), ("k", "l"))}, {})
+    write_values(tmp_path, "table", found)
+    assert read_values(tmp_path, "table") == found
+
+
 def test_a_run_file_without_its_text_is_damaged(project: Project) -> None:
     (run, *_) = project.cells("quarot_table1")[0].runs
     path = project.root / run_path(run.key)

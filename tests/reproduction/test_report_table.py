@@ -23,6 +23,7 @@ from reproduction.render.export import exported
 from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
 from reproduction.tables.project import Project, load_project
+from reproduction.tables.speed.definitions import SpeedTable
 from tests.helpers.project import Copy
 from tests.helpers.reports import changed, every_kind, page
 from tests.helpers.speed import SPEED, record
@@ -44,7 +45,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def speed(tmp_path: Path) -> Project:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
     project = load_project(root=tmp_path)
-    record(tmp_path / "results/bench/some-gpu/quarot_table14.json", project.speed_table("quarot_table14"))
+    record(tmp_path / "results/bench/some-gpu/quarot_table14.json", project.table("quarot_table14"))
     return project
 
 
@@ -76,7 +77,7 @@ def check(text: str) -> None:
 
 
 def test_latex_of_every_kind_of_table_is_balanced(kinds: Project, speed: Project) -> None:
-    for project, names in ((kinds, kinds.tables), (speed, speed.speed)):
+    for project, names in ((kinds, kinds.tables), (speed, speed.of(SpeedTable))):
         for name in names:
             check(exported(project, name, "latex"))
 

@@ -356,7 +356,7 @@ def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
 
 def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:
     (project.root / "workflow/papers/quarot/speed.yaml").write_text(yaml.safe_dump(SPEED))
-    table = load_project(root=project.root).speed_table("quarot_table14")
+    table = load_project(root=project.root).table("quarot_table14")
     path = project.root / "results/speed/quarot_table14.json"
     first = tracking.log_speed(project, record(path, table), table)
     assert tracking.log_speed(project, record(path, table), table).parent == first.parent

@@ -70,8 +70,8 @@ def make(root: Path) -> Copy:
 
 def _results(root: Path) -> None:
     project = load_project(root=root)
-    record(root / f"results/bench/some-gpu/{SPEED_NAME}.json", project.speed[SPEED_NAME])
-    record(root / f"results/bench/another-gpu/{SPEED_NAME}.json", project.speed[SPEED_NAME])
+    record(root / f"results/bench/some-gpu/{SPEED_NAME}.json", project.table(SPEED_NAME))
+    record(root / f"results/bench/another-gpu/{SPEED_NAME}.json", project.table(SPEED_NAME))
     plan = current_plan(root)
     for learned in plan.rotations:
         _rotation(root, plan, learned)

@@ -6,8 +6,10 @@ from pathlib import Path
 from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
-from reproduction.tables.project import load_project
+from reproduction.tables.project import load_project, load_tables
+from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
+from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, rotation_fields
 from rotquant.recipes.presets import preset
@@ -65,27 +67,22 @@ def _project(folder: Path) -> None:
 
 def _tables(folder: Path) -> None:
     project = load_project((), folder)
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         project.cells(table.id)
         project.published(table)
 
 
 def _speed(folder: Path) -> None:
-    from reproduction.tables.speed.loading import load_speed
-    from reproduction.tables.speed.published import references
-
     read_printed.cache_clear()
-    for table in load_speed(folder).values():
-        references(table, folder)
+    load_tables(folder)
 
 
 def _settings(folder: Path) -> None:
     from reproduction.render.pages.markdown import markdown
     from reproduction.render.settings.report import settings_report
 
-    project = load_project((), folder)
-    for found in project.settings.values():
-        markdown(settings_report(found))
+    for table in load_project((), folder).of(SettingsTable).values():
+        markdown(settings_report(table))
 
 
 def _training(folder: Path) -> None:
