@@ -247,8 +247,8 @@ def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) ->
     report.page("quarot_table1")
     (project.root / "mlflow.db").unlink()
     code = (
-        "from pathlib import Path; from rotquant.study import project as projects\n"
-        "from rotquant.reporting import tracking\n"
+        "from pathlib import Path; from reproduction.tables import project as projects\n"
+        "from reproduction.render import tracking\n"
         "from reproduction.commands.tracking import sync_tracking; from rotquant.foundation.files import short_hash\n"
         "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
         "sync_tracking()\n"
