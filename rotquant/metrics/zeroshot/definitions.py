@@ -6,6 +6,7 @@ that the code makes, and its file must have that text.
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -18,6 +19,28 @@ from rotquant.foundation.files import short_hash
 
 _DATASET = re.compile(r"^dataset_path:\s*(\S+)", re.MULTILINE)
 _INCLUDE = re.compile(r"^include:\s*(\S+)", re.MULTILINE)
+
+
+def measured(*measures: str) -> list[dict[str, Any]]:
+    """The field `metric_list` of a definition: means of measures of which more is better."""
+    return [{"metric": measure, "aggregation": "mean", "higher_is_better": True} for measure in measures]
+
+
+def written(
+    target: str, until: list[str], tokens: int, measure: str, judge: Callable[..., dict[str, float]] | None = None
+) -> dict[str, Any]:
+    """The fields of a definition whose answer is written greedily, until one of some texts or for a number of tokens.
+
+    Args:
+        target: `doc_to_target`. judge: scores an item and what was written for it; None lets lm-eval do so.
+    """
+    return {
+        "output_type": "generate_until",
+        "doc_to_target": target,
+        "generation_kwargs": {"until": until, "max_gen_toks": tokens, "do_sample": False},
+        **({"process_results": judge} if judge else {}),
+        "metric_list": measured(measure),
+    }
 
 
 class _Writer(yaml.SafeDumper):

@@ -9,7 +9,7 @@ from typing import Any
 from rotquant import text
 from rotquant.foundation import progress
 from rotquant.foundation.contents import content_digest
-from rotquant.foundation.files import atomic_directory, cache_folder, canonical_json, folder_beside, short_hash
+from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
 from rotquant.metrics.zeroshot import paper, shipped
 from rotquant.metrics.zeroshot.definitions import check_written, definition_digest, hub_dataset, write_definition
@@ -49,9 +49,9 @@ def prepare(
         if metric.suite == "shipped":
             shipped.build(new, corpus, split)
             return
-        with atomic_directory(new) as temporary:
-            for definition in paper.definitions(metric):
-                write_definition(temporary, definition)
+        new.mkdir()
+        for definition in paper.definitions(metric):
+            write_definition(new, definition)
 
     folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
     return _made(folder / f"{kind}-{short_hash(canonical_json([*content, _source_digest()]))}", build)

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from rotquant.metrics.zeroshot.definitions import written
+
 _SEVERAL = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words."
     "\n\nThe following are given passages.\n{{context}}\n\nAnswer the question based on the given passages. Only give "
@@ -99,12 +101,8 @@ DEFINITIONS: dict[str, dict[str, Any]] = {
         "dataset_path": "Xnhyacinth/LongBench",  # a copy without code, which calls `input` otherwise
         "dataset_name": task,
         "test_split": "test",
-        "output_type": "generate_until",
         "doc_to_text": prompt.replace("%s", "{{input if input is defined else question}}"),
-        "doc_to_target": "{{answers[0]}}",
-        "generation_kwargs": {"until": [], "max_gen_toks": tokens, "do_sample": False},
-        "process_results": judge,
-        "metric_list": [{"metric": "score", "aggregation": "mean", "higher_is_better": True}],
+        **written("{{answers[0]}}", [], tokens, "score", judge),
     }
     for task, prompt, tokens, judge in (
         ("hotpotqa", _SEVERAL, 32, by_f1),

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import longbench, reasoning
+from rotquant.metrics.zeroshot.definitions import measured, written
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.rows import SUFFIXES, checked_rows, schema
 from rotquant.metrics.zeroshot.suites import UNCONDITIONAL, task_names
@@ -100,12 +101,8 @@ PAPER_TASKS = {
     "mmlu": PaperTask("mmlu/default", "test", schema(question=str, choices=_Four, answer=Literal[0, 1, 2, 3])),
     "tldr": PaperTask(
         {
-            "output_type": "generate_until",
             "doc_to_text": "{{document}}\nTL;DR:",
-            "doc_to_target": "summary",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 64, "do_sample": False},
-            "process_results": rouge_l,
-            "metric_list": [{"metric": "rouge_l", "aggregation": "mean", "higher_is_better": True}],
+            **written("summary", ["\n"], 64, "rouge_l", rouge_l),
         },
         "test",
         schema(document=_Text, summary=_Text),
@@ -197,10 +194,7 @@ def definitions(metric: ZeroShot) -> Iterator[dict[str, Any]]:
             definition |= task.answered or {}
         definition["num_fewshot"] = 0
         if metric.normalization == "unconditional" and name in UNCONDITIONAL:
-            definition["metric_list"] = [
-                {"metric": measure, "aggregation": "mean", "higher_is_better": True}
-                for measure in ("acc", "acc_norm", "acc_mutual_info")
-            ]
+            definition["metric_list"] = measured("acc", "acc_norm", "acc_mutual_info")
         yield definition | (_local(name, files[name]) if files else {})
 
 

@@ -67,9 +67,9 @@ class Module:
                 return ast.Module([], [])
 
     @cached_property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> list[str]:
         """The lines without their ends."""
-        return tuple(self.text.split("\n"))
+        return self.text.split("\n")
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
-from rotquant.metrics.zeroshot.definitions import write_definition
+from rotquant.metrics.zeroshot.definitions import measured, write_definition, written
 from rotquant.metrics.zeroshot.items import EXAMPLES, ITEMS, task_examples, task_items
 from rotquant.metrics.zeroshot.passages import read
 from rotquant.metrics.zeroshot.rouge import rouge_l
@@ -103,24 +103,14 @@ def definition(folder: Path, name: str) -> dict[str, Any]:
 
 def asked(name: str) -> dict[str, Any]:
     """How a task is asked and measured. Every field is looked up by name: rendering templates would cost seconds."""
-    measures: list[str] = [SHIPPED[name].measure]
-    is_summary = name == "summary"
-    if measures[0] in ("exact_match", "rouge_l"):
-        tokens = _SUMMARY_TOKENS if is_summary else _COMPLETION_TOKENS
-        form: dict[str, Any] = {
-            "output_type": "generate_until",
-            "doc_to_target": "summary" if is_summary else "text",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": tokens, "do_sample": False},
-            **({"process_results": rouge_l} if is_summary else {}),
-        }
+    if name == "summary":
+        form = written("summary", ["\n"], _SUMMARY_TOKENS, "rouge_l", rouge_l)
+    elif SHIPPED[name].measure == "exact_match":
+        form = written("text", ["\n"], _COMPLETION_TOKENS, "exact_match")
     elif name == "last_word":
-        form = {"output_type": "loglikelihood", "doc_to_target": "word"}
+        form = {"output_type": "loglikelihood", "doc_to_target": "word", "metric_list": measured("acc")}
     else:
         form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
-        measures = ["acc", "acc_norm"]
-    return {
-        "doc_to_text": "context",
-        "target_delimiter": " " if is_summary else "",  # other answers bring their white space along
-        **form,
-        "metric_list": [{"metric": one, "aggregation": "mean", "higher_is_better": True} for one in measures],
-    }
+        form |= {"metric_list": measured("acc", "acc_norm")}
+    delimiter = " " if name == "summary" else ""  # other answers bring their white space along
+    return {"doc_to_text": "context", "target_delimiter": delimiter, **form}
