@@ -10,12 +10,11 @@ include: "workflow/rules/runs.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/speed.smk"
-include: "workflow/rules/settings.smk"
 include: "workflow/rules/reports.smk"
 
 
 rule all:
     default_target: True
     input:
-        expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed, *PLAN.settings]),
+        expand("reports/{table}.md", table=PLAN.tables),
         "reports/index.md",

@@ -70,15 +70,15 @@ def lacking(tables):
     return [archives.archive_of(PLAN, "measured", part) for part in parts if not archives.received(PLAN, part)]
 
 
-TARGETS = {name: [name] for name in PLAN.tables}
-for name, table in PLAN.tables.items():
+TARGETS = {name: [name] for name in PLAN.of_runs}
+for name, table in PLAN.of_runs.items():
     TARGETS.setdefault(table.paper, []).append(name)
 
 
 rule all:
     default_target: True
     input:
-        lambda wildcards: lacking(PLAN.tables),
+        lambda wildcards: lacking(PLAN.of_runs),
     localrule: True
     shell:
         "rotquant runs import {input}" + BY_PLAN

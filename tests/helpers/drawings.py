@@ -22,7 +22,7 @@ from reproduction.metrics.token_maxima import STATISTICS, TENSORS
 from reproduction.render.figures import arrays, style
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 LAYERS = 6
 
@@ -43,7 +43,7 @@ PALETTE = {
 }
 
 
-def numbers(project: Project, table: Table, broken: bool = True) -> Values:
+def numbers(project: Project, table: RunTable, broken: bool = True) -> Values:
     """Numbers in every cell of a table, beside those that the paper prints.
 
     broken: some networks broke down, some numbers of the paper are missing and some are not finite.

@@ -3,9 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from rotquant import api
 from rotquant.metrics.zeroshot import TASKS
 from rotquant.recipes.schemes import ZeroShot
 
@@ -27,11 +24,6 @@ COMPLETIONS = [name for name, task in TASKS["shipped"].items() if task.measure =
 
 
 ALL = ZeroShot(corpus="modules", tasks=tuple(ACCURACIES))
-
-
-@pytest.fixture(scope="module")
-def shipped() -> api.Model:
-    return api.load(MODEL)
 
 
 def items(folder: Path, task: str) -> list[dict]:

@@ -12,7 +12,8 @@ from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
 from reproduction.render.speed import figures as speed
 from reproduction.tables import project as projects
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import Table
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import short_hash
 from tests.helpers import drawings
 from tests.helpers.project import REPOSITORY
@@ -30,17 +31,17 @@ def project() -> Iterator[Project]:
 
 def draw(project: Project, name: str, width: str | None) -> None:
     """Draw a figure of whichever kind of table; `panels.save` is replaced."""
-    if name in project.tables:
-        table = project.table(name)
+    table = project.table(name)
+    if isinstance(table, RunTable):
         figures.draw(project, table, drawings.numbers(project, table), Path(f"{name}.svg"), width)
     else:
-        speed.draw(project, project.speed_table(name), Path(f"{name}.svg"), width)
+        speed.draw(project, table, Path(f"{name}.svg"), width)
 
 
-def drawn_tables(project: Project) -> list[Table]:
+def drawn_tables(project: Project) -> list[RunTable]:
     """All with a figure, of those that are drawn from arrays one of each size."""
-    found: dict[object, Table] = {}
-    for table in project.tables.values():
+    found: dict[object, RunTable] = {}
+    for table in project.of(RunTable).values():
         if table.figure is not None:
             arrays = table.figure.kind in ("magnitudes", "token_maxima")
             sites = [len(metric.get("sites", ())) for metric in table.metrics]
@@ -67,7 +68,7 @@ def faults(project: Project, monkeypatch: pytest.MonkeyPatch, names: list[str], 
 
 def test_no_figure_has_a_fault(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [table.id for table in drawn_tables(project)]
-    names += [name for name, table in project.speed.items() if table.drawing]
+    names += [name for name, table in project.of(SpeedTable).items() if table.drawing]
     assert len(names) > 70
     assert "\n".join(faults(project, monkeypatch, names, None)) == ""
 
@@ -80,7 +81,7 @@ TOO_HIGH = ("prefixquant_figure1", "prefixquant_figure2", "prefixquant_figure7",
 
 
 def test_figures_of_a_columns_width_have_none_or_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if name in project.tables}
+    drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if project.table(name).of == "runs"}
     assert drawn | {"widths"} == {*figures.KINDS}  # of models that are not shipped: tests/reproduction/test_widths.py
     assert "\n".join(faults(project, monkeypatch, [*COLUMN], "column")) == ""
     monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
@@ -117,7 +118,7 @@ def test_columns_of_bits_are_panels_and_epochs_the_axis(project: Project, monkey
 
 
 def test_a_picture_that_is_another_one_again_is_that_one(project: Project) -> None:
-    pictures = {name: project.picture(table) for name, table in project.tables.items() if table.figure}
+    pictures = {name: project.picture(table) for name, table in project.of(RunTable).items() if table.figure}
     again = {name: picture for name, picture in pictures.items() if name != picture}
     assert again == {
         "prefixquant_figure16": "prefixquant_figure10",

@@ -26,7 +26,7 @@ from reproduction.benchmarks.shapes import SHAPES
 from reproduction.benchmarks.timing import cpu as cpu_timing
 from reproduction.benchmarks.timing.gpu import Timing
 from reproduction.run.stages import speed as measuring
-from reproduction.tables.speed.loading import load_speed
+from reproduction.tables.project import load_tables
 from rotquant import api
 from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
@@ -260,7 +260,7 @@ def cpu_tables() -> dict[str, Any]:
 @pytest.mark.usefixtures("stopped_clock")
 def test_a_table_of_a_cpu_is_measured_without_a_gpu(tmp_path: Path) -> None:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(cpu_tables()))
-    table = load_speed(tmp_path)["quarot_table14"]
+    table = load_tables(tmp_path)["quarot_table14"]
     assert table.device == "cpu"
     record = measuring.measure(table, tmp_path / "record.json")
     assert record.gpu == cpu_timing.cpu_label()
@@ -274,4 +274,4 @@ def test_a_table_is_of_one_device(tmp_path: Path) -> None:
     mixed["tables"][0]["grids"][0]["columns"].append(transform)
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(mixed))
     with pytest.raises(ConfigError, match="its benchmarks measure cpu and gpu, and a record is of one"):
-        load_speed(tmp_path)
+        load_tables(tmp_path)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from reproduction.benchmarks.records import Measurement, read_record
 from reproduction.benchmarks.registry import Benchmark
 from reproduction.run.stages import speed as measuring
+from reproduction.tables.project import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
-from reproduction.tables.speed.loading import load_speed
 from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import KernelError, ResultError
@@ -29,7 +29,7 @@ Answer = Callable[[Frozen], dict[str, Measurement]]
 @pytest.fixture
 def table(tmp_path: Path) -> SpeedTable:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
-    return load_speed(tmp_path)["quarot_table14"]
+    return load_tables(tmp_path)["quarot_table14"]
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, R
 from reproduction.benchmarks.gpu import attention, layers, partition, transforms
 from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.learning.models import shape_config
-from reproduction.tables.speed.loading import load_speed
+from reproduction.tables.project import load_tables
+from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import KernelError
 
 ROOT = Path(__file__).parents[2]
-TABLES = load_speed(ROOT)
+TABLES = {name: table for name, table in load_tables(ROOT).items() if isinstance(table, SpeedTable)}
 META = torch.device("meta")
 
 

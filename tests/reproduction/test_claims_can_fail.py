@@ -15,7 +15,8 @@ from reproduction.frame.values import Number, Values, known_quantities, printed
 from reproduction.tables.checks import Claim, named_by, named_by_experiment, quantities_in
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.tables import RunTable
 from tests.helpers.project import REPOSITORY
 
 Numbers = dict[tuple[str, str, str], Number]
@@ -27,14 +28,14 @@ def project() -> Project:
 
 
 def claims() -> Iterator[Any]:
-    for name, table in project().tables.items():
+    for name, table in project().of(RunTable).items():
         for number, claim in enumerate(table.claims, 1):
             for about, check in claim.checks.items():
                 if about != "fact":
                     yield pytest.param(table, claim, check, id=f"{name}-{number}-{about}")
 
 
-def given(table: Table, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
+def given(table: RunTable, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
     """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
     sides of a bound that is asked, of both signs where that is 0."""
     bounds = [one for arguments in check.values() if not isinstance(one := arguments.get("value", ""), str)]
@@ -65,7 +66,7 @@ def arranged(numbers: Numbers) -> Iterator[Numbers]:
 
 @pytest.mark.parametrize(("table", "claim", "check"), list(claims()))
 def test_some_arrangement_of_a_tables_numbers_contradicts_a_claim(
-    table: Table, claim: Claim, check: dict[str, dict[str, Any]]
+    table: RunTable, claim: Claim, check: dict[str, dict[str, Any]]
 ) -> None:
     numbers, quantity = given(table, claim, check)
     decisions = (judge(check, table, other, quantity, columns=claim.columns).decision for other in arranged(numbers))
@@ -86,7 +87,7 @@ def comparisons(kind: str, arguments: dict[str, Any]) -> Iterator[tuple[str, ...
 def test_no_comparison_is_counted_twice() -> None:
     """The same comparison of the same experiments, whatever their seeds, in claims of one page or of two."""
     seen: dict[tuple[str, ...], str] = {}
-    for name, table in project().tables.items():
+    for name, table in project().of(RunTable).items():
         behind: dict[tuple[str, str], list[str]] = {}
         for cell in project().cells(name):
             key = cell.runs[0].model_copy(update={"seed": 0}).model_dump_json()
@@ -107,7 +108,7 @@ def test_no_comparison_is_counted_twice() -> None:
 
 def test_every_claim_of_a_paper_names_its_words() -> None:
     """What users report of the authors' code rests on no sentence of the paper."""
-    for table in [*project().tables.values(), *project().speed.values()]:
+    for table in [*project().of(RunTable).values(), *project().of(SpeedTable).values()]:
         if table.paper in ("quarot", "spinquant") or table.id.startswith("prefixquant_figure"):
             unsaid = [claim.text for claim in table.claims if claim.quote is None and claim.section != "code"]
             assert not unsaid, (table.id, unsaid)
@@ -121,7 +122,7 @@ def test_examples_of_two_and_of_three_features_are_not_compared() -> None:
 
 def test_an_experiment_is_on_numbers_of_its_own_and_names_its_cause_as_a_statement() -> None:
     """Loading refuses rows that the target does not compute, and those of the claim itself on its own page."""
-    for name, table in project().tables.items():
+    for name, table in project().of(RunTable).items():
         for claim in table.claims:
             if (experiment := claim.experiment) is None:
                 continue

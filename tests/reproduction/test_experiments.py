@@ -12,7 +12,7 @@ from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Place
 from reproduction.tables.checks import Claim, named_by_experiment, quantities_in
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from tests.helpers.project import REPOSITORY
 
 DRAWS = 100
@@ -24,7 +24,7 @@ def project() -> Project:
 
 
 def experiments() -> Iterator[Any]:
-    for name, table in project().tables.items():
+    for name, table in project().of(RunTable).items():
         for number, claim in enumerate(table.claims, 1):
             if claim.experiment is not None:
                 yield pytest.param(table, claim, id=f"{name}-{number}")
@@ -47,7 +47,7 @@ def drawn(places: list[tuple[str, str]], quantity: str, seed: int) -> dict[Place
 
 @pytest.mark.parametrize(("table", "claim"), list(experiments()))
 def test_an_experiment_is_of_cells_that_its_target_computes_and_can_come_out_either_way(
-    table: Table, claim: Claim
+    table: RunTable, claim: Claim
 ) -> None:
     experiment = claim.experiment
     assert experiment is not None

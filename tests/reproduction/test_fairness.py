@@ -7,6 +7,7 @@ import pytest
 from reproduction.identity.run import Run
 from reproduction.render.pages.effort import given
 from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import RunTable
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Budget
 from tests.helpers.project import REPOSITORY
@@ -30,11 +31,11 @@ def test_every_method_draws_something_but_rounding_to_nearest_without_rotation(n
 def test_every_quantized_cell_of_a_table_has_all_seeds_or_nothing_to_draw(project: Project) -> None:
     seeds = project.config.seeds
     assert len(seeds) >= 3
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         for cell in project.cells(table.id) if table.repeats == "seeds" else ():
             expected = seeds if cell.runs[0].recipe.is_random else (0,)
             assert tuple(run.seed for run in cell.runs) == expected, (table.id, cell.row)
-    single = {table.id for table in project.tables.values() if table.repeats == "once"}
+    single = {table.id for table in project.of(RunTable).values() if table.repeats == "once"}
     assert all("_figure" in name for name in single)  # distributions of one model, which a mean would blur
 
 

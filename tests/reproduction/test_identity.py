@@ -35,6 +35,7 @@ from reproduction.run.results import (
     write_result,
 )
 from reproduction.run.stages import jobs
+from reproduction.tables.source import sources
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
 from rotquant.recipes.corpus import CorpusSpec
@@ -324,4 +325,4 @@ def test_every_stage_follows_its_modules() -> None:
         assert not [name for name in names[stage] if name.startswith(("rotquant/reporting", "rotquant/foundation"))]
         assert {"workflow/reproduction/run/stages/text.py", "rotquant/text/windows.py"} <= names[stage]
     assert {"kernels/hadamard_any.cu", "kernels/include/row_share.cuh"} <= names["runs"]
-    assert any(name.endswith(".jinja") for name in names["reports"])
+    assert any(path.suffix == ".jinja" for path in code.code_files(*sources()["runs"].code["page"]))

@@ -18,6 +18,7 @@ from reproduction.claims.estimates import Interval
 from reproduction.claims.findings import Finding
 from reproduction.claims.widths import Course, Line
 from reproduction.frame import values as collected
+from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
 from reproduction.render import html
 from reproduction.render.figures import draw as figures
@@ -28,13 +29,15 @@ from reproduction.render.meaning.tables import meaning_of, of_effects
 from reproduction.render.meaning.words import Unit, clause, told
 from reproduction.render.pages.report import report_of
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.settings.meaning import meaning_of_settings
+from reproduction.render.settings.report import settings_report
 from reproduction.render.speed.report import speed_report
 from reproduction.run.results import table_path
 from reproduction.tables.checks import Claim, headline
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
-from reproduction.tables.tables import Effect, Table
+from reproduction.tables.settings import SettingsTable
+from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.tables import RunTable, WidthEffect
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.project import REPOSITORY, TABLES
 from tests.helpers.reports import compute, every_kind, load, page, table
@@ -44,9 +47,9 @@ PAPER = {"Base": 5.0, "Ours": 6.0, "Theirs": 8.0, "Third": 7.0}
 WIDE = "The paper says that ours is better"
 
 
-def made(*claims: dict[str, Any], columns: tuple[str, ...] = ("7B",)) -> Table:
+def made(*claims: dict[str, Any], columns: tuple[str, ...] = ("7B",)) -> RunTable:
     """A table of four rows."""
-    return Table.model_validate(
+    return RunTable.model_validate(
         {
             **dict.fromkeys(("paper", "paper_title", "title", "section", "caption"), "-"),
             "id": "quarot_table1",
@@ -341,7 +344,7 @@ def test_a_statement_becomes_a_clause(text: str, said: str) -> None:
 
 def test_effects_over_widths_go_towards_the_paper_or_away_from_it() -> None:
     def course(name: str, slope: float, half: float) -> Course:
-        effect = Effect(name=name, row="A", over="B", published=(6.0, 5.0), source="Table 1")
+        effect = WidthEffect(name=name, row="A", over="B", published=(6.0, 5.0), source="Table 1")
         rises = {str(width): Interval(40.0 - at, 0, 0) for at, width in enumerate((128, 256, 512))}
         return Course(
             effect, rises, {width: int(width) for width in rises}, 20.0, Line(0.3, slope, slope - half, slope + half)
@@ -435,7 +438,7 @@ def project() -> Project:
     return load_project(root=REPOSITORY)
 
 
-def invented(found: Project, of: Table, salt: int) -> Values:
+def invented(found: Project, of: RunTable, salt: int) -> Values:
     """Numbers of ours near the paper's where it prints some, with noise between none and more than rows differ by."""
     papers, ours, texts = printed(found, of), {}, {}
     for cell in found.cells(of.id):
@@ -463,7 +466,7 @@ def readable(sentences: list[str]) -> None:
         assert len(sentence.split()) < 130, sentence
 
 
-@pytest.mark.parametrize(("name", "salt"), [*itertools.product(project().tables, range(3))])
+@pytest.mark.parametrize(("name", "salt"), [*itertools.product(project().of(RunTable), range(3))])
 def test_every_page_of_accuracy_has_sentences_whatever_its_numbers(name: str, salt: int) -> None:
     of = project().table(name)
     values = invented(project(), of, salt)
@@ -479,26 +482,28 @@ def test_every_page_of_accuracy_has_sentences_whatever_its_numbers(name: str, sa
         assert bool(line.cause) == denied
 
 
-@pytest.mark.parametrize("name", list(project().speed))
+@pytest.mark.parametrize("name", list(project().of(SpeedTable)))
 def test_every_page_of_speed_has_sentences(name: str) -> None:
-    said = [*speed_report(project(), project().speed_table(name)).meaning]
+    table = project().one(SpeedTable, name)
+    said = [*speed_report(project(), table, read_numbers(project(), table)).meaning]
     assert said
     readable(said)
 
 
 def test_a_table_that_was_not_measured_means_nothing_yet() -> None:
-    of = project().speed_table("quarot_table14")
+    of = project().table("quarot_table14")
     lacking = replace(project(), root=Path("/nowhere"))
-    assert speed_report(lacking, of.model_copy(update={"published": None})).meaning == []
+    table = of.model_copy(update={"published": None})
+    assert speed_report(lacking, table, read_numbers(lacking, table)).meaning == []
 
 
-@pytest.mark.parametrize("name", list(project().settings))
+@pytest.mark.parametrize("name", list(project().of(SettingsTable)))
 def test_every_page_of_settings_has_sentences(name: str) -> None:
-    found = project().settings_table(name)
-    said = meaning_of_settings(found)
+    found = project().table(name)
+    said = [*settings_report(found).meaning]
     readable(said)
     differs = [cell for cell in found.cells if cell.same is False]
-    assert (len(said) == 3) == bool(differs and any(claim.fact.told for claim in found.table.claims))
+    assert (len(said) == 3) == bool(differs and any(claim.fact.told for claim in found.claims))
     if differs:
         assert str(differs[0].published) in said[-1]
 
@@ -506,12 +511,7 @@ def test_every_page_of_settings_has_sentences(name: str) -> None:
 def test_texts_of_claims_stand_alone() -> None:
     """A sentence shows a claim without those before it."""
     leaning = re.compile(r"(So|The same|There|It|They|That|Nor|And|These|Those|Its|Their|This)\b(?! are no| exist)")
-    tables = [
-        *project().tables.values(),
-        *project().speed.values(),
-        *(one.table for one in project().settings.values()),
-    ]
-    found = [(of.id, one.text) for of in tables for one in of.claims if leaning.match(one.text)]
+    found = [(of.id, one.text) for of in project().tables.values() for one in of.claims if leaning.match(one.text)]
     assert not found
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from reproduction.tables.project import Cell, Project, load_project
+from reproduction.tables.tables import RunTable
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import SNR, Perplexity, ZeroShot
@@ -104,7 +105,7 @@ def resolved(project: Project, method: str) -> Recipe:
     """The recipe of the first row of any table that takes a method as it is; else, of one that changes it least."""
     rows = [
         (len(dict(flat(row.recipe))) + len(row.recipe) + len(row.columns), table.id, row)
-        for table in project.tables.values()
+        for table in project.of(RunTable).values()
         for row in table.computed_rows
         if row.method == method
     ]
@@ -125,7 +126,7 @@ def test_every_field_of_a_method_is_stated(method: str) -> None:
 
 def test_no_row_of_any_table_is_changed_by_the_configuration(project: Project) -> None:
     """So each has its method's settings but for what the table says itself: no amount, rate or size is another's."""
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         for cell in project.cells(table.id):
             row = table.row(cell.row)
             said = override(preset(row.method), row.recipe, "test")
@@ -141,7 +142,7 @@ def test_no_row_of_any_table_is_changed_by_the_configuration(project: Project) -
 def test_what_is_said_of_a_papers_tables_holds_in_every_cell(project: Project, statement: dict[str, Any]) -> None:
     """Of fields that a cell has: weights alone have no inputs whose granularity anything could be said of."""
     checked = 0
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         for cell in project.cells(table.id) if table.paper == statement["paper"] else ():
             slot = table.column(cell.column).slot
             if table.row(cell.row).method not in statement["methods"] or slot not in statement.get("slots", [slot]):
@@ -204,7 +205,7 @@ def printed(table: str, cell: Cell, labels: dict[str, Any]) -> Iterator[tuple[st
 
 def test_what_a_paper_prints_beside_a_number_is_what_is_computed(project: Project) -> None:
     checked = 0
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         for cell in project.cells(table.id):
             labels = dict(zip(table.label_columns, table.row(cell.row).labels, strict=True))
             recipe = dict(flat(cell.runs[0].recipe.model_dump(mode="json")))
@@ -216,7 +217,7 @@ def test_what_a_paper_prints_beside_a_number_is_what_is_computed(project: Projec
 
 def test_tables_measure_as_the_papers_do(project: Project) -> None:
     """Perplexity and signal-to-noise ratio on all of WikiText-2's test text; the papers' tasks with all their items."""
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         tasks = TASKS[table.paper]
         for cell in project.cells(table.id):
             metric = cell.metric

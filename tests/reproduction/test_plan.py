@@ -9,6 +9,7 @@ from reproduction.run.execution import units, wanted
 from reproduction.run.expansion import make_plan
 from reproduction.run.plan import Plan, config_file
 from reproduction.tables import project as projects
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
 from rotquant.recipes.schemes import Perplexity, ZeroShot
@@ -38,7 +39,7 @@ def runs_of(project: projects.Project, table: str) -> dict[str, Run]:
 def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[projects.Project, Plan]) -> None:
     """By what its jobs are given, the parts of the table, and what these need."""
     project, plan = whole
-    for table in project.tables:
+    for table in project.of(RunTable):
         shown = runs_of(project, table)
         asked = wanted(plan, [table])
         assert asked.parts == plan.table(table).parts

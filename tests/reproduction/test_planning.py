@@ -14,6 +14,7 @@ from reproduction.run.planning import current_plan
 from reproduction.run.results import part_path, run_path
 from reproduction.run.states import MARKS, States
 from reproduction.tables import project as projects
+from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
 from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
@@ -55,8 +56,8 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.Monkey
         assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(
             {run for *_, runs in cells for run in runs}
         )
-    assert {name: [*page.sources] for name, page in plan.speed.items()} == {
-        name: list(dict.fromkeys(table.sources)) for name, table in project.speed.items()
+    assert {name: [*page.records] for name, page in plan.tables.items() if page.records} == {
+        name: list(dict.fromkeys(table.recorded)) for name, table in project.of(SpeedTable).items()
     }
 
 

@@ -22,8 +22,7 @@ from rotquant.recipes.recipe import parse_recipe
 from rotquant.weights.build import build_weights
 from tests.helpers.models import tiny_model
 from tests.helpers.reports import load, page, provenance, table
-from tests.helpers.sinks import planted
-from tests.reproduction.test_outlier_tokens import SINK, text
+from tests.helpers.sinks import SINK, planted, text
 
 METHODS = {"prefixed_outliers": {"threshold": 8.0}}
 TOKENS = {1: "<s>", 2: "\n", 3: " the", 4: ".", 5: "\t", 6: "\\"}
@@ -128,6 +127,13 @@ def test_the_page_has_the_papers_text_beside_ours_and_models_below_each_other(pr
     first = r"| Llama-2-7B | small | 1.50 ± 0.71 | *3* | \n[BOS] (seed 0); [BOS] (seed 1) | *.\n[BOS]* |"
     assert first in shown
     assert r"| Llama-2-13B | larger | 1.50 ± 0.71 | *1* | \n[BOS] (seed 0); [BOS] (seed 1) | - |" in shown
+
+
+def test_an_empty_text_is_read_back_as_one(tmp_path: Path) -> None:
+    """As of a model without outlier tokens, which has no prefix."""
+    found = Values({}, {}, {("a", "b", "c"): Text(("", "x"), (0, 1), ("k", "l"))}, {})
+    write_values(tmp_path, "table", found)
+    assert read_values(tmp_path, "table") == found
 
 
 def test_a_run_file_without_its_text_is_damaged(project: Project) -> None:

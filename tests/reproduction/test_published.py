@@ -9,6 +9,7 @@ import math
 import pytest
 
 from reproduction.tables.project import Project, load_project
+from reproduction.tables.tables import RunTable
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription, experiment_rows
 
@@ -156,7 +157,7 @@ def project() -> Project:
 
 
 def test_every_accuracy_table_and_the_first_figure_are_data(project: Project) -> None:
-    names = {name for name, table in project.tables.items() if table.paper == "quarot"}
+    names = {name for name, table in project.of(RunTable).items() if table.paper == "quarot"}
     reports = {"quarot_cache", "quarot_groupsizes", "quarot_groups", "quarot_switches"}
     assert names == {*(f"quarot_table{n}" for n in range(1, 14)), "quarot_figure1", *reports}
 

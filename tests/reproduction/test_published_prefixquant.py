@@ -9,9 +9,9 @@ import math
 
 import pytest
 
+from reproduction.sources.runs import Runs
 from reproduction.tables.configuration import load_config
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import load_tables
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription
 
@@ -342,7 +342,7 @@ def test_claims_that_the_paper_does_not_bear_out_are_there(project: Project) -> 
 def test_every_claim_names_the_papers_words() -> None:
     for name in ("accuracy", "ablations"):
         path = REPOSITORY / "workflow" / "papers" / "prefixquant" / f"{name}.yaml"
-        assert all(claim.quote for table in load_tables(path, REPOSITORY) for claim in table.claims)
+        assert all(claim.quote for table in Runs().load(path, REPOSITORY) for claim in table.claims)
 
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])

@@ -12,8 +12,8 @@ import pytest
 
 from reproduction.claims.claims import outcomes
 from reproduction.frame.values import Values, printed
+from reproduction.sources.runs import Runs
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import load_tables
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription
 
@@ -262,7 +262,7 @@ def test_claims_of_figure_1_hold_by_the_numbers_of_table_2(project: Project) -> 
 def test_every_claim_names_the_papers_words() -> None:
     for name in ("accuracy", "ablations", "reasoning", "figures"):
         path = REPOSITORY / "workflow" / "papers" / "rcp" / f"{name}.yaml"
-        assert all(claim.quote for table in load_tables(path, REPOSITORY) for claim in table.claims)
+        assert all(claim.quote for table in Runs().load(path, REPOSITORY) for claim in table.claims)
 
 
 def first_runs(project: Project, name: str, row: str) -> dict[tuple[str, str], str]:

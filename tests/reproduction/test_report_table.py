@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from reproduction.render.export import exported
 from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
 from reproduction.tables.project import Project, load_project
+from reproduction.tables.speed.definitions import SpeedTable
+from tests.helpers.latex import check
 from tests.helpers.project import Copy
 from tests.helpers.reports import changed, every_kind, page
 from tests.helpers.speed import SPEED, record
@@ -44,7 +45,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def speed(tmp_path: Path) -> Project:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
     project = load_project(root=tmp_path)
-    record(tmp_path / "results/bench/some-gpu/quarot_table14.json", project.speed_table("quarot_table14"))
+    record(tmp_path / "results/bench/some-gpu/quarot_table14.json", project.table("quarot_table14"))
     return project
 
 
@@ -55,28 +56,8 @@ def report(row: str, *cells: str) -> Report:
     return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(), "Claims"))
 
 
-def check(text: str) -> None:
-    """Environments and braces are balanced, and every line of a table has as many cells as it has columns."""
-    open_ones: list[str] = []
-    for begin, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
-        if begin == "begin":
-            open_ones.append(name)
-        else:
-            assert open_ones.pop() == name
-    assert open_ones == []
-    plain = re.sub(r"\\[\\{}$&]", "", text)
-    assert plain.count("{") == plain.count("}")
-    assert plain.count("$") % 2 == 0
-    for columns, body in re.findall(r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
-        lines = [line for line in body.splitlines() if line.endswith(r" \\")]
-        assert len(lines) >= 2
-        for line in lines:
-            spans = [int(width) - 1 for width in re.findall(r"\\multicolumn\{(\d+)\}", line)]
-            assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) == len(columns) - 1
-
-
 def test_latex_of_every_kind_of_table_is_balanced(kinds: Project, speed: Project) -> None:
-    for project, names in ((kinds, kinds.tables), (speed, speed.speed)):
+    for project, names in ((kinds, kinds.tables), (speed, speed.of(SpeedTable))):
         for name in names:
             check(exported(project, name, "latex"))
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from reproduction.claims import claims
 from reproduction.commands.report import report_app
 from reproduction.frame import values as collected
+from reproduction.frame.lines import read_frame
 from reproduction.render import html, scoreboard
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
@@ -65,7 +66,7 @@ def test_a_tables_files_keep_every_number(kinds: Project) -> None:
         collected.write_values(kinds.root, name, values)
         assert collected.read_values(kinds.root, name) == values
         parquet = (kinds.root / table_path(name)).with_suffix(".parquet")
-        assert collected.Values.of(collected.read_frame(parquet, collected.FIELDS)) == values
+        assert collected.Values.of(read_frame(parquet, collected.NAMES)) == values
     lines = (kinds.root / "results/tables/quarot_table1.csv").read_text().splitlines()
     key = kinds.cells("quarot_table1")[2].runs[1].key
     assert f"QuaRot,Llama-2-7B,perplexity,1,11.1,11.05,0.0707106781186545,,8.37,,computed,{key},," in lines

@@ -10,52 +10,21 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from reproduction.claims.facts import outcomes
 from reproduction.commands.report import report_app
 from reproduction.render import scoreboard
 from reproduction.render.export import exported
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.settings.claims import outcomes
 from reproduction.render.settings.report import settings_report
 from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.settings import Settings
+from reproduction.tables.settings import SettingsTable
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
+from tests.helpers.latex import check
 from tests.helpers.project import REPOSITORY, TABLES, Copy
-from tests.reproduction.test_report_table import check
-
-PUBLISHED = """row,column,metric,value,unit
-QuaRot,Weight,granularity,Per-Channel,text
-QuaRot,Cache,symmetry,Sym,text
-Groups,Weight,granularity,-,text
-Groups,Cache,symmetry,Asym,text
-"""
-TABLE: dict[str, Any] = {
-    "id": "quarot_table4",
-    "title": "settings",
-    "section": "5",
-    "caption": "Settings.",
-    "columns": [
-        {"name": "Weight", "part": "weights", "fact": "granularity"},
-        {"name": "Cache", "part": "cache", "fact": "symmetry", "words": {"symmetric": "Sym", "asymmetric": "Asym"}},
-        {"name": "Clip", "part": "activations", "fact": "clipping"},
-    ],
-    "rows": [
-        {"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}, "differs": {"Cache": "A misprint."}},
-        {"name": "Groups", "method": "quarot-128g", "recipe": {"activations": {"clip_ratio": 0.8}}},
-    ],
-    "published": "published/settings.csv",
-    "claims": [
-        {"text": "As printed.", "section": "5", "fact": {"as_printed": {}}},
-        {"text": "In the row of groups.", "section": "5", "fact": {"as_printed": {"rows": ["Groups"]}}},
-        {
-            "text": "Clipped.",
-            "section": "5",
-            "fact": {"told": {"rows": ["QuaRot"], "column": "Clip", "says": "0.9"}},
-        },
-    ],
-}
+from tests.helpers.settings_tables import PUBLISHED, TABLE
 
 
 def load(root: Path, change: Callable[[dict[str, Any]], Any] = lambda table: None) -> Project:
@@ -122,7 +91,7 @@ def test_every_fact_of_every_preset_is_told(name: str) -> None:
 
 
 def test_cells_stand_beside_the_papers_and_what_differs_is_marked(tmp_path: Path) -> None:
-    settings = load(tmp_path).settings_table("quarot_table4")
+    settings = load(tmp_path).table("quarot_table4")
     said = {(one.row, one.column): (one.here, one.published, one.same, one.reason) for one in settings.cells}
     assert said == {
         ("QuaRot", "Weight"): ("per-channel", "Per-Channel", True, None),
@@ -158,7 +127,7 @@ def test_a_row_follows_the_table_that_it_is_as_in(tmp_path: Path) -> None:
     file = {"paper": "quarot", "title": "-", "tables": [{**TABLE, "rows": rows}]}
     copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
     copy.write("workflow/papers/quarot/settings.yaml", yaml.safe_dump(file))
-    settings = load_project(root=tmp_path).settings["quarot_table4"]
+    settings = load_project(root=tmp_path).tables["quarot_table4"]
     assert [settings.cell(row, "Clip").here for row in ("QuaRot", "Groups")] == ["0.9", "0.7"]
 
 
@@ -203,7 +172,7 @@ def test_what_is_wrong_is_told_in_one_sentence(
         change(table)
 
     with pytest.raises(ConfigError, match=r"settings\.yaml") as error:
-        _ = load(tmp_path, changed).settings
+        load(tmp_path, changed)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -214,9 +183,9 @@ def test_the_command_writes_the_page_and_the_table_in_every_form(
     project = load(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert "quarot_table4" in scoreboard.index(project)
-    done = CliRunner().invoke(report_app, ["settings", "quarot_table4"])
-    assert done.exit_code == 0, done.output
-    assert done.output.strip() == "reports/quarot_table4.md"
+    for command, written in (("table", "results/tables/quarot_table4.csv"), ("page", "reports/quarot_table4.md")):
+        done = CliRunner().invoke(report_app, [command, "quarot_table4"])
+        assert (done.exit_code, done.output.strip()) == (0, written), done.output
     frame = (tmp_path / "results/tables/quarot_table4.csv").read_text()
     assert frame == exported(project, "quarot_table4", "csv")
     assert "QuaRot,Cache,Asym,Sym,False,A misprint." in frame
@@ -239,24 +208,24 @@ def test_the_workflow_renders_it_and_again_when_a_recipe_is_edited(tmp_path: Pat
     assert "Asym ≠" in (tmp_path / page).read_text()
     assert copy.planned(page) == {}
     (tmp_path / "results/tables/quarot_table4.parquet").unlink()
-    assert copy.planned(page) == {"settings_report": 1}
+    assert copy.planned(page) == {"table": 1, "report": 1}
     assert copy.snakemake(page)[0] == 0
     copy.edit("workflow/papers/quarot/settings.yaml", "clip_ratio: 0.8", "clip_ratio: 0.7")
-    assert copy.planned(page) == {"settings_report": 1}
+    assert copy.planned(page) == {"table": 1, "report": 1}
 
 
-def repository() -> dict[str, Settings]:
-    return load_project(root=REPOSITORY).settings
+def repository() -> dict[str, SettingsTable]:
+    return load_project(root=REPOSITORY).of(SettingsTable)
 
 
 @pytest.mark.parametrize("name", sorted(repository()))
 def test_every_claim_can_fail_names_the_papers_words_and_is_asked_once(name: str) -> None:
     """With any other words in any of its cells a claim is contradicted."""
     settings = repository()[name]
-    others = replace(settings, cells=tuple(replace(one, here=f"not {one.here}") for one in settings.cells))
+    others = settings.model_copy(update={"cells": [replace(one, here=f"not {one.here}") for one in settings.cells]})
     assert {one.fact and one.fact.ours.decision for one in outcomes(others)} == {"contradicted"}
-    asked = [json.dumps(claim.fact.model_dump(), sort_keys=True) for claim in settings.table.claims]
+    asked = [json.dumps(claim.fact.model_dump(), sort_keys=True) for claim in settings.claims]
     assert len(set(asked)) == len(asked)
-    assert all(claim.quote for claim in settings.table.claims)
+    assert all(claim.quote for claim in settings.claims)
     for cell in settings.cells:
         assert (cell.same is False) == (cell.reason is not None), (cell.row, cell.column, "a difference has a reason")

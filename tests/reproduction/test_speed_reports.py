@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from reproduction.benchmarks.records import CellRecord, Measurement, read_record, write_record
 from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Answer
+from reproduction.claims.replays import outcomes
 from reproduction.commands.report import report_app
+from reproduction.frame.speed import SpeedNumbers, collect, find_record, read_numbers, record_path
 from reproduction.render import html
+from reproduction.render.pages.cells import digits
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.render.speed import figures, limits
-from reproduction.render.speed.claims import outcomes
-from reproduction.render.speed.grids import digits
-from reproduction.render.speed.numbers import Numbers, collect, find_source, record_path
 from reproduction.render.speed.report import speed_report
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
@@ -36,15 +36,15 @@ def project(tmp_path: Path) -> Project:
 
 
 def page(project: Project, table: SpeedTable) -> str:
-    return markdown(speed_report(project, table))
+    return markdown(speed_report(project, table, read_numbers(project, table)))
 
 
 def table_of(project: Project) -> SpeedTable:
-    return project.speed_table("quarot_table14")
+    return project.table("quarot_table14")
 
 
-def numbers_of(project: Project) -> Numbers:
-    return collect(project, table_of(project), find_source(project, table_of(project)))
+def numbers_of(project: Project) -> SpeedNumbers:
+    return collect(project, table_of(project), find_record(project, table_of(project)))
 
 
 def decided(project: Project, **check: object) -> Answer:
@@ -53,7 +53,7 @@ def decided(project: Project, **check: object) -> Answer:
     rows = check.pop("rows", ["*"])
     asked = {"column": "INT4", "over": "FP16", **check}
     table = SpeedTable.model_validate({**data, "claims": [{"text": "T", "section": "1", "rows": rows, "check": asked}]})
-    (outcome,) = outcomes(table, collect(project, table, find_source(project, table)))
+    (outcome,) = outcomes(table, collect(project, table, find_record(project, table)))
     return outcome.answers["mechanism"]
 
 
@@ -223,7 +223,7 @@ def test_a_papers_times_are_judged_on_its_gpu_alone_and_a_direction_on_any(
     ]
     said = {**data, "gpus": gpus, "claims": claims, "published": None, "paper": "quarot", "paper_title": "QuaRot"}
     table = SpeedTable.model_validate(said)
-    direction, setting, fact = outcomes(table, collect(project, table, find_source(project, table)), device)
+    direction, setting, fact = outcomes(table, collect(project, table, find_record(project, table)), device)
     assert direction.answers["mechanism"].here == "not reproduced"
     assert setting.answers["setting"].here == expected
     found = claims_of((direction, setting, fact), "Claims of the paper")
@@ -248,8 +248,9 @@ def test_an_increasing_ratio_is_recognised(project: Project) -> None:
 def test_the_csv_has_every_cell_of_ours_and_of_the_paper(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     record(project.root / OWN, table_of(project))
     monkeypatch.chdir(project.root)
-    result = CliRunner().invoke(report_app, ["speed", "quarot_table14"])
-    assert result.exit_code == 0, result.output
+    for command in ("table", "page"):
+        result = CliRunner().invoke(report_app, [command, "quarot_table14"])
+        assert result.exit_code == 0, result.output
     lines = (project.root / "results/tables/quarot_table14.csv").read_text().splitlines()
     assert len(lines) == 1 + 6 + 4
     assert (project.root / "reports/quarot_table14.md").exists()
@@ -257,7 +258,7 @@ def test_the_csv_has_every_cell_of_ours_and_of_the_paper(project: Project, monke
 
 def test_a_figure_shows_parts_of_tables_and_names_them(project: Project) -> None:
     record(project.root / OWN, table_of(project))
-    text = page(project, project.speed_table("quarot_figure7"))
+    text = page(project, project.table("quarot_figure7"))
     assert "| 4096x4096 | 1 | 2.50 | *2.82* |" in text
     assert "[quarot_table14](quarot_table14.md)" in text
     assert "4096x4096 | 2 |" not in text
@@ -267,19 +268,19 @@ def test_equal_records_give_equal_figures(project: Project) -> None:
     record(project.root / OWN, table_of(project))
     paths = [project.root / f"{name}.svg" for name in "ab"]
     for path in paths:
-        figures.draw(project, project.speed_table("quarot_figure7"), path)
+        figures.draw(project, project.table("quarot_figure7"), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert b"<svg" in paths[0].read_bytes()
 
 
 def test_a_figure_can_be_drawn_before_anything_is_measured(project: Project) -> None:
-    figures.draw(project, project.speed_table("quarot_figure7"), project.root / "empty.svg")
+    figures.draw(project, project.table("quarot_figure7"), project.root / "empty.svg")
     assert (project.root / "empty.svg").exists()
 
 
 def test_the_roofline_can_be_drawn_with_and_without_a_record(tmp_path: Path) -> None:
     Copy(tmp_path, small=False)
-    table = load_project(root=tmp_path).speed_table("kernels_h200")
+    table = load_project(root=tmp_path).table("kernels_h200")
     figures.draw(load_project(root=tmp_path), table, tmp_path / "empty.svg")
     record(tmp_path / "results/speed/kernels_h200.json", table, kernel)
     figures.draw(load_project(root=tmp_path), table, tmp_path / "full.svg")

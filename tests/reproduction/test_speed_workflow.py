@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reproduction.tables.speed.loading import load_speed
+from reproduction.tables.project import load_tables
 from rotquant.foundation.data import merge
 from tests.helpers.project import CONFIG, Copy
 from tests.helpers.speed import SPEED, record
@@ -19,7 +19,7 @@ def project(tmp_path: Path) -> Copy:
     """A project with one accuracy table, one speed table and a figure of it, measured on another machine."""
     made = Copy(tmp_path)
     made.write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
-    record(tmp_path / COMMITTED, load_speed(tmp_path)["quarot_table14"])
+    record(tmp_path / COMMITTED, load_tables(tmp_path)["quarot_table14"])
     return made
 
 
@@ -33,14 +33,14 @@ def test_without_a_gpu_pages_are_rendered_from_the_committed_record(project: Cop
     forms = [project.root / f"results/tables/quarot_table14.{form}" for form in ("csv", "parquet")]
     for numbers in forms:
         numbers.rename(kept := project.root / "kept")
-        assert project.planned(PAGE, FIGURE) == {"speed_report": 1}
+        assert project.planned(PAGE, FIGURE) == {"table": 1, "report": 1}
         kept.rename(numbers)
     for numbers in forms:
         numbers.unlink()
     assert project.snakemake(PAGE, FIGURE)[0] == 0
     assert all(numbers.exists() for numbers in forms)
-    record(project.root / COMMITTED, load_speed(project.root)["quarot_table14"], gpu="Newer GPU")
-    assert project.planned(PAGE, FIGURE) == {"speed_figure": 1, "speed_report": 1, "speed_drawing": 1}
+    record(project.root / COMMITTED, load_tables(project.root)["quarot_table14"], gpu="Newer GPU")
+    assert project.planned(PAGE, FIGURE) == {"table": 1, "figure": 1, "report": 2}
     status, output = project.snakemake(PAGE)
     assert (status, "Newer GPU" in (project.root / PAGE).read_text()) == (0, True), output
 
@@ -54,12 +54,7 @@ def test_without_a_record_the_page_says_that_nothing_was_measured(project: Copy)
 
 def test_with_a_gpu_the_table_is_measured_first_and_once_for_table_and_figure(project: Copy) -> None:
     project.set_config(merge(CONFIG, {"device": "cuda"}))
-    assert project.planned(PAGE, FIGURE) == {
-        "measure_speed": 1,
-        "speed_figure": 1,
-        "speed_report": 1,
-        "speed_drawing": 1,
-    }
+    assert project.planned(PAGE, FIGURE) == {"measure_speed": 1, "table": 1, "figure": 1, "report": 2}
 
 
 def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
@@ -72,13 +67,13 @@ def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy
     status, output = project.snakemake(PAGE)
     assert status == 0, output
     project.edit("workflow/papers/quarot/speed.yaml", "{Layer} batch {Batch}", "{Layer}, batch {Batch}")
-    assert project.planned(PAGE) == {"speed_report": 1}
+    assert project.planned(PAGE) == {"table": 1, "report": 1}
     project.edit("workflow/papers/quarot/speed.yaml", "tokens: 4096", "tokens: 8192")
-    assert project.planned(PAGE) == {"measure_speed": 1, "speed_report": 1}
+    assert project.planned(PAGE) == {"measure_speed": 1, "table": 1, "report": 1}
 
 
 def test_all_speed_tables_have_one_target_that_asks_for_nothing_else(project: Copy) -> None:
-    assert project.planned("speed") == {"speed": 1, "speed_figure": 1, "speed_report": 1, "speed_drawing": 1}
+    assert project.planned("speed") == {"speed": 1, "table": 1, "figure": 1, "report": 2}
 
 
 FAKE_MEASURING = '''"""A measuring stage that makes its numbers up."""

@@ -11,6 +11,7 @@ import pytest
 from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import plain
+from reproduction.tables.source import sources
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
@@ -356,7 +357,8 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
         assert (
             not {"reproduction.tables.tables", "reproduction.identity.code", "reproduction.run.plan"} & modules[stage]
         )
-    assert not {"rotquant.methods.gptq.columns", "reproduction.run.stages.runs"} & modules["reports"]
+    for output in sources()["runs"].code.values():
+        assert not {"rotquant.methods.gptq.columns", "reproduction.run.stages.runs"} & imported(output, NEUTRAL)
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert stage_digest("weights", full) != stage_digest("weights", plain)  # only the one needs rotquant.methods.gptq
     assert stage_digest("weights", plain) == stage_digest("weights", preset("rtn"))

@@ -9,8 +9,7 @@ from reproduction.claims.claims import Score
 from reproduction.frame.values import Number, Values, write_values
 from reproduction.render import scoreboard
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
-from reproduction.tables.speed.loading import load_speed
+from reproduction.tables.project import Project, load_project, load_tables
 from rotquant.foundation.files import short_hash, write_text
 from tests.helpers.project import Copy
 from tests.helpers.speed import SPEED, record
@@ -62,7 +61,7 @@ def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper()
     project = load_project(root=Path(__file__).parents[2])
     numbered = [
         table
-        for table in (*project.tables.values(), *project.speed.values(), *(s.table for s in project.settings.values()))
+        for table in project.tables.values()
         if table.id.removeprefix(f"{table.paper}_").startswith(("table", "figure"))
     ]
     papers = {target["id"]: target["paper"] for target in TARGETS}
@@ -140,12 +139,12 @@ def test_a_record_from_another_machine_names_its_gpu(project: Project) -> None:
     project = load_project(root=project.root)
     assert "| quarot_table14 | Time of the 4-bit linear layer |" in scoreboard.index(project)
     assert "recorded on" not in scoreboard.index(project)
-    record(project.root / "results/bench/some-gpu/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    record(project.root / "results/bench/some-gpu/quarot_table14.json", load_tables(project.root)["quarot_table14"])
     assert "| recorded on some-gpu | 1 | 0 | 0 |" in scoreboard.index(project)
 
 
 def test_a_record_of_this_machine_counts_as_computed(project: Project) -> None:
     write_text(project.root / "workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED))
     project = load_project(root=project.root)
-    record(project.root / "results/speed/quarot_table14.json", load_speed(project.root)["quarot_table14"])
+    record(project.root / "results/speed/quarot_table14.json", load_tables(project.root)["quarot_table14"])
     assert "| computed | 1 | 0 | 0 |" in scoreboard.index(project)

@@ -12,7 +12,7 @@ from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course, Line, line_through
 from reproduction.run.results import RunResult, run_path, write_result
 from reproduction.tables.project import Project, load_project
-from reproduction.tables.tables import Effect
+from reproduction.tables.tables import WidthEffect
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import short_hash
 from tests.helpers.project import CONFIG, TABLES, Copy
@@ -68,7 +68,7 @@ def test_there_is_no_line_through_two_widths_or_what_broke_down() -> None:
 def test_which_way_wider_models_go(slope: float | None, half: float, papers: float, way: str | None) -> None:
     line = None if slope is None else Line(-0.3 if half == 0.1 else 0.5, slope, slope - half, slope + half)
     rises = {name: Interval(1.0, 0.9, 1.1) for name in WIDTHS}
-    assert Course(Effect(**EFFECT), rises, WIDTHS, papers, line).way == way
+    assert Course(WidthEffect(**EFFECT), rises, WIDTHS, papers, line).way == way
 
 
 @pytest.fixture

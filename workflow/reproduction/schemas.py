@@ -15,9 +15,7 @@ from pydantic_core import core_schema
 from reproduction.shipped.finetuning import FineTuning
 from reproduction.shipped.recipe import TrainingConfig
 from reproduction.tables.configuration import ConfigFile, find_root
-from reproduction.tables.settings import SettingsFile
-from reproduction.tables.speed.definitions import SpeedFile
-from reproduction.tables.tables import TableFile
+from reproduction.tables.source import patterns, sources
 from reproduction.tables.targets import Targets
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS
@@ -26,9 +24,7 @@ SCHEMAS = Path("workflow/schemas")
 
 MODELS: dict[str, type[BaseModel]] = {
     "config": ConfigFile,
-    "tables": TableFile,
-    "speed": SpeedFile,
-    "settings": SettingsFile,
+    **{source.file_kind: source.schema for source in sources().values()},
     "targets": Targets,
     "training": TrainingConfig,
     "finetuning": FineTuning,
@@ -43,10 +39,7 @@ FILES = {
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",
     "config/finetuning/*.yaml": "finetuning",
-    "workflow/*/speed.yaml": "speed",
-    "workflow/papers/*/speed.yaml": "speed",
-    "workflow/papers/*/settings.yaml": "settings",
-    "workflow/papers/*/*.yaml": "tables",
+    **{f"workflow/{pattern}": source.file_kind for pattern, source in patterns()},
 }
 """The project's files by pattern; the first that matches counts."""
 

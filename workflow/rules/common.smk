@@ -87,17 +87,15 @@ def processes(run, threads):
     return threads if run in SMALL else 1
 
 
-# Speed tables and tables of settings have rules of their own for the same kinds of files.
-SPEED = "|".join(PLAN.speed) or "none"
-SETTINGS = "|".join(PLAN.settings) or "none"
+# Tables of time and memory that a GPU measures.
+SPEED = [name for name, table in PLAN.tables.items() if table.on_gpu and table.benchmarks]
 
 
 wildcard_constraints:
     part="[a-z0-9_]+(-[0-9a-f]{8})?",
     tasks="[0-9a-f]{16}",
-    table=rf"(?!(?:index|{SPEED}|{SETTINGS})\b)[a-z0-9_]+",
-    speed=SPEED,
-    settings=SETTINGS,
+    table=r"(?!index\b)[a-z0-9_]+",
+    speed="|".join(SPEED) or "none",
 
 
 # What a rule's command is given to: messages to the log, and earlier results kept when it fails (see there). A rule's one
@@ -107,8 +105,24 @@ BY_PLAN = " --plan {PLAN.path}"
 
 
 def measured(name):
-    """The records of the parts of a table."""
-    return [f"results/measured/{part}.json" for part in sentence(PLAN.table, name).parts]
+    """What a table's numbers are collected from: the records of its parts, and those of what was timed.
+
+    Without a GPU there may be none of these, and the page says so.
+    """
+    table = sentence(PLAN.table, name)
+    timed = (timed_record(*record) for record in table.records.items())
+    return [*(f"results/measured/{part}.json" for part in table.parts), *filter(None, timed)]
+
+
+def timed_record(name, committed):
+    """The record of what was timed for a table, None where there is none and none is to be made."""
+    own = f"results/speed/{name}.json"
+    return own if (GPU and name in SPEED) or Path(own).exists() else committed
+
+
+def numbers(name):
+    """The file with a table's numbers; a figure that draws those of other tables has none."""
+    return f"results/tables/{name}.csv" if sentence(PLAN.table, name).has_numbers else []
 
 
 def task_files(keys):

@@ -5,7 +5,7 @@ localrules:
 
 rule figure:
     input:
-        "results/tables/{table}.csv",
+        lambda wildcards: numbers(wildcards.table) or measured(wildcards.table),
     output:
         update("reports/figures/{table}.svg"),
     log:

@@ -4,9 +4,7 @@ localrules:
     report,
     index,
     quarot_accuracy,
-    spinquant,
-    prefixquant,
-    rcp,
+    speed,
     all,
 
 
@@ -26,8 +24,8 @@ rule tracking:
 
 rule report:
     input:
-        runs=lambda wildcards: measured(wildcards.table),
-        table="results/tables/{table}.csv",
+        measured=lambda wildcards: measured(wildcards.table),
+        table=lambda wildcards: numbers(wildcards.table),
         figure=lambda wildcards: (
             f"reports/figures/{figure}.svg" if (figure := sentence(PLAN.table, wildcards.table).figure) else []
         ),
@@ -46,7 +44,7 @@ rule report:
 
 rule index:
     input:
-        reports=expand("reports/{table}.md", table=[*PLAN.tables, *PLAN.speed, *PLAN.settings]),
+        reports=expand("reports/{table}.md", table=PLAN.tables),
         targets="config/targets.yaml",
     output:
         update("reports/index.md"),
@@ -61,10 +59,10 @@ rule index:
         JOB + "report index" + BY_PLAN
 
 
-# One paper's reports, and then the scoreboard as it stands: reports/index.md itself would ask for all papers.
-def reports_of(tables, paper):
-    """The pages of those tables that belong to a paper."""
-    return [f"reports/{name}.md" for name, table in tables.items() if table.paper == paper]
+# Some reports, and then the scoreboard as it stands: reports/index.md itself would ask for all papers.
+def reports_of(*papers, of=("runs", "benchmarks", "recipes", "elsewhere")):
+    """The pages of papers' tables that have their numbers from these sources."""
+    return [f"reports/{name}.md" for name, one in PLAN.tables.items() if one.paper in papers and one.source in of]
 
 
 INDEX = "rotquant report index --plan {PLAN.path} > {log} 2>&1"
@@ -96,7 +94,7 @@ onerror:
 # The accuracy half of QuaRot: Tables 1 to 13, Figure 1 and the switches.
 rule quarot_accuracy:
     input:
-        reports_of(PLAN.tables, "quarot"),
+        reports_of("quarot", of=["runs"]),
     log:
         "logs/reports/quarot_accuracy.log",
     message:
@@ -105,42 +103,24 @@ rule quarot_accuracy:
         INDEX
 
 
-# SpinQuant: all of its tables and figures, of accuracy and of speed.
-rule spinquant:
+# All tables and figures of a paper.
+for paper in ("spinquant", "prefixquant", "rcp"):
+
+    rule:
+        name:
+            paper
+        input:
+            reports_of(paper),
+        log:
+            f"logs/reports/{paper}.log",
+        localrule: True
+        message:
+            "scoreboard"
+        shell:
+            INDEX
+
+
+# The speed half of the papers, and the kernels' own report; reports/index.md would ask for the accuracy half too.
+rule speed:
     input:
-        reports_of(PLAN.tables, "spinquant"),
-        reports_of(PLAN.speed, "spinquant"),
-    log:
-        "logs/reports/spinquant.log",
-    message:
-        "scoreboard"
-    shell:
-        INDEX
-
-
-# PrefixQuant: the same.
-rule prefixquant:
-    input:
-        reports_of(PLAN.tables, "prefixquant"),
-        reports_of(PLAN.speed, "prefixquant"),
-        reports_of(PLAN.settings, "prefixquant"),
-    log:
-        "logs/reports/prefixquant.log",
-    message:
-        "scoreboard"
-    shell:
-        INDEX
-
-
-# RCP: the same.
-rule rcp:
-    input:
-        reports_of(PLAN.tables, "rcp"),
-        reports_of(PLAN.speed, "rcp"),
-        reports_of(PLAN.settings, "rcp"),
-    log:
-        "logs/reports/rcp.log",
-    message:
-        "scoreboard"
-    shell:
-        INDEX
+        reports_of(*{table.paper for table in PLAN.tables.values()}, of=["benchmarks"]),

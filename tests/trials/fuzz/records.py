@@ -7,6 +7,7 @@ from typing import Any
 
 from reproduction.commands.tracking import make_report
 from reproduction.frame import values
+from reproduction.frame.speed import read_numbers
 from reproduction.identity.run import Run
 from reproduction.metrics.settings import TrainingLoss
 from reproduction.render import scoreboard
@@ -14,8 +15,6 @@ from reproduction.render.figures.arrays import array_of, history_of
 from reproduction.render.html.pages import render_pages
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.trained import last_step
-from reproduction.render.speed.frame import speed_frame
-from reproduction.render.speed.numbers import read_numbers
 from reproduction.render.speed.report import speed_report
 from reproduction.run.archives import archive_of, pack, unpack
 from reproduction.run.plan import Plan, config_file, read_plan
@@ -209,10 +208,10 @@ def _rendered(root: Path) -> list[Format]:
 
     def speed(folder: Path) -> None:
         project = load_project(root=folder)
-        table = project.speed_table(SPEED_NAME)
+        table = project.table(SPEED_NAME)
         measured = read_numbers(project, table)
         markdown(speed_report(project, table, measured))
-        speed_frame(measured)
+        _ = measured.frame
 
     def gallery(folder: Path) -> None:
         from reproduction.commands.report import gallery as copy

@@ -6,12 +6,15 @@ from pathlib import Path
 from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
-from reproduction.tables.project import load_project
+from reproduction.sources.elsewhere import ElsewhereTable
+from reproduction.tables.project import load_project, load_tables
+from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
+from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, rotation_fields
 from rotquant.recipes.presets import preset
-from tests.trials.fuzz.example import SETTINGS, SPEEDS
+from tests.trials.fuzz.example import ELSEWHERE, SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
 
@@ -40,6 +43,8 @@ def formats(root: Path) -> list[Format]:
         Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
         Format("tables of speed", fast, kinds(SPEEDS), _speed, 2.0),
         Format("tables of settings", files, kinds(SETTINGS), _settings, 2.0),
+        Format("tables of numbers of others", files, kinds(ELSEWHERE), _elsewhere, 1.5),
+        Format("numbers of others", files, kinds("workflow/papers/quarot/numbers/others.csv"), _elsewhere),
         Format("targets", fast, kinds("config/targets.yaml"), load_targets, 0.5),
         Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
         Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
@@ -65,27 +70,28 @@ def _project(folder: Path) -> None:
 
 def _tables(folder: Path) -> None:
     project = load_project((), folder)
-    for table in project.tables.values():
+    for table in project.of(RunTable).values():
         project.cells(table.id)
         project.published(table)
 
 
 def _speed(folder: Path) -> None:
-    from reproduction.tables.speed.loading import load_speed
-    from reproduction.tables.speed.published import references
-
     read_printed.cache_clear()
-    for table in load_speed(folder).values():
-        references(table, folder)
+    load_tables(folder)
 
 
 def _settings(folder: Path) -> None:
     from reproduction.render.pages.markdown import markdown
     from reproduction.render.settings.report import settings_report
 
+    for table in load_project((), folder).of(SettingsTable).values():
+        markdown(settings_report(table))
+
+
+def _elsewhere(folder: Path) -> None:
     project = load_project((), folder)
-    for found in project.settings.values():
-        markdown(settings_report(found))
+    for table in project.of(ElsewhereTable).values():
+        table.source.collect(project, table)
 
 
 def _training(folder: Path) -> None:

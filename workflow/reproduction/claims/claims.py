@@ -19,7 +19,7 @@ itself, under whatever names, and columns computed by the same runs count once. 
 granted is not so by our numbers is not compared (`given`).
 
 A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
-and a fact nowhere (`study.checks`). What is not reproduced is followed by what its experiment found.
+and a fact nowhere (`tables.checks`). What is not reproduced is followed by what its experiment found.
 
 On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
 in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared
@@ -28,9 +28,9 @@ quantity is shown beside it and decides nothing; where it says the opposite, the
 the paper's quantity decides, as it does anywhere of how large a loss is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
@@ -49,9 +49,11 @@ from reproduction.tables.checks import (
 )
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable, Table
 from reproduction.words.describe import is_about_models, is_stand_in
 from rotquant.foundation.errors import ResultError, lookup
+
+S = TypeVar("S", bound=Statement)
 
 Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
 Results = Mapping[str, RunResult]
@@ -155,7 +157,26 @@ class Score:
         return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
 
 
-def outcomes(project: Project, table: Table, values: Values, results: Results) -> tuple[Outcome, ...]:
+def decided(
+    claims: Iterable[S],
+    answers: Callable[[S], Iterable[tuple[About, Answer]]],
+    tested: Callable[[S], Verdict | None] = lambda _: None,
+) -> tuple[Outcome, ...]:
+    """Claims of any source with what became of them.
+
+    Args:
+        answers: to each check of a claim, by numbers as their source has them: with seeds and windows (`outcomes`),
+            percentiles of replays (`replays`), as facts (`facts`), or as they were printed elsewhere.
+        tested: what a claim's experiment says, asked where a check is not reproduced.
+    """
+    found = []
+    for claim in claims:
+        answered = dict(answers(claim))
+        found.append(Outcome(claim, answered, tested(claim) if _calls_for_a_cause(answered) else None))
+    return tuple(found)
+
+
+def outcomes(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
     """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
 
     Without a column to compute nothing says what the claims are about, and none is decided.
@@ -172,29 +193,27 @@ def outcomes(project: Project, table: Table, values: Values, results: Results) -
     known, main = known_quantities(project, table, values), measured[0]
     endpoints = project.endpoints(table)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
-    found = []
-    for claim in table.claims:
+
+    def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
+        own = _is_the_papers(project, table, claim.columns)
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
-        answers: dict[About, Answer] = {}
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
-            own = _is_the_papers(project, table, claim.columns)
             finer = None
             if about == "mechanism" and not own:
                 finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
             if finer is None:
                 said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
                 judged = about == "mechanism" or own
-                answers[about] = Answer(ours, papers, judged, quantity if said else None)
+                yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
                 decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
-                answers[about] = Answer(decides, papers, on=finer, by=quantity, second=ours)
-        tested = _tested(project, table, claim) if _calls_for_a_cause(answers) else None
-        found.append(Outcome(claim, answers, tested))
-    return tuple(found)
+                yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
+
+    return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
 
 
 def endpoint(
@@ -225,7 +244,7 @@ def endpoint(
     return None if exact else finer
 
 
-def _is_the_papers(project: Project, table: Table, columns: Sequence[str] | None) -> bool:
+def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
     """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
     computed = {column: project.slot(table, column) for column in project.columns(table)}
     asked = [computed[name] for name in columns or computed if name in computed]
@@ -236,11 +255,13 @@ def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
     return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
 
 
-def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
-    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not computed."""
+def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
+    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not here."""
     if (experiment := claim.experiment) is None:
         return None
-    target = project.table(experiment.target or table.id)
+    if (experiment.target or table.id) not in project.tables:
+        return None
+    target = project.one(RunTable, experiment.target or table.id)
     inherited = claim if target.id == table.id else None
     columns = experiment.columns or (inherited and inherited.columns)
     name = experiment.quantity or (inherited and inherited.quantity)
@@ -262,7 +283,7 @@ def _tested(project: Project, table: Table, claim: Claim) -> Verdict | None:
 
 def deciding(
     project: Project,
-    target: Table,
+    target: RunTable,
     check: Check,
     quantity: Quantity,
     numbers: Numbers,
@@ -296,7 +317,7 @@ def judge(
         given: what it takes for granted, asked of our numbers alone.
     """
     ((kind, arguments),) = check.items()
-    chosen = [column.name for column in table.columns if columns is None or column.name in columns]
+    chosen = [name for name in table.column_names if columns is None or name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
     absent: dict[str, list[Finding | str]] = {}
     if given is not None:

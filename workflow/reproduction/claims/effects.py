@@ -1,4 +1,4 @@
-"""The kinds of checks (`study.checks`): each names the effects that it is about, and the region that they must lie in.
+"""The kinds of checks (`tables.checks`): each names the effects that it is about, and the region that they must lie in.
 
 Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. A gain is by how much
 a row is better than another, a loss by how much it is worse. What lacks a number is named and left out.
@@ -435,7 +435,7 @@ CHECKS: dict[str, Callable[..., Results]] = {
     "range_at_least": _range_at_least,
     "best_column": _best_column,
 }
-"""Every kind of check of `study.checks`, which says what each asks."""
+"""Every kind of check of `tables.checks`, which says what each asks."""
 
 
 def _place(column: str, than: Sequence[str], other: str) -> str:

@@ -17,7 +17,7 @@ from reproduction.claims.estimates import CONFIDENCE, Interval
 from reproduction.frame.values import Values, main_quantities
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Effect, Table
+from reproduction.tables.tables import RunTable, WidthEffect
 
 Way = Literal["towards it", "away from it", "undecided"]
 
@@ -47,7 +47,7 @@ class Course:
     three widths, and where a number is not finite.
     """
 
-    effect: Effect
+    effect: WidthEffect
     rises: Mapping[str, Interval]
     widths: Mapping[str, int]
     papers: float
@@ -66,7 +66,7 @@ class Course:
         return "towards it" if nearer else "away from it"
 
 
-def courses(project: Project, table: Table, values: Values, results: Mapping[str, RunResult]) -> list[Course]:
+def courses(project: Project, table: RunTable, values: Values, results: Mapping[str, RunResult]) -> list[Course]:
     """The effects that a table's figure names, as far as their rows have numbers."""
     effects = table.figure.effects if table.figure else ()
     quantity = main_quantities(project, table)[0]

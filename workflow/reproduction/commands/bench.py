@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reproduction.tables.speed.definitions import SpeedCell
+from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -58,13 +58,14 @@ def measure(
     """
     from reproduction.run.stages.speed import measure as measure_table
     from reproduction.tables.configuration import find_root
-    from reproduction.tables.speed.loading import load_speed
+    from reproduction.tables.project import load_tables
     from rotquant.foundation.errors import lookup
     from rotquant.foundation.files import check_output_file
 
     check_output_file(output)
     root = find_root()
-    chosen = lookup(load_speed(root), table, "unknown speed table")
+    found = {name: one for name, one in load_tables(root).items() if isinstance(one, SpeedTable)}
+    chosen = lookup(found, table, "unknown speed table")
     with task(f"measuring {table}", "cell") as under_way:
 
         def progress(number: int, count: int, cell: SpeedCell, outcome: str) -> None:

@@ -30,13 +30,16 @@ def table(
     name: TableName,
     form: Annotated[
         Literal["latex", "markdown", "csv", "json"] | None,
-        typer.Option("--format", help="Print the table, of whatever kind, instead; LaTeX needs booktabs."),
+        typer.Option("--format", help="Print the table instead; LaTeX needs booktabs."),
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
 ) -> None:
-    """Collect a table's numbers from the run files into `results/tables/<name>.csv` and `.parquet`, or print them."""
-    from reproduction.frame import values
+    """Collect a table's numbers into `results/tables/<name>.csv` and `.parquet`, or print them.
+
+    They are those of the run files, of the record of this machine or a committed one, or of what the table names.
+    """
+    from reproduction.frame.lines import write_frame
 
     project = open_project(config, plan)
     if form is not None:
@@ -44,8 +47,9 @@ def table(
 
         typer.echo(exported(project, name, form), nl=False)
         return
-    numbers, _ = values.collect(project, project.table(name))
-    values.write_values(project.root, name, numbers)
+    chosen = project.table(name)
+    source = chosen.source
+    write_frame(project.root / table_path(name), source.frame(source.collect(project, chosen)))
     typer.echo(str(table_path(name)))
 
 
@@ -57,104 +61,36 @@ def figure(
 
     A width has its own file, `<name>-<width>.pdf`. What is higher than a page becomes a file for each quantity.
     """
-    from reproduction.frame.values import read_values
-    from reproduction.render.figures import draw as figures
+    from reproduction.render.figures.draw import figure_path
 
     project = open_project(config, plan)
     chosen = project.table(name)
-    if chosen.figure is None:
+    if chosen.drawn is None:
         raise ResultError(f"table {name} has no figure.")
-    path = figures.figure_path(name, form, width)
-    _echo_drawn(
-        project.root, figures.draw(project, chosen, read_values(project.root, name), project.root / path, width)
-    )
+    for file in chosen.source.draw(project, chosen, project.root / figure_path(name, form, width), width):
+        typer.echo(str(file.relative_to(project.root)))
 
 
 @report_app.command()
 def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Render a table's page into `reports/<name>.md`, and show its runs in MLflow (unless `tracking: false`).
+    """Render a table's page into `reports/<name>.md`, and show it in MLflow (unless `tracking: false`).
 
     Where MLflow cannot be used, the page is written all the same, with a warning.
     """
     from reproduction.commands.tracking import attach, make_report, warning
-    from reproduction.frame.values import read_back
-    from reproduction.render import tracking
     from reproduction.render.pages.markdown import page_path
 
     project = open_project(config, plan)
     chosen, logged = project.table(name), None
-    values, results = read_back(project, chosen)
+    collected = chosen.source.agreed(project, chosen)
     if project.config.tracking:
         with warning(_LATER.format(name)):
-            (logged,) = tracking.log_tables(project, [chosen], {name: results})
-    report = make_report(project, chosen, values, results, logged)
+            logged = chosen.source.log(project, [chosen], {name: collected}).get(name)
+    report = make_report(project, chosen, collected, logged)
     typer.echo(str(page_path(name)))
     if logged:
         with warning(_LATER.format(name)):
             attach(project, name, logged, report)
-
-
-@report_app.command()
-def speed(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Render the page of a speed table, and its numbers as CSV, from the record of this machine or a committed one.
-
-    MLflow shows the record (unless `tracking: false`); where it cannot be used, there is a warning.
-    """
-    from reproduction.commands.tracking import log_speed, warning
-    from reproduction.frame.values import write_frame
-    from reproduction.render.pages.markdown import markdown, page_path
-    from reproduction.render.speed.frame import speed_frame
-    from reproduction.render.speed.numbers import read_numbers
-    from reproduction.render.speed.report import speed_report
-
-    project = open_project(config, plan)
-    table = project.speed_table(name)
-    measured = read_numbers(project, table)
-    report = speed_report(project, table, measured)
-    if table.grids:
-        write_frame(project.root / table_path(name), speed_frame(measured))
-    write_text(project.root / page_path(name), markdown(report))
-    typer.echo(str(page_path(name)))
-    if project.config.tracking:
-        with warning(_LATER.format(name)):
-            log_speed(project, table, measured, report)
-
-
-@report_app.command()
-def settings(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Render the page of a table of settings, and the table as CSV, from the recipes; nothing is run."""
-    from reproduction.frame.values import write_frame
-    from reproduction.render.pages.markdown import markdown, page_path
-    from reproduction.render.settings.frame import settings_frame
-    from reproduction.render.settings.report import settings_report
-
-    project = open_project(config, plan)
-    found = project.settings_table(name)
-    write_frame(project.root / table_path(name), settings_frame(found))
-    write_text(project.root / page_path(name), markdown(settings_report(found)))
-    typer.echo(str(page_path(name)))
-
-
-@report_app.command()
-def speed_figure(
-    name: TableName, form: FigureForm = "svg", width: FigureWidth = None, config: Configs = None, plan: PlanFile = None
-) -> None:
-    """Draw the figure of a speed table into `reports/figures/<name>.svg`, or as `report figure` does for a paper."""
-    from reproduction.render.figures.draw import figure_path
-    from reproduction.render.speed import figures
-
-    project = open_project(config, plan)
-    table = project.speed_table(name)
-    if table.drawing is None:
-        raise ResultError(f"table {name} has no figure.")
-    path = project.root / figure_path(name, form, width)
-    _echo_drawn(project.root, figures.draw(project, table, path, width))
-
-
-def _echo_drawn(root: Path, files: list[Path]) -> None:
-    """Print where figures were written."""
-    for file in files:
-        typer.echo(str(file.relative_to(root)))
 
 
 @report_app.command()

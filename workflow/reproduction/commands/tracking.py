@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reproduction.commands.runs import Configs, open_project
-from reproduction.run.results import FIGURES, REPORTS, TABLES, run_path
+from reproduction.run.results import FIGURES, REPORTS, TABLES
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
@@ -23,12 +23,8 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_output_file, write_json, write_text
 
 if TYPE_CHECKING:
-    from reproduction.frame.values import Values
     from reproduction.render.pages.model import Report
-    from reproduction.render.speed.numbers import Measured
     from reproduction.render.tracking import Logged
-    from reproduction.run.results import RunResult
-    from reproduction.tables.speed.definitions import SpeedTable
 
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
@@ -63,33 +59,24 @@ def sync_tracking(
 
     A table's own run gets its rendered report, its numbers and its figure.
     """
-    from reproduction.frame.values import collect, read_back
-    from reproduction.render import tracking
-    from reproduction.render.speed.numbers import read_numbers
-    from reproduction.render.speed.report import speed_report
-
     project = open_project(config)
-    names = table or [*filter(lambda name: _is_computed(project, name), project.tables)]
-    speed = [name for name in names if name in project.speed]
-    accuracy = [project.table(name) for name in names if name not in project.speed]
+    chosen = [project.table(name) for name in table or project.tables]
     if table is None:
-        speed = [name for name in project.speed if (project.root / REPORTS / f"{name}.md").exists()]
-    if not accuracy and not speed:
+        chosen = [one for one in chosen if one.source.is_tracked(project, one)]
+    if not chosen:
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
-    rendered = {table.id for table in accuracy if (project.root / REPORTS / f"{table.id}.md").exists()}
-    read = {table.id: (read_back if table.id in rendered else collect)(project, table) for table in accuracy}
-    results = {name: found for name, (_, found) in read.items()}
-    for chosen, logged in zip(
-        accuracy, tracking.log_tables(project, accuracy, results) if accuracy else [], strict=True
-    ):
-        report = make_report(project, chosen, *read[chosen.id], logged, write=chosen.id in rendered)
-        attach(project, chosen.id, logged, report)
-        typer.echo(f"{chosen.id}: {len(logged.runs)} runs in experiment {logged.experiment}")
-    for name in speed:
-        chosen = project.speed_table(name)
-        measured = read_numbers(project, chosen)
-        logged = log_speed(project, chosen, measured, speed_report(project, chosen, measured))
-        typer.echo(f"{name}: {f'experiment {logged.experiment}' if logged else 'not measured'}")
+    for source in dict.fromkeys(one.source for one in chosen):
+        own = [one for one in chosen if one.source is source]
+        rendered = {one.id for one in own if (project.root / REPORTS / f"{one.id}.md").exists()}
+        read = {one.id: (source.agreed if one.id in rendered else source.collect)(project, one) for one in own}
+        logged = source.log(project, own, read)
+        for one in own:
+            shown = logged.get(one.id)
+            report = make_report(project, one, read[one.id], shown, write=one.id in rendered)
+            if shown is not None:
+                attach(project, one.id, shown, report)
+            said = f"{len(shown.runs)} runs in experiment {shown.experiment}" if shown else "nothing to show"
+            typer.echo(f"{one.id}: {said}")
 
 
 def ui(
@@ -138,19 +125,12 @@ def warning(consequence: str) -> Iterator[None]:
 
 
 def make_report(
-    project: Project,
-    table: Table,
-    values: "Values",
-    results: "dict[str, RunResult]",
-    logged: "Logged | None",
-    *,
-    write: bool = True,
+    project: Project, table: Table, collected: Any, logged: "Logged | None", *, write: bool = True
 ) -> "Report":
     """A table's report; its page is written unless the file says the same already."""
     from reproduction.render.pages.markdown import markdown, page_path
-    from reproduction.render.pages.report import report_of
 
-    report = report_of(project, table, values, results, logged)
+    report = table.source.report(project, table, collected, logged)
     text, file = markdown(report), project.root / page_path(table.id)
     if write and not (file.exists() and file.read_bytes() == text.encode()):
         write_text(file, text)
@@ -164,18 +144,3 @@ def attach(project: Project, name: str, logged: "Logged", report: "Report") -> N
     picture = FIGURES / f"{report.picture or name}.svg"
     files = [project.root / path for path in (REPORTS / f"{name}.md", TABLES / f"{name}.csv", picture)]
     tracking.log_report(project.root, logged, report, [file for file in files if file.exists()])
-
-
-def log_speed(project: Project, table: "SpeedTable", measured: "Measured", report: "Report") -> "Logged | None":
-    """Show the record of a speed table in MLflow, with its report, numbers and figure; None: never measured."""
-    from reproduction.render import tracking
-
-    if measured.source is None:
-        return None
-    logged = tracking.log_speed(project, measured.source.record, table)
-    attach(project, table.id, logged, report)
-    return logged
-
-
-def _is_computed(project: Project, name: str) -> bool:
-    return all((project.root / run_path(run.key)).exists() for cell in project.cells(name) for run in cell.runs)

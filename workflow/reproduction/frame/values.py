@@ -1,7 +1,7 @@
-"""A table's values: one tidy frame of every number, ours seed by seed beside the paper's, written as CSV and Parquet.
+"""The values of a table of runs: every number, ours seed by seed beside the paper's.
 
 Pages, figures, claims and MLflow start from it, by `Values`, which knows the same numbers by their place. A number that
-no run file holds is never printed: collecting fails instead. inf and nan are results; an empty field is no number.
+no run file holds is never printed: collecting fails instead.
 """
 
 import itertools
@@ -11,40 +11,35 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import csv
 
+from reproduction.frame.lines import COMPUTED, PUBLISHED, damaged, read_frame, to_frame, write_frame
 from reproduction.identity.records import same_tasks
 from reproduction.run.results import RunResult, read_result, run_path, table_path
 from reproduction.run.samples import flipped, observations
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.quantities import ANSWER_FLIPS, Quantity, quantities
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, check_regular
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 
 Place = tuple[str, str, str]
 """Row, column and quantity."""
 
-#: Fields of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
+#: Columns of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
 #: no number stands under `text` and `published_text`.
-FIELDS = pa.schema(
-    [
-        *((name, pa.string()) for name in ("row", "column", "quantity")),
-        ("seed", pa.int64()),
-        *((name, pa.float64()) for name in ("value", "mean", "deviation", "standard_error")),
-        *((name, pa.float64()) for name in ("published", "published_deviation")),
-        *((name, pa.string()) for name in ("origin", "run", "text", "published_text")),
-    ]
+NAMES = (
+    *("row", "column", "quantity", "seed", "value", "mean", "deviation", "standard_error"),
+    *("published", "published_deviation", "origin", "run", "text", "published_text"),
 )
-COMPUTED, PUBLISHED = "computed", "published"
+
+#: An empty text in a file, where an empty field is no text; what is measured as text has no spaces.
+EMPTY = "no text"
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Values(Mapping[Place, Number]):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Every number as a line of `FIELDS`: ours seed by seed, then what the paper alone has."""
+        """Every number as a line of `NAMES`: ours seed by seed, then what the paper alone has."""
         lines = []
         for place, number in self.ours.items():
             paper = self.published.get(place)
@@ -120,13 +115,13 @@ class Values(Mapping[Place, Number]):
             if place not in self.ours:
                 alone = (None, None, None, None, None, paper.mean, paper.deviation, PUBLISHED)
                 lines.append((*place, *alone, None, None, None))
-        return to_frame([*lines, *self._lines_of_texts()], FIELDS)
+        return to_frame([*lines, *self._lines_of_texts()], NAMES)
 
     def _lines_of_texts(self) -> Iterator[tuple[Any, ...]]:
         """What is no number, as lines of the frame."""
         for place, ours in self.texts.items():
             for seed, text, run in zip(ours.seeds, ours.values, ours.runs, strict=True):
-                yield (*place, seed, *[None] * 6, COMPUTED, run, text, self.published_texts.get(place))
+                yield (*place, seed, *[None] * 6, COMPUTED, run, text or EMPTY, self.published_texts.get(place))
         for place, text in self.published_texts.items():
             if place not in self.texts:
                 yield (*place, *[None] * 7, PUBLISHED, None, None, text)
@@ -142,7 +137,8 @@ class Values(Mapping[Place, Number]):
             seeds = list(group)
             first = seeds[0]
             if first.text is not pd.NA:
-                texts[place] = Text(*(tuple(getattr(line, name) for line in seeds) for name in ("text", "seed", "run")))
+                found = tuple("" if line.text == EMPTY else line.text for line in seeds)
+                texts[place] = Text(found, *(tuple(getattr(line, name) for line in seeds) for name in ("seed", "run")))
             elif first.origin != PUBLISHED:
                 columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
                 ours[place] = Number(
@@ -155,7 +151,7 @@ class Values(Mapping[Place, Number]):
         return cls(ours, published, texts, published_texts)
 
 
-def collect(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+def collect(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
     """A table's numbers, and the run results behind them by key.
 
     Raises:
@@ -239,13 +235,13 @@ def standard_error(seeds: Sequence[NDArray[np.float64] | None]) -> float | None:
     return float(mean.std(ddof=1) / math.sqrt(len(mean)))
 
 
-def printed(project: Project, table: Table) -> dict[Place, Number]:
+def printed(project: Project, table: RunTable) -> dict[Place, Number]:
     """What the paper prints in a table, with its deviations."""
     numbers = project.published(table).items()
     return {place: Number(one.value, one.deviation) for place, one in numbers if one.value is not None}
 
 
-def printed_texts(project: Project, table: Table) -> dict[Place, str]:
+def printed_texts(project: Project, table: RunTable) -> dict[Place, str]:
     """What the paper prints in a table where no number is asked for."""
     return {place: one.text for place, one in project.published(table).items() if one.text is not None}
 
@@ -262,19 +258,19 @@ def read_values(root: Path, name: str) -> Values:
         ResultError: it is missing or damaged.
     """
     path = root / table_path(name)
-    frame = read_frame(path, FIELDS)
+    frame = read_frame(path, NAMES)
     nameless = [name for name in ("row", "column", "quantity", "origin") if frame[name].hasnans]
     if nameless:
-        raise _damaged(path, f"a line has no {nameless[0]}")
+        raise damaged(path, f"a line has no {nameless[0]}")
     ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
     for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
         lacking = frame.loc[lines, fields].isna().any()
         if lacking.any():
-            raise _damaged(path, f"a number of ours has no {lacking.idxmax()}")
+            raise damaged(path, f"a number of ours has no {lacking.idxmax()}")
     return Values.of(frame)
 
 
-def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResult]]:
+def read_back(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
     """A table's numbers as they were written, now if never before, and the run results behind them by key.
 
     Raises:
@@ -307,7 +303,7 @@ def read_back(project: Project, table: Table) -> tuple[Values, dict[str, RunResu
     return values, results
 
 
-def _results_of(project: Project, table: Table) -> dict[str, RunResult]:
+def _results_of(project: Project, table: RunTable) -> dict[str, RunResult]:
     keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
     return {key: read_result(project.root / run_path(key)) for key in keys}
 
@@ -323,44 +319,7 @@ def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
     return found
 
 
-def to_frame(lines: list[tuple[Any, ...]], fields: pa.Schema) -> pd.DataFrame:
-    """Lines as a frame whose columns tell nan, a number, from None, no number."""
-    columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=fields).to_pandas(types_mapper=pd.ArrowDtype)
-
-
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as CSV, numbers with all their digits, and as Parquet beside it; each file is whole or absent."""
-    for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
-        with atomic_path(path.with_suffix(suffix)) as temporary:
-            write(temporary, index=False)
-
-
-def read_frame(path: Path, fields: pa.Schema) -> pd.DataFrame:
-    """Read a frame back from its CSV or Parquet file.
-
-    Raises:
-        ResultError: it is missing, or damaged: a field is missing or is not of its type.
-    """
-    check_regular(path)
-    try:
-        if path.suffix == ".parquet":
-            return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
-        convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
-        convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
-        return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
-    except FileNotFoundError:
-        raise ResultError(f"table {path} does not exist.") from None
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-        raise _damaged(path, " ".join(str(error).split())) from None
-
-
-def _damaged(path: Path, why: str) -> ResultError:
-    return ResultError(f"table {path} is damaged ({why}); delete it and run again.")
-
-
-def known_quantities(project: Project, table: Table, values: Values) -> dict[str, Quantity]:
+def known_quantities(project: Project, table: RunTable, values: Values) -> dict[str, Quantity]:
     """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
     both = (*printed_accuracies(values), *project.quantities(table), *project.endpoints(table))
     return {quantity.name: quantity for quantity in both}
@@ -374,7 +333,7 @@ def printed_accuracies(values: Values) -> tuple[Quantity, ...]:
     return tuple(quantity for quantity in papers if quantity.name in printed)
 
 
-def main_quantities(project: Project, table: Table) -> tuple[Quantity, ...]:
+def main_quantities(project: Project, table: RunTable) -> tuple[Quantity, ...]:
     """What a table's rows are compared by: everything but the accuracies of single tasks."""
     return tuple(quantity for quantity in project.quantities(table) if quantity.chance is None)
 

@@ -39,18 +39,6 @@ STAGES: dict[str, tuple[str, ...]] = {
     "weights": ("reproduction.run.stages.weights",),
     "runs": ("reproduction.run.stages.runs",),
     "tasks": ("rotquant.metrics.zeroshot.folders",),
-    "tables": ("reproduction.frame.values",),
-    "figures": ("reproduction.render.figures.draw",),
-    "reports": (
-        "reproduction.render.pages.report",
-        "reproduction.render.pages.markdown",
-        "reproduction.render.tracking",
-    ),
-    "speed": (
-        *("reproduction.render.speed.report", "reproduction.render.pages.markdown"),
-        *("reproduction.render.speed.figures", "reproduction.render.tracking"),
-    ),
-    "settings": ("reproduction.render.settings.report", "reproduction.render.pages.markdown"),
     "index": ("reproduction.render.scoreboard", "reproduction.render.html", "reproduction.render.html.pages"),
 }
 

@@ -6,31 +6,22 @@ from a list. `index` writes it as Markdown; `reproduction.render.html` shows the
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
-from reproduction.benchmarks.records import gpu_folder
 from reproduction.claims.claims import Score
-from reproduction.frame.values import read_values, results_behind
 from reproduction.render.pages.markdown import page_path, rendered
 from reproduction.render.pages.model import Report
-from reproduction.render.pages.report import report_of
-from reproduction.render.settings.report import settings_report
-from reproduction.render.speed.numbers import Source, find_source
-from reproduction.render.speed.report import speed_report
 from reproduction.run.results import table_path
 from reproduction.tables.project import Project
-from reproduction.tables.speed.definitions import SpeedTable
+from reproduction.tables.source import Reached, Status
 from reproduction.tables.targets import load_targets
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_object
 
 #: The same seeds in the arithmetic of two machines.
 MACHINES = Path("workflow/resources/machines.json")
-Status = Literal["computed", "recorded", "not yet"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +29,9 @@ class Standing:
     """How far one target is.
 
     kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
+    rendered: whether its page is there. csv: its numbers, where they are. source: the name of theirs.
     status, machines: computed here, recorded on these GPUs, or neither.
-    rendered: whether its page is there. csv: its numbers, where they are.
-    report: what it says; None before its numbers are collected. of_speed: whether these are measured times and memory.
+    report: what it says; None before its numbers are collected.
     """
 
     id: str
@@ -48,12 +39,12 @@ class Standing:
     title: str
     kind: str
     listed: bool
-    status: Status
-    machines: Sequence[str]
     rendered: bool
     csv: Path | None
+    source: str
+    status: Status
+    machines: Sequence[str]
     report: Report | None
-    of_speed: bool
 
     @property
     def done(self) -> bool:
@@ -87,9 +78,7 @@ def standings(project: Project) -> Standings:
     found: dict[str, tuple[Standing, ...]] = {}
     for paper in subjects(project):
         targets = [target for target in data.targets if target.paper == paper]
-        settings = [found.table for found in project.settings.values()]
-        tables = [*project.tables.values(), *project.speed.values(), *settings]
-        own = [table for table in tables if table.paper == paper and table.id not in listed]
+        own = [table for table in project.tables.values() if table.paper == paper and table.id not in listed]
         found[paper] = (
             *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
             *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
@@ -99,7 +88,7 @@ def standings(project: Project) -> Standings:
 
 def subjects(project: Project) -> dict[str, str]:
     """The papers by their short name, with their titles; then what else there are reports about."""
-    others = {table.paper: table.paper_title for table in (*project.tables.values(), *project.speed.values())}
+    others = {table.paper: table.paper_title for table in project.tables.values()}
     papers = load_targets(project.root).papers
     return papers | {name: title for name, title in others.items() if name not in papers}
 
@@ -134,27 +123,7 @@ def machine_noise(root: Path) -> str:
 def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
     rendered = (project.root / page_path(name)).exists()
     csv = table_path(name) if (project.root / table_path(name)).exists() else None
-    status, machines, report = "computed" if rendered else "not yet", (), None
-    if name in project.speed:
-        status, machines, report = _speed(project, project.speed[name])
-    elif name in project.settings:
-        report = settings_report(project.settings[name]) if rendered else None
-    elif name in project.tables and csv:
-        with suppress(ResultError):  # rendering it says so
-            values = read_values(project.root, name)
-            report = report_of(project, project.tables[name], values, results_behind(project, values))
-    of_speed = name in project.speed
-    return Standing(name, paper, title, kind, listed, status, machines, rendered, csv, report, of_speed)
-
-
-def _speed(project: Project, table: SpeedTable) -> tuple[Status, Sequence[str], Report | None]:
-    """Status, machines and report of a speed table; a figure is as far as all the tables that it draws."""
-    known: list[Source | None] = [None]
-    with suppress(ResultError):  # rendering it says so
-        known = [find_source(project, project.speed_table(name)) for name in table.sources]
-    found = [source for source in known if source is not None]
-    if len(found) < len(known):
-        return "not yet", (), None
-    machines = sorted({gpu_folder(source.record.gpu) for source in found})
-    status: Status = "recorded" if any(source.recorded for source in found) else "computed"
-    return status, machines, speed_report(project, table)
+    table, reached = project.tables.get(name), Reached("computed" if rendered else "not yet")
+    if table is not None:
+        reached = table.source.reached(project, table, rendered)
+    return Standing(name, paper, title, kind, listed, rendered, csv, table.of if table else "", *reached)

@@ -109,10 +109,10 @@ def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
         ResultError: without names, none is here.
     """
     if not names:
-        names = [name for name, table in plan.tables.items() if all(received(plan, part) for part in table.parts)]
+        names = [name for name, table in plan.of_runs.items() if all(received(plan, part) for part in table.parts)]
         if not names:
             raise ResultError("no table's runs are all here; `snakemake` or `rotquant runs execute` computes them.")
-    papers = {name: [one for one, table in plan.tables.items() if table.paper == name] for name in names}
+    papers = {name: [one for one, table in plan.of_runs.items() if table.paper == name] for name in names}
     return [table for name in names for table in papers[name] or [name]]
 
 

@@ -78,8 +78,8 @@ def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
     """
     found: tuple[dict[str, bool], ...] = ({}, {}, {}, {})
     parts, rotations, weights, runs = found
-    for target in targets or plan.tables:
-        tables = [table for name, table in plan.tables.items() if target in (name, table.paper)]
+    for target in targets or plan.of_runs:
+        tables = [table for name, table in plan.of_runs.items() if target in (name, table.paper)]
         named = [part for table in tables for part in table.parts]
         named += [target] if target in plan.parts and target not in plan.tables else []
         parts.update(dict.fromkeys(named, again))
@@ -89,7 +89,7 @@ def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
         for here, _ in keys:
             here[target] = again
         if not (named or keys):
-            known = [*plan.tables, *dict.fromkeys(table.paper for table in plan.tables.values())]
+            known = [*plan.of_runs, *dict.fromkeys(table.paper for table in plan.of_runs.values())]
             raise ConfigError(f"nothing to compute is called {target!r}{nearest(target, known)}.")
     weights.update({key: False for run in runs if (key := plan.runs[run].weights) and key not in weights})
     needed = (plan.weights[key].rotation for key in weights)

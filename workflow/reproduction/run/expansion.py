@@ -8,30 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reproduction.benchmarks.records import BENCH
-from reproduction.benchmarks.registry import benchmark_digest
-from reproduction.identity.code import stage_digest
+from reproduction.identity.code import code_digest, stage_digest, stage_entries
 from reproduction.identity.run import Run
 from reproduction.run.plan import (
     LARGE,
     Places,
     Plan,
-    PlannedCell,
     PlannedPart,
     PlannedRotation,
     PlannedRun,
-    PlannedSettings,
-    PlannedSpeed,
     PlannedTable,
     PlannedWeights,
 )
 from reproduction.tables.project import Project, task_set
-from reproduction.tables.speed.records import committed_path
+from reproduction.tables.source import sources as all_sources
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.checkpoints import base_folder
 from rotquant.text.digests import files_of_text
-
-#: Stages of which all results are made by the same code, whatever the recipe.
-STAGES = ("tasks", "tables", "figures", "reports", "speed", "settings", "index")
 
 
 def places_seen(project: Project) -> Places:
@@ -67,11 +61,9 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         device=project.config.device,
         tracking=project.config.tracking,
         allow_code_execution=project.config.allow_code_execution,
-        codes={stage: stage_digest(stage) for stage in STAGES},
+        codes={"tasks": stage_digest("tasks"), "index": _index_digest()},
         local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
         tables={name: _table(project, name) for name in project.tables},
-        speed={name: _speed(project, name) for name in project.speed},
-        settings={name: _settings(project, name) for name in project.settings},
         parts={
             name: _part(project, name, runs) for table in project.tables for name, runs in project.parts(table).items()
         },
@@ -83,20 +75,9 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
     )
 
 
-def definition(project: Project, name: str) -> str:
-    """Digest of what a table follows from besides the numbers computed: YAML, published values, slots, its runs."""
-    table = project.table(name)
-    published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
-    slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-    keys = [run.key for cell in project.cells(name) for run in cell.runs]
-    return short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys]))
-
-
-def speed_definition(project: Project, name: str) -> str:
-    """Digest of everything that the definitions and the papers' numbers behind a page of speed say."""
-    tables = [project.speed[source] for source in dict.fromkeys([name, *project.speed[name].sources])]
-    texts = [(project.root / table.published).read_text() for table in tables if table.published]
-    return short_hash(canonical_json([[table.model_dump(mode="json") for table in tables], texts]))
+def _index_digest() -> str:
+    """Of the scoreboard's code, which renders reports of all sources."""
+    return code_digest(*stage_entries("index"), *(type(source).__module__ for source in all_sources().values()))
 
 
 def _local(project: Project, checkpoints: set[str]) -> set[str]:
@@ -104,38 +85,11 @@ def _local(project: Project, checkpoints: set[str]) -> set[str]:
 
 
 def _table(project: Project, name: str) -> PlannedTable:
-    table, cells = project.table(name), project.cells(name)
-    return PlannedTable(
-        paper=table.paper,
-        definition=definition(project, name),
-        figure=project.picture(table),
-        columns=project.columns(table),
-        quantities=tuple(quantity.name for quantity in project.quantities(table)),
-        cells=tuple(PlannedCell(row=c.row, column=c.column, runs=tuple(run.key for run in c.runs)) for c in cells),
-        parts=tuple(project.parts(name)),
-    )
-
-
-def _speed(project: Project, name: str) -> PlannedSpeed:
-    table = project.speed[name]
-    committed = {source: committed_path(project.root, source) for source in table.sources}
-    return PlannedSpeed(
-        paper=table.paper,
-        definition=speed_definition(project, name),
-        figure=table.drawing is not None,
-        measured=table.device == "gpu",
-        cells=tuple(sorted(cell.key for cell in table.cells)),
-        kernels=tuple(sorted({benchmark_digest(cell.benchmark) for cell in table.cells})),
-        sources={source: None if path is None else str(path) for source, path in committed.items()},
-    )
-
-
-def _settings(project: Project, name: str) -> PlannedSettings:
-    """A page of settings changes with what its files say and with the recipes that its cells follow from."""
-    found = project.settings[name]
-    recipes = {row: recipe.model_dump(mode="json") for row, recipe in found.recipes.items()}
-    said = [found.table.model_dump(mode="json"), recipes, [[*vars(cell).values()] for cell in found.cells]]
-    return PlannedSettings(paper=found.table.paper, definition=short_hash(canonical_json(said)))
+    table = project.table(name)
+    source = table.source
+    codes = {output: code_digest(*modules) for output, modules in source.code.items()}
+    data = {"source": source.name, "paper": table.paper, "codes": codes, **source.planned(project, table)}
+    return PlannedTable.model_validate(data)
 
 
 def _part(project: Project, name: str, runs: tuple[Run, ...]) -> PlannedPart:
@@ -163,7 +117,7 @@ def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
         fields[name] = short_hash(canonical_json(value))
         shared[fields[name]] = value
     cell = project.places[run.key]
-    batch_size = project.slot(project.table(cell.table), cell.column).batch_size
+    batch_size = project.slot(project.one(RunTable, cell.table), cell.column).batch_size
     return PlannedRun(
         label=f"{_place(project, run)}, {run.metric.kind.replace('_', ' ')}",
         fields=fields,

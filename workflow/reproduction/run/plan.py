@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from reproduction.tables.source import Output
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 
@@ -49,35 +50,27 @@ class PlannedCell(Entry):
 
 
 class PlannedTable(Entry):
-    """A table. definition: digest of what its files say; figure: whose figure it shows; parts: computed for it."""
+    """A table of any source, or a figure.
 
+    definition: digest of what its files say; codes: of the code that makes each of its outputs. figure: whose figure it
+    shows. has_numbers: whether any are its own, beside those that a figure draws of other tables.
+    cells, parts: its runs, and the jobs that compute them. benchmarks, kernels: what is measured for it, and by which
+    code; on_gpu: whether on a GPU; records: the tables whose records it shows, each with the committed one that stands
+    for it where there is none of this machine.
+    """
+
+    source: str
     paper: str
     definition: str
-    figure: str | None
-    columns: tuple[str, ...]
-    quantities: tuple[str, ...]
-    cells: tuple[PlannedCell, ...]
-    parts: tuple[str, ...]
-
-
-class PlannedSpeed(Entry):
-    """A page of speed. cells, kernels: what is measured for it, and by which code; sources: the tables it shows, each
-    with the committed record that stands for it where there is none of this machine."""
-
-    paper: str
-    definition: str
-    figure: bool
-    measured: bool
-    cells: tuple[str, ...]
-    kernels: tuple[str, ...]
-    sources: dict[str, str | None]
-
-
-class PlannedSettings(Entry):
-    """A page of settings. definition: digest of what its files and its recipes say."""
-
-    paper: str
-    definition: str
+    codes: dict[Output, str]
+    figure: str | None = None
+    has_numbers: bool = True
+    cells: tuple[PlannedCell, ...] = ()
+    parts: tuple[str, ...] = ()
+    benchmarks: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    on_gpu: bool = False
+    records: dict[str, str | None] = Field(default_factory=dict)
 
 
 class PlannedRun(Entry):
@@ -134,8 +127,6 @@ class Plan(Entry):
     codes: dict[str, str]
     local: tuple[str, ...]
     tables: dict[str, PlannedTable]
-    speed: dict[str, PlannedSpeed]
-    settings: dict[str, PlannedSettings]
     parts: dict[str, PlannedPart]
     weights: dict[str, PlannedWeights]
     rotations: dict[str, PlannedRotation]
@@ -147,6 +138,11 @@ class Plan(Entry):
     def path(self) -> Path:
         """The plan's file, relative to the project."""
         return PLANS / f"{self.inputs}.json"
+
+    @property
+    def of_runs(self) -> dict[str, PlannedTable]:
+        """The tables whose runs are to be computed."""
+        return {name: table for name, table in self.tables.items() if table.parts}
 
     def table(self, name: str) -> PlannedTable:
         """The table of that id.

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from reproduction.benchmarks.records import SPEED
 from reproduction.identity.records import none_newer
 from reproduction.run.plan import Plan
 from reproduction.run.results import (
@@ -26,6 +27,7 @@ from reproduction.run.results import (
     run_path,
     task_set_path,
 )
+from reproduction.tables.source import Output
 from rotquant.foundation.files import canonical_json, short_hash, write_text
 
 #: Where the marks of jobs lie, each under the path of the job's first output.
@@ -63,44 +65,33 @@ class States:
         return self._state(record, [sorted(codes), keys], whole and none_newer(record, map(run_path, keys)))
 
     def table(self, name: str) -> str:
-        """The state of a table's numbers, which are made again where their Parquet file was deleted."""
-        table = TABLES / f"{name}.csv"
-        whole = table.with_suffix(".parquet").exists()
-        return self._state(table, [self.plan.codes["tables"], self.plan.table(name).definition], whole)
+        """The state of a table's numbers, which are made again where one of their files was deleted."""
+        return self._output("table", name, TABLES / f"{name}.csv", self._has_numbers(name))
 
     def figure(self, name: str) -> str:
         """The state of a table's figure."""
-        return self._state(FIGURES / f"{name}.svg", [self.plan.codes["figures"], self.plan.table(name).definition])
+        return self._output("figure", name, FIGURES / f"{name}.svg")
 
     def page(self, name: str) -> str:
-        """The state of a table's page."""
-        return self._state(REPORTS / f"{name}.md", [self.plan.codes["reports"], self.plan.table(name).definition])
+        """The state of a table's page, which says of what was timed whether the code is still the same.
+
+        It is made again where the table's numbers were deleted.
+        """
+        return self._output("page", name, REPORTS / f"{name}.md", self._has_numbers(name))
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether all numbers that a table has are there."""
+        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
+        return not self.plan.table(name).has_numbers or all(form.exists() for form in forms)
+
+    def _output(self, output: Output, name: str, file: Path, whole: bool = True) -> str:
+        table = self.plan.table(name)
+        return self._state(file, [table.codes.get(output), table.definition, table.kernels], whole)
 
     def speed(self, name: str) -> str:
-        """The state of a measured table of speed: a renamed row is not measured anew."""
-        table = self.plan.speed[name]
-        return self._state(Path("results/speed") / f"{name}.json", [table.cells, table.kernels])
-
-    def speed_figure(self, name: str) -> str:
-        """The state of the figure of a table of speed."""
-        return self._state(FIGURES / f"{name}.svg", [self.plan.codes["speed"], self.plan.speed[name].definition])
-
-    def speed_page(self, name: str) -> str:
-        """The state of a page of speed, which says whether the code is still the one that was measured.
-
-        It is made again where the table's numbers, written with it, were deleted.
-        """
-        table = self.plan.speed[name]
-        basis = [self.plan.codes["speed"], table.definition, table.kernels]
-        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
-        whole = not table.cells or all(form.exists() for form in forms)
-        return self._state(REPORTS / f"{name}.md", basis, whole)
-
-    def settings_page(self, name: str) -> str:
-        """The state of a page of settings, which is made again where the table's numbers were deleted."""
-        forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
-        basis = [self.plan.codes["settings"], self.plan.settings[name].definition]
-        return self._state(REPORTS / f"{name}.md", basis, all(form.exists() for form in forms))
+        """The state of a measured record: a renamed row is not measured anew."""
+        table = self.plan.table(name)
+        return self._state(SPEED / f"{name}.json", [table.benchmarks, table.kernels])
 
     def index(self) -> str:
         """The state of the scoreboard."""

@@ -1,4 +1,4 @@
-"""Claims as data: what a paper says about a table's numbers, and the checks that decide it (`reporting.claims`).
+"""Claims as data: what a paper says about a table's numbers, and the checks that decide it (`claims`).
 
 A claim has up to three checks, at least one. Its *mechanism* is a direction and is asked of any model. What holds for
 the paper's *setting* alone, magnitudes in its units, bounds from its tables and properties of its weights, is asked of
@@ -252,7 +252,7 @@ class Explained(Statement):
 
 
 class Claim(Explained):
-    """A statement of the paper about a table, with the checks of what it is about (`reporting.claims`)."""
+    """A statement of the paper about a table, with the checks of what it is about (`claims`)."""
 
     columns: Names | None = None
     """Columns that the claim is about; default all."""

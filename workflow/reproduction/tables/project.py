@@ -10,26 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from reproduction.identity.run import Portion, Run, named
 from reproduction.metrics.settings import Metric
-from reproduction.tables.checks import named_by_experiment
-from reproduction.tables.configuration import PAPERS, Config, Slot, find_root, load_config
+from reproduction.tables.configuration import Config, Slot, find_root, load_config
 from reproduction.tables.quantities import Quantity, called, endpoints
 from reproduction.tables.resolution import check_names, resolve, resolve_metric, site_widths
-from reproduction.tables.settings import SETTINGS_FILE, Settings, load_settings
-from reproduction.tables.speed.definitions import SpeedTable
-from reproduction.tables.speed.loading import SPEED_FILE, load_speed
+from reproduction.tables.source import files_of
 from reproduction.tables.tables import (
     Column,
     Published,
     Row,
+    RunTable,
     Table,
     in_order,
-    load_tables,
     name_of,
     published_values,
 )
@@ -41,6 +38,8 @@ from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import check_widths, override_all
 from rotquant.text.digests import text_digest
+
+T = TypeVar("T", bound=Table)
 
 #: Checkpoints of fewer bytes share a job.
 SMALL = 500_000_000
@@ -81,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """The configuration and all tables, expanded on demand. Paths inside are relative to `root`."""
+    """The configuration and the tables of all sources, expanded on demand. Paths inside are relative to `root`."""
 
     root: Path
     config: Config
@@ -95,84 +94,63 @@ class Project:
         """
         return lookup(self.tables, name, "unknown table")
 
-    def columns(self, table: Table) -> tuple[str, ...]:
+    def of(self, kind: type[T]) -> dict[str, T]:
+        """The tables of a kind by id."""
+        return {name: table for name, table in self.tables.items() if isinstance(table, kind)}
+
+    def one(self, kind: type[T], name: str) -> T:
+        """The table of a kind and of that id.
+
+        Raises:
+            ConfigError: there is none; the sentence lists the nearest ones.
+        """
+        return lookup(self.of(kind), name, "unknown table")
+
+    def columns(self, table: RunTable) -> tuple[str, ...]:
         """The columns of a table that this configuration computes."""
         return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
 
-    def slot(self, table: Table, column: str) -> Slot:
+    def slot(self, table: RunTable, column: str) -> Slot:
         """The slot that a table's column is computed on."""
         return self.config.slot(table.column(column).slot)
 
-    def quantities(self, table: Table) -> tuple[Quantity, ...]:
+    def quantities(self, table: RunTable) -> tuple[Quantity, ...]:
         """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
-    def endpoints(self, table: Table) -> tuple[Quantity, ...]:
-        """What the table's runs say more finely than by its quantities (`study.quantities.endpoints`)."""
+    def endpoints(self, table: RunTable) -> tuple[Quantity, ...]:
+        """What the table's runs say more finely than by its quantities (`quantities.endpoints`)."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
-    def picture(self, table: Table) -> str | None:
+    def picture(self, table: RunTable) -> str | None:
         """The table whose figure a table shows: its own, or that of an earlier one where it is the same picture.
 
         It is where both are drawn alike from the same runs of one column, whose name is not in the figure.
         """
         found = self._drawn_from(table)
-        first = (other.id for other in self.tables.values() if found and self._drawn_from(other) == found)
+        first = (other.id for other in self.of(RunTable).values() if found and self._drawn_from(other) == found)
         return next(first, table.id) if table.figure else None
 
-    def _drawn_from(self, table: Table) -> tuple[Any, ...] | None:
+    def _drawn_from(self, table: RunTable) -> tuple[Any, ...] | None:
         """What decides a figure of runs alone; None where names of columns or printed numbers are in it."""
         if table.figure is None or table.figure.kind not in NAMELESS or len(self.columns(table)) != 1:
             return None
         looks = table.figure.model_copy(update={"caption": ""})
         return looks, *((cell.row, [run.key for run in cell.runs]) for cell in self.cells(table.id))
 
-    @cached_property
-    def speed(self) -> dict[str, SpeedTable]:
-        """The speed tables by id.
-
-        Raises:
-            ConfigError: one of them is not valid.
-        """
-        return load_speed(self.root)
-
-    @cached_property
-    def settings(self) -> dict[str, Settings]:
-        """The tables of settings by id.
-
-        Raises:
-            ConfigError: one of them is not valid.
-        """
-        found = load_settings(self.root, self.tables, PAPERS)
-        return dict(sorted(found.items(), key=lambda item: in_order(item[1].table)))
-
-    def settings_table(self, name: str) -> Settings:
-        """The table of settings of that id.
-
-        Raises:
-            ConfigError: for an unknown table; the sentence lists the nearest ones.
-        """
-        return lookup(self.settings, name, "unknown table of settings")
-
-    def speed_table(self, name: str) -> SpeedTable:
-        """The speed table of that id.
-
-        Raises:
-            ConfigError: for an unknown table; the sentence lists the nearest ones.
-        """
-        return lookup(self.speed, name, "unknown speed table")
-
     @functools.cache  # noqa: B019 - a project lives as long as the process
     def cells(self, name: str) -> tuple[Cell, ...]:
-        """The cells of a table, metric by metric and row by row.
+        """The cells of a table of runs, metric by metric and row by row; none of other tables.
 
         Raises:
             ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
             checkpoint.
         """
         table = self.table(name)
+        if not isinstance(table, RunTable):
+            return ()
         with _in_file(table):
             return tuple(
                 Cell(
@@ -242,7 +220,7 @@ class Project:
                     found.setdefault(run.key, cell)
         return found
 
-    def published(self, table: Table) -> Published:
+    def published(self, table: RunTable) -> Published:
         """The paper's numbers by (row, column, quantity)."""
         return published_values(table, self.root)
 
@@ -298,7 +276,7 @@ class Project:
         mistyped = local.parent.is_dir() and "@" not in checkpoint
         return str(local) if local.exists() or looks_local or mistyped else checkpoint
 
-    def _runs(self, table: Table, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
+    def _runs(self, table: RunTable, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
         changes = row.columns.get(column.name, {})
@@ -329,7 +307,7 @@ class Project:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
         return tuple({run.key: run for run in runs}.values())
 
-    def seeds(self, table: Table) -> tuple[int, ...]:
+    def seeds(self, table: RunTable) -> tuple[int, ...]:
         """The seeds of a table's runs where something is random."""
         if table.repeats == "trials" and self.config.trials is not None:
             return tuple(range(self.config.trials))
@@ -345,38 +323,29 @@ def load_project(
         ConfigError: no project here, or a file that does not satisfy its schema.
     """
     root = root or find_root()
+    tables = load_tables(root)
+    config = config or load_config(overrides, root)
+    runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
+    check_names(config, runs, root)
+    for name, table in runs.items():
+        if table.optional and not any(column.slot in config.slots for column in table.columns):
+            del tables[name]
+    return Project(root, config, tables)
+
+
+def load_tables(root: Path) -> dict[str, Table]:
+    """The tables of all sources by id, in the papers' order.
+
+    Raises:
+        ConfigError: a file that does not satisfy its schema, two tables of one id, or a name that refers to nothing.
+    """
     found: dict[str, Table] = {}
-    others = {path for pattern in (SPEED_FILE, SETTINGS_FILE) for path in (root / PAPERS).glob(pattern)}
-    for path in sorted({*(root / PAPERS).glob("*/*.yaml")} - others):
-        for table in load_tables(path, root):
+    for path, source in files_of(root):
+        for table in source.load(path, root):
             if table.id in found:
                 raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
             found[table.id] = table
-    tables = {table.id: table for table in sorted(found.values(), key=in_order)}
-    config = config or load_config(overrides, root)
-    check_names(config, tables, root)
-    left_out = [
-        name
-        for name, table in tables.items()
-        if table.optional and not any(column.slot in config.slots for column in table.columns)
-    ]
-    project = Project(root, config, {name: table for name, table in tables.items() if name not in left_out})
-    _check_experiments(project)
-    return project
-
-
-def _check_experiments(project: Project) -> None:
-    """A claim's experiment names rows that are computed, and columns, of a table of accuracy that there is."""
-    for table in project.tables.values():
-        for number, claim in enumerate(table.claims, 1):
-            if (experiment := claim.experiment) is None:
-                continue
-            where = f"table {table.id}, claim {number}, experiment"
-            target = lookup(project.tables, experiment.target or table.id, f"{where}: unknown target")
-            rows = {row.name: row for row in target.computed_rows}
-            columns = {column.name: column for column in target.columns}
-            for kind, name in named_by_experiment(experiment):
-                lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
+    return {one.id: one.source.settled(one, found, root) for one in sorted(found.values(), key=in_order)}
 
 
 @contextmanager

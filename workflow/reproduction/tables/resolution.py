@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reproduction.metrics.settings import Metric
 from reproduction.tables.configuration import DEFAULT, Config, Slot
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
 from rotquant.foundation.files import read_object
@@ -111,7 +111,7 @@ def site_widths(folder: Path) -> dict[str, int]:
     return {}
 
 
-def check_names(config: Config, tables: Mapping[str, Table], root: Path) -> None:
+def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> None:
     """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
 
     Raises:

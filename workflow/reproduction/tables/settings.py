@@ -1,29 +1,26 @@
 """Tables of settings as data: what a paper says of how methods quantize, beside what the recipes here say.
 
-Rows name recipes, columns name facts (`study.facts`), or the other way round where a table is about one method. Nothing
+Rows name recipes, columns name facts (`facts`), or the other way round where a table is about one method. Nothing
 is run for them: each cell follows from a recipe, best from that of a row of another table, which is the one computed.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from reproduction.tables.checks import Names, Statement, headline
 from reproduction.tables.facts import FactName, Part, fact
-from reproduction.tables.tables import Changes, Table, Titled, read_published, with_path
+from reproduction.tables.tables import Changes, OfPaper, RunTable, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.written import Many, Written, parse, read_yaml
+from rotquant.foundation.written import Many, Written
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
 
-#: Where tables of settings stand: with each paper.
-SETTINGS_FILE = "*/settings.yaml"
 
-
-class Place(Written):
+class RowOfTable(Written):
     """A row of a table of accuracy."""
 
     table: str
@@ -42,7 +39,7 @@ class SettingsColumn(Written):
     part: Part | None = None
     """What it is about, where rows do not say it."""
     fact: FactName
-    """What is told of it (`study.facts`)."""
+    """What is told of it (`facts`)."""
     words: dict[str, str] = Field(default_factory=dict)
     """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
 
@@ -52,7 +49,7 @@ class SettingsRow(Written):
 
     name: str
     """As printed."""
-    as_in: Place | None = None
+    as_in: RowOfTable | None = None
     """The row of another table with this recipe. A row has this or `method`."""
     method: str | None = None
     """A preset, see `rotquant methods`."""
@@ -145,22 +142,9 @@ class SettingsFields(Titled):
         return self
 
 
-class SettingsTable(SettingsFields):
-    """A table of settings with what its file says of the paper; paths are relative to the project."""
-
-    paper: str
-    """The paper's short name."""
-    paper_title: str
-    """The paper's title."""
-
-
-class SettingsFile(Written):
+class SettingsFile(OfPaper):
     """A table of settings is data: which recipes, which facts of them, and what the paper prints."""
 
-    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
-    """The paper's short name, with which the ids of its tables begin."""
-    title: str
-    """The paper's title."""
     tables: Annotated[Many[SettingsFields], Field(min_length=1)]
     """The tables."""
 
@@ -184,64 +168,42 @@ class Setting:
         return None if self.published is None else self.here.casefold() == self.published.casefold()
 
 
-@dataclass(frozen=True)
-class Settings:
-    """A table of settings with its recipes, by row, and its cells, row by row."""
+class SettingsTable(SettingsFields, Table):
+    """A table of settings; once all tables are loaded with its recipes, by row, and its cells, row by row."""
 
-    table: SettingsTable
-    recipes: Mapping[str, Recipe]
-    cells: tuple[Setting, ...]
+    of: ClassVar[str] = "recipes"
+    recipes: dict[str, Recipe] = Field(default_factory=dict)
+    cells: tuple[Setting, ...] = ()
 
     def cell(self, row: str, column: str) -> Setting:
         """One cell."""
         return next(one for one in self.cells if (one.row, one.column) == (row, column))
 
 
-def load_settings(root: Path, tables: Mapping[str, Table], papers: Path) -> dict[str, Settings]:
-    """All tables of settings by id, with their cells.
-
-    Args:
-        tables: those of accuracy, whose rows they may name. papers: the folder of the papers.
+def settle(table: SettingsTable, tables: Mapping[str, Table], root: Path) -> SettingsTable:
+    """A table with its recipes and cells, in which everything that a reason or a claim is about is there.
 
     Raises:
-        ConfigError: a field that is missing, unknown or impossible (the sentence names file and field), a name that
-            refers to nothing, or a reason for a difference that there is not.
+        ConfigError: a name that refers to nothing, or a reason for a difference that there is not.
     """
-    found: dict[str, Settings] = {}
-    for path in sorted((root / papers).glob(SETTINGS_FILE)):
-        where = path.relative_to(root)
-        file = parse(SettingsFile, read_yaml(path), str(where))
-        for fields in file.tables:
-            said = dict(with_path(fields, where.parent)) | {"paper": file.paper, "paper_title": file.title}
-            table = SettingsTable.model_validate(said)
-            if table.id in found:
-                raise ConfigError(f"{where}: table {table.id!r} is defined twice.")
-            try:
-                found[table.id] = _settle(table, tables, root)
-            except ConfigError as error:
-                raise ConfigError(f"{where}: tables.{table.id}: {error}") from None
-    return found
-
-
-def _settle(table: SettingsTable, tables: Mapping[str, Table], root: Path) -> Settings:
-    """The table's recipes and cells, in which everything that a reason or a claim is about is there."""
     recipes = {row.name: _recipe(row, tables, table.id) for row in table.rows}
-    printed = _printed(table, root)
-    settings = Settings(table, recipes, tuple(_cells(table, recipes, printed)))
+    cells = tuple(_cells(table, recipes, _printed(table, root)))
+    settled = table.model_copy(update={"recipes": recipes, "cells": cells})
     for row in table.rows:
         for column in row.differs:
-            if settings.cell(row.name, column).same is not False:
+            if settled.cell(row.name, column).same is not False:
                 raise ConfigError(f"rows.{row.name}.differs: {column} is no other than the paper prints; leave it out.")
     for number, claim in enumerate(table.claims):
-        if not any(True for _ in asked_cells(settings, claim)):
+        if not any(True for _ in asked_cells(settled, claim)):
             raise ConfigError(f"claims.{number}: the paper prints none of these cells.")
-    return settings
+    return settled
 
 
 def _recipe(row: SettingsRow, tables: Mapping[str, Table], where: str) -> Recipe:
     if row.as_in is None:
         return override_all(preset(str(row.method)), [row.recipe], f"table {where}, row {row.name}")
-    table = lookup(tables, row.as_in.table, f"rows.{row.name}.as_in: unknown table")
+    of_runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
+    table = lookup(of_runs, row.as_in.table, f"rows.{row.name}.as_in: unknown table")
     source = table.row(row.as_in.row)
     if source.method is None:
         raise ConfigError(f"rows.{row.name}.as_in: row {source.name} of {table.id} is not computed and has no recipe.")
@@ -271,10 +233,10 @@ def _cells(
             yield Setting(*place, column.words.get(said, said), printed.get(place), row.differs.get(column.name))
 
 
-def asked_cells(settings: Settings, claim: SettingsClaim) -> Iterator[tuple[Setting, str]]:
+def asked_cells(table: SettingsTable, claim: SettingsClaim) -> Iterator[tuple[Setting, str]]:
     """The cells that a claim is about, each with what it is asked to say."""
     asked, told = claim.fact.as_printed, claim.fact.told
-    for cell in settings.cells:
+    for cell in table.cells:
         if asked and cell.row in (asked.rows or (cell.row,)) and cell.column in (asked.columns or (cell.column,)):
             if cell.published is not None:
                 yield cell, cell.published

@@ -1,20 +1,21 @@
-"""Tables as data: rows, columns, metrics, the paper's numbers and its claims, read from workflow/papers/<paper>/.
+"""Tables as data: what tables of all sources say, and those of runs, read from workflow/papers/<paper>/.
 
 Everything is validated on reading, names that must refer to each other too. Nothing here expands recipes (see
-`study.project`), computes or imports torch.
+`project`), computes or imports torch.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from reproduction.metrics.settings import Metric
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.configuration import MethodSettings
+from reproduction.tables.source import Source, find_source
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
 from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
@@ -22,6 +23,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Normalization
 
 P = TypeVar("P", bound="Column | Titled")
+T = TypeVar("T", bound="Table")
 
 
 class Printed(NamedTuple):
@@ -94,7 +96,7 @@ class Row(Written):
         return self
 
 
-class Effect(Written):
+class WidthEffect(Written):
     """By how much one row is above another, as a paper has it and as it goes with the width of models."""
 
     name: str
@@ -140,7 +142,7 @@ class Figure(Written):
     """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
-    effects: Many[Effect] = ()
+    effects: Many[WidthEffect] = ()
     """What `widths` draws, and the page lists; names of columns begin with the width."""
 
 
@@ -166,7 +168,35 @@ class Titled(Written):
         return self.id.partition("_")[2]
 
 
-class TableFields(Titled):
+class Table(Titled):
+    """A table of any source, with what its file says of the paper; paths are relative to the project."""
+
+    of: ClassVar[str]
+    """The name of its source."""
+    paper: str
+    """The paper's short name."""
+    paper_title: str
+    """The paper's title."""
+    file: str = ""
+    """The table's own file."""
+
+    @property
+    def source(self) -> "Source[Any, Any]":
+        """Where its numbers come from."""
+        return find_source(self.of)
+
+    @property
+    def drawn(self) -> str | None:
+        """The caption of the figure that goes with it; None without one."""
+        return None
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns that claims about runs and about numbers from elsewhere are about; nothing of other tables."""
+        return ()
+
+
+class RunTableFields(Titled):
     """One table or figure of a paper, or a report of our own."""
 
     metrics: Annotated[Many[Annotated[dict[str, Any], some_of(Metric, also=CALLED, **BY_SUITE)]], Field(min_length=1)]
@@ -240,15 +270,20 @@ def name_of(metric: dict[str, Any]) -> str:
     return metric.get("called") or metric["kind"]
 
 
-class Table(TableFields):
-    """A table with what its file says of the paper; paths are relative to the project."""
+class RunTable(RunTableFields, Table):
+    """A table whose cells are runs."""
 
-    paper: str
-    """The paper's short name."""
-    paper_title: str
-    """The paper's title."""
-    file: str = ""
-    """The table's own file."""
+    of: ClassVar[str] = "runs"
+
+    @property
+    def drawn(self) -> str | None:
+        """The caption of its figure."""
+        return self.figure.caption if self.figure else None
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """All columns."""
+        return tuple(column.name for column in self.columns)
 
     @property
     def computed_rows(self) -> tuple[Row, ...]:
@@ -272,42 +307,45 @@ class Table(TableFields):
         return lookup({column.name: column for column in self.columns}, name, f"table {self.id}: unknown column")
 
 
-class TableFile(Written):
-    """A table is data: what each cell computes, what the paper printed there, and what the paper claims about it."""
+class OfPaper(Written):
+    """What every file of tables says first."""
 
     paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
-    """The paper's short name, with which the ids of its tables begin."""
+    """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
     title: str
     """The paper's title."""
-    tables: Annotated[Many[TableFields], Field(min_length=1)]
+    tables: Many[Any]
+
+
+class TableFile(OfPaper):
+    """A table is data: what each cell computes, what the paper printed there, and what the paper claims about it."""
+
+    tables: Annotated[Many[RunTableFields], Field(min_length=1)]
     """The tables."""
 
 
-def in_order(table: Any) -> tuple[Any, ...]:
+def in_order(table: Table) -> tuple[Any, ...]:
     """Sorts tables of any kind by paper, then tables, figures, our own reports, and table 2 before table 10."""
     rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
     return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
 
 
-def load_tables(path: Path, root: Path) -> list[Table]:
-    """Read and validate a file of one paper's tables.
+def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> Iterator[T]:
+    """The tables of a file, of whatever source, validated.
 
     Raises:
         ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
     """
     relative = path.relative_to(root)
-    file = parse(TableFile, read_yaml(path), str(relative))
+    file = parse(schema, read_yaml(path), str(relative))
     for fields in file.tables:
         if not fields.id.startswith(f"{file.paper}_"):
             raise ConfigError(f"{relative}: tables.{fields.id}.id: it does not begin with the paper, {file.paper}_.")
-    tables = []
     for fields in file.tables:
         said = dict(with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}
-        said["file"] = str(relative)
-        said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
-        tables.append(Table.model_validate(said))
-        _check_published(tables[-1], str(relative), root)
-    return tables
+        if isinstance(fields, RunTableFields):
+            said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
+        yield kind.model_validate({**said, "file": str(relative)})
 
 
 def with_path(part: P, folder: Path) -> P:
@@ -323,7 +361,7 @@ def with_path(part: P, folder: Path) -> P:
     return part.model_copy(update={"published": path.as_posix()})
 
 
-def published_values(table: Table, root: Path) -> Published:
+def published_values(table: RunTable, root: Path) -> Published:
     """The paper's numbers of all quantities: the table's own, and of the columns that stand in other tables.
 
     Raises:
@@ -368,9 +406,13 @@ def _number(text: str) -> float | None:
     return value
 
 
-def _check_published(table: Table, where: str, root: Path) -> None:
-    """The paper's numbers are there, and of rows and columns that the table has."""
-    where = f"{where}: tables.{table.id}.published"
+def check_published(table: RunTable, root: Path) -> None:
+    """The paper's numbers are there, and of rows and columns that the table has.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    where = f"{table.file}: tables.{table.id}.published"
     rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))
     try:
         published = published_values(table, root)

@@ -5,9 +5,7 @@ import re
 from reproduction.identity.run import Run
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
-from reproduction.tables.settings import SettingsTable
-from reproduction.tables.speed.definitions import SpeedTable
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable, Table
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 
@@ -20,25 +18,25 @@ RUNTIME_WORDS = {
 }
 
 
-def title(table: Table | SpeedTable | SettingsTable) -> str:
+def title(table: Table) -> str:
     """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
     kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "")[:2]
     label = f", {kind.capitalize()} {number}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
-def lead(table: Table | SpeedTable | SettingsTable) -> str:
+def lead(table: Table) -> str:
     """A table's caption and where it stands in the paper."""
     section = f", Section {table.section}" if is_of_the_paper(table) else ""
     return f"{table.caption} ({table.paper_title}{section})"
 
 
-def is_of_the_paper(table: Table | SpeedTable | SettingsTable) -> bool:
+def is_of_the_paper(table: Table) -> bool:
     """Whether a table stands in the paper; the others are reports of our own."""
     return table.label.startswith(("table", "figure", "lemma"))
 
 
-def is_about_models(table: Table) -> bool:
+def is_about_models(table: RunTable) -> bool:
     """Whether models are measured; an illustration computes on numbers of its own."""
     return any(metric["kind"] not in ("range_use", "hadamard_kurtosis") for metric in table.metrics)
 
@@ -54,7 +52,7 @@ def model_name(slot: Slot) -> str:
     return slot.checkpoint.rstrip("/").split("/")[-1]
 
 
-def panel_title(project: Project, table: Table, column: str) -> str:
+def panel_title(project: Project, table: RunTable, column: str) -> str:
     """A column's name above a figure's panel, and below it the checkpoint it is computed on."""
     return f"{column}\n(here: {model_name(project.slot(table, column))})"
 

@@ -13,7 +13,7 @@ from reproduction.render.figures.panels import Sheet, entry, leftmost, legend, n
 from reproduction.render.figures.style import LINK, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import show
 
@@ -28,7 +28,7 @@ class Accuracies:
     mark: dict[str, Any]
 
 
-def tasks(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def tasks(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
     columns, blocks = project.columns(table), _blocks(project, table, values)
     titles = [[task.title for task in block.tasks] for block in blocks]
@@ -48,7 +48,7 @@ def tasks(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
         legend(figure, [*entries, *([entry("chance", "black", marker="|", markersize=8)] if chance else [])])
 
 
-def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
+def _blocks(project: Project, table: RunTable, values: Values) -> list[Accuracies]:
     """Ours, and the paper's where it prints accuracies."""
     measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
     blocks = [Accuracies("computed here", measured, values.ours, OURS_MARK)]
@@ -57,7 +57,7 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Accuracies]:
     return blocks
 
 
-def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
+def _panel(axis: Any, table: RunTable, block: Accuracies, column: str) -> None:
     """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
     for place, task in enumerate(block.tasks):
         numbers = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
@@ -78,6 +78,6 @@ def _panel(axis: Any, table: Table, block: Accuracies, column: str) -> None:
     axis.set(xlim=(0, 100))
 
 
-def _colors(table: Table) -> dict[str, str]:
+def _colors(table: RunTable) -> dict[str, str]:
     others = [row for row in drawn_rows(table) if row != table.baseline]
     return {table.baseline: NEUTRAL} | {row: SERIES[index % len(SERIES)] for index, row in enumerate(others)}

@@ -8,7 +8,7 @@ from reproduction.render.figures.panels import Sheet, entry, legend, name_rows, 
 from reproduction.render.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import words
 
@@ -21,7 +21,7 @@ _BOX: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8}
 _TEXT: dict[str, Any] = {"color": NEUTRAL, "ha": "center"}
 
 
-def distribution(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
 
     The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
@@ -53,7 +53,7 @@ def distribution(project: Project, table: Table, values: Values, sheet: Sheet) -
         legend(figure, entries)
 
 
-def _printed_range(table: Table, row: str, quantity: Quantity, main: Quantity) -> str:
+def _printed_range(table: RunTable, row: str, quantity: Quantity, main: Quantity) -> str:
     """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
     for claim in table.claims:
         check = (claim.setting or {}).get("range_at_least", {})

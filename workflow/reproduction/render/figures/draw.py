@@ -38,7 +38,7 @@ from reproduction.render.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PU
 from reproduction.run.results import FIGURES
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
 
@@ -48,7 +48,7 @@ def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
     return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
 
 
-def draw(project: Project, table: Table, values: Values, path: Path, width: str | None = None) -> list[Path]:
+def draw(project: Project, table: RunTable, values: Values, path: Path, width: str | None = None) -> list[Path]:
     """Draw the figure that the table asks for, as SVG or PDF by the path's suffix; return the files.
 
     Args:
@@ -67,7 +67,7 @@ def draw(project: Project, table: Table, values: Values, path: Path, width: str 
     return sheet.written
 
 
-def relative_increase(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def relative_increase(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
 
     What is too high for a paper's page becomes a figure for each quantity.
@@ -82,7 +82,7 @@ def relative_increase(project: Project, table: Table, values: Values, sheet: She
             _increase(project, table, values, sheet.part(line[0][0].name), [line])
 
 
-def _increase(project: Project, table: Table, values: Values, sheet: Sheet, lines: "Lines") -> None:
+def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, lines: "Lines") -> None:
     """The figure of some lines of panels."""
     assert table.figure is not None
     over = table.figure.over or table.baseline
@@ -117,7 +117,7 @@ Lines = list[list[tuple[Quantity, str]]]
 """Lines of panels, each of a quantity and a column."""
 
 
-def _panel_lines(project: Project, table: Table) -> Lines:
+def _panel_lines(project: Project, table: RunTable) -> Lines:
     """The panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
     mains, columns = main_quantities(project, table), project.columns(table)
     places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
@@ -139,7 +139,7 @@ def _losses(
     return lost, PercentAxis(lost.values())
 
 
-KINDS: dict[str, Callable[[Project, Table, Values, Sheet], None]] = {
+KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
     "relative_increase": relative_increase,
     "lines": lines.lines,
     "tasks": accuracies.tasks,

@@ -14,7 +14,7 @@ from reproduction.render.figures.arrays import array_of
 from reproduction.render.figures.panels import Sheet, panels
 from reproduction.render.figures.style import LIGHT, OURS, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ class Panel:
     largest: "np.ma.MaskedArray"
 
 
-def magnitudes(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def magnitudes(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """Draw the places that the metric looks at, the first seed of each row.
 
     The rows of the table stand beside each other, columns and places below each other; the places of a lone row stand
@@ -66,12 +66,12 @@ def magnitudes(project: Project, table: Table, values: Values, sheet: Sheet) -> 
         figure.supxlabel("input channel" if weights else "channel")
 
 
-def _of_weights(table: Table) -> bool:
+def _of_weights(table: RunTable) -> bool:
     """Whether weights are shown, not activations."""
     return table.metrics[0].get("tensor") == "weights"
 
 
-def _lines(project: Project, table: Table, values: Values) -> list[list[Panel]]:
+def _lines(project: Project, table: RunTable, values: Values) -> list[list[Panel]]:
     """The panels line by line."""
     rows, columns = drawn_rows(table), project.columns(table)
     lines = [
@@ -85,7 +85,7 @@ def _lines(project: Project, table: Table, values: Values) -> list[list[Panel]]:
     return [alone[start : start + BESIDE] for start in range(0, len(alone), BESIDE)]
 
 
-def _panels(project: Project, table: Table, values: Values, row: str, column: str) -> Iterator[Panel]:
+def _panels(project: Project, table: RunTable, values: Values, row: str, column: str) -> Iterator[Panel]:
     """The panels of a cell: one for each place that its metric looks at."""
     import numpy as np
 

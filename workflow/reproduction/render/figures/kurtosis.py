@@ -10,7 +10,7 @@ from reproduction.render.figures.arrays import array_of
 from reproduction.render.figures.panels import Sheet, entry, legend, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 _DISTRIBUTIONS = {
     "uniform": "uniform",
@@ -24,7 +24,7 @@ _DISTRIBUTIONS = {
 }
 
 
-def weight_kurtosis(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def weight_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A histogram for each weight that the metric looks at, the first seed of each row; counts in blue.
 
     A bright line is the mean rise of the error, dotted ones are where nothing rises.
@@ -84,7 +84,7 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
     axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
 
 
-def hadamard_kurtosis(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def hadamard_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A panel for each row: |Kurt(Y_i)| against the length n, i > 1 filled, i = 1 hollow, and lines Kurt(X) / n.
 
     Both axes are logarithmic; bars are one standard error, and what is not told apart from 0 reaches down to the axis.

@@ -13,7 +13,7 @@ from reproduction.render.figures.arrays import array_of
 from reproduction.render.figures.panels import Sheet, entry, legend, note, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 #: The panels: an array, its title, and the kurtosis of a normal distribution where it is the kurtosis.
 PANELS = (
@@ -27,7 +27,7 @@ _MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "v
 _LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
 
 
-def outliers(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def outliers(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A line of panels per column: kurtosis, error of activations, error of weights; rows are told apart by colour.
 
     A line goes through the means of each layer.

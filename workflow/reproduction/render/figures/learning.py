@@ -13,7 +13,7 @@ from reproduction.render.figures.arrays import history_of
 from reproduction.render.figures.panels import Sheet, panels
 from reproduction.render.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.numbers import show
 
 #: The layer whose o_proj is shown, by its share of the depth: 27 of 32 in the paper, counted from zero.
@@ -32,7 +32,7 @@ SITES = {
 Record = dict[str, Any]
 
 
-def learning(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def learning(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A line of three panels per column for the first row that is drawn, its first seed; the baseline is its start.
 
     Raises:
@@ -79,7 +79,7 @@ def _curve(axis: Any, by_step: dict[int, float], what: str) -> None:
     axis.legend()
 
 
-def _ends(table: Table, values: Values, row: str, column: str) -> str:
+def _ends(table: RunTable, values: Values, row: str, column: str) -> str:
     """SNR on the test text before and after learning."""
     start, end = (show(values[name, column, "snr"].mean) for name in (table.baseline, row))
     return f"test text: $R_0$ {start}, $R_T$ {end} dB"

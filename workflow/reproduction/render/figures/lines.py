@@ -17,7 +17,7 @@ from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, l
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, SERIES
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
-from reproduction.tables.tables import Row, Table
+from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
 
@@ -59,7 +59,7 @@ class Block:
         return f"{apart}{loss_words(self.quantity)}\nrelative to {over}"
 
 
-def lines(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
     over = project.columns(table)[0] if _columns_are_settings(project, table) else table.baseline
     blocks = _blocks(project, table, values)
@@ -79,7 +79,7 @@ def lines(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
         legend(figure, _entries(blocks))
 
 
-def _blocks(project: Project, table: Table, values: Values) -> list[Block]:
+def _blocks(project: Project, table: RunTable, values: Values) -> list[Block]:
     """One block per main quantity, or ours above the paper's where there are many series."""
     blocks = []
     for quantity in main_quantities(project, table):
@@ -91,7 +91,7 @@ def _blocks(project: Project, table: Table, values: Values) -> list[Block]:
     return blocks
 
 
-def _columns_are_settings(project: Project, table: Table) -> bool:
+def _columns_are_settings(project: Project, table: RunTable) -> bool:
     """Whether the columns are settings of one model, such as clip ratios, and no models, and rows are no settings."""
     if table.label_columns:
         return False
@@ -99,7 +99,7 @@ def _columns_are_settings(project: Project, table: Table) -> bool:
     return len(slots) == 1 and not slots & set(project.columns(table))
 
 
-def _panels(project: Project, table: Table, values: Values, quantity: Quantity) -> list[Panel]:
+def _panels(project: Project, table: RunTable, values: Values, quantity: Quantity) -> list[Panel]:
     """A panel per column: what each row loses on the baseline row.
 
     Where the columns are settings, a panel per row: what each column loses on the first one, so that the paper's model
@@ -123,7 +123,7 @@ def _panels(project: Project, table: Table, values: Values, quantity: Quantity) 
     return found
 
 
-def _series(table: Table, row: Row) -> str:
+def _series(table: RunTable, row: Row) -> str:
     """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4"), if any."""
     if len(row.labels) > 1:
         return f"{table.label_columns[-2]} {row.labels[-2]}"

@@ -6,11 +6,11 @@ from reproduction.render.figures.axes import logarithmic
 from reproduction.render.figures.panels import Sheet, entry, legend, panels
 from reproduction.render.figures.style import SERIES, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 
 
-def loss_curves(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def loss_curves(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """For each column all steps, and beside them the first ones; a line is a row's first seed, spikes have marks.
 
     Raises:

@@ -13,13 +13,13 @@ from reproduction.render.figures.arrays import array_of
 from reproduction.render.figures.panels import Sheet, drawn, entry, legend
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, SMALL, drawn_rows
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 #: Inches below which a panel is not narrowed.
 _LEAST = 1.6
 
 
-def range_use(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def range_use(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A panel per row, all drawn to one scale; those of three features below those of two.
 
     Raises:

@@ -13,7 +13,7 @@ from reproduction.render.figures.panels import Sheet, entry, legend, name_points
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import PERPLEXITY
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import model_name
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
 
@@ -21,7 +21,7 @@ Points = dict[str, tuple[float, float]]
 """Size in bits and perplexity by model."""
 
 
-def scaling(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def scaling(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """Two panels, both axes logarithmic; a model that broke down has no mark."""
     rows = drawn_rows(table)
     named: list[tuple[Any, Points]] = []
@@ -43,7 +43,7 @@ def scaling(project: Project, table: Table, values: Values, sheet: Sheet) -> Non
             name_points(axis, points)
 
 
-def ours(project: Project, table: Table, values: Values, row: str) -> Points:
+def ours(project: Project, table: RunTable, values: Values, row: str) -> Points:
     """Each model once, in order of size; what is not finite is left out."""
     found: Points = {}
     for column in project.columns(table):
@@ -54,7 +54,7 @@ def ours(project: Project, table: Table, values: Values, row: str) -> Points:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def papers(project: Project, table: Table, values: Values, row: str) -> Points:
+def papers(project: Project, table: RunTable, values: Values, row: str) -> Points:
     """The paper's perplexities at the number of parameters that a model's name says, all of them at the row's bits."""
     bits = next((cell.runs[0].recipe.weights for cell in project.cells(table.id) if cell.row == row), None)
     found: Points = {}
@@ -72,5 +72,5 @@ def _line(axis: Any, points: Points, color: str, name: str) -> None:
     axis.plot([size for size, _ in points.values()], [loss for _, loss in points.values()], color=color, **look)
 
 
-def _color(table: Table, row: str, place: int) -> str:
+def _color(table: RunTable, row: str, place: int) -> str:
     return NEUTRAL if row == table.baseline else SERIES[(place - 1) % len(SERIES)]

@@ -15,7 +15,7 @@ from rotquant.foundation.files import atomic_path, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from reproduction.tables.tables import Table
+    from reproduction.tables.tables import RunTable
 
 OURS = "#0072B2"
 PUBLISHED = "#D55E00"
@@ -69,7 +69,7 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
-def drawn_rows(table: "Table") -> list[str]:
+def drawn_rows(table: "RunTable") -> list[str]:
     """The rows that a table's figure shows: those it names, or all that are computed."""
     named = table.figure.rows if table.figure else None
     return list(named or [row.name for row in table.computed_rows])

@@ -14,7 +14,7 @@ from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, l
 from reproduction.render.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 
 #: How each statistic is named and looks, from the largest to the smallest.
@@ -37,7 +37,7 @@ _DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
 NAMED = 5
 
 
-def token_maxima(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def token_maxima(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A panel per row of the table, down, and tensor, across, of one column after the other: statistics by layer.
 
     Panels of a column and tensor share their scale. The first seed of each row is drawn; what is not finite is left out
@@ -122,7 +122,7 @@ def _logarithmic(axes: Sequence[Any]) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def outlier_tokens(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """A line of panels per column: what outlier tokens of the first row are, and where those of every row stand.
 
     The first seed of each row is drawn.

@@ -16,12 +16,12 @@ from reproduction.render.figures.changes import Change
 from reproduction.render.figures.panels import Sheet, entry, legend, note, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 
 _ACROSS = 3
 
 
-def widths(project: Project, table: Table, values: Values, sheet: Sheet) -> None:
+def widths(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """Panels side by side, each with a scale of its own."""
     found = courses(project, table, values, read_back(project, table)[1])
     down = max(1, math.ceil(len(found) / _ACROSS))

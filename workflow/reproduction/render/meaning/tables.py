@@ -15,7 +15,7 @@ from reproduction.run.results import RunResult
 from reproduction.tables.checks import Claim, Statement
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, Quantity
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import is_about_models, is_of_the_paper, is_stand_in
 from reproduction.words.numbers import show, show_change
 
@@ -23,7 +23,7 @@ Results = Mapping[str, RunResult]
 
 
 def meaning_of(
-    project: Project, table: Table, values: Values, results: Results, decided: Sequence[Outcome]
+    project: Project, table: RunTable, values: Values, results: Results, decided: Sequence[Outcome]
 ) -> list[str]:
     """Up to three sentences on a table; none where there is nothing to say.
 
@@ -38,7 +38,7 @@ def meaning_of(
     )
 
 
-def words_of(project: Project, table: Table) -> Words:
+def words_of(project: Project, table: RunTable) -> Words:
     """How a table's page speaks of its claims."""
     said = (
         Words()
@@ -52,7 +52,7 @@ def words_of(project: Project, table: Table) -> Words:
     return said._replace(where=where)
 
 
-def _said(project: Project, table: Table, values: Values, outcome: Outcome) -> Iterator[Saying]:
+def _said(project: Project, table: RunTable, values: Values, outcome: Outcome) -> Iterator[Saying]:
     claim = outcome.claim
     name = claim.quantity if isinstance(claim, Claim) else None
     quantity = project.quantities(table)[0] if name is None else known_quantities(project, table, values)[name]
@@ -60,7 +60,7 @@ def _said(project: Project, table: Table, values: Values, outcome: Outcome) -> I
     return sayings(outcome, Teller(lambda finding: told(finding, unit), quantity))
 
 
-def _of_causes(project: Project, table: Table, values: Values, results: Results) -> list[str]:
+def _of_causes(project: Project, table: RunTable, values: Values, results: Results) -> list[str]:
     """What a page says that has no claims, and numbers that test why claims of other pages do not hold."""
     said = list(_causes(project, table, values, results))
     if not said:
@@ -70,9 +70,9 @@ def _of_causes(project: Project, table: Table, values: Values, results: Results)
     return [*filter(None, (sentence([first]), sentence(others)))]
 
 
-def _causes(project: Project, table: Table, values: Values, results: Results) -> Iterator[Saying]:
+def _causes(project: Project, table: RunTable, values: Values, results: Results) -> Iterator[Saying]:
     measured = {quantity.name: quantity for quantity in project.quantities(table)}
-    claims = (claim for other in project.tables.values() for claim in other.claims)
+    claims = (claim for other in project.of(RunTable).values() for claim in other.claims)
     experiments = (claim.experiment for claim in claims if claim.experiment)
     for experiment in {one.cause: one for one in experiments if one.target == table.id}.values():
         quantity = measured[experiment.quantity or next(iter(measured))]
@@ -112,7 +112,7 @@ def _clearness(course: Course) -> float:
     return abs(line.slope) / (line.high - line.low) if line.high > line.low else math.inf
 
 
-def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
+def _of_rows(project: Project, table: RunTable, values: Values) -> list[str]:
     """What a page says without any claim: its best and its worst row by its main quantity, in how many columns."""
     quantity = main_quantities(project, table)[0]
     columns, losses = project.columns(table), _losses(project, table, values, quantity)
@@ -149,7 +149,7 @@ def _of_rows(project: Project, table: Table, values: Values) -> list[str]:
     return [sentence([clause]) for clause in said]
 
 
-def _losses(project: Project, table: Table, values: Values, quantity: Quantity) -> dict[tuple[str, str], float]:
+def _losses(project: Project, table: RunTable, values: Values, quantity: Quantity) -> dict[tuple[str, str], float]:
     """What each row loses on the baseline by (row, column), as far as both are numbers."""
     found = {}
     for (row, column, name), number in values.ours.items():

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from reproduction.render.pages.origins import Results
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.recipes.recipe import Budget
 
 
-class Given(NamedTuple):
+class GivenBudget(NamedTuple):
     """A method with one budget: the rows that give it so, the columns if not all, its mean time in seconds."""
 
     method: str
@@ -23,7 +23,7 @@ class Given(NamedTuple):
     seconds: float | None
 
 
-def given(project: Project, table: Table, results: Results) -> list[Given]:
+def given(project: Project, table: RunTable, results: Results) -> list[GivenBudget]:
     """The budgets of a table's methods, in the order of its rows; rows and columns of one budget together.
 
     Args:
@@ -43,7 +43,7 @@ def given(project: Project, table: Table, results: Results) -> list[Given]:
                 took for result in found if result and (took := _seconds(result, method.name)) is not None
             )
     return [
-        Given(
+        GivenBudget(
             place[0],
             [*names],
             [] if len(columns[place]) == len(everywhere) else [*columns[place]],

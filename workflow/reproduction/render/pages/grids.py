@@ -1,7 +1,6 @@
 """The grids of a table: its main quantities, their change from the baseline, and accuracy task by task.
 
-Ours stand beside the paper's, in the paper's order. What a row, a column or a place prints is decided here and nowhere
-else.
+Ours stand beside the paper's, in the paper's order. What a place prints is decided in `cells`.
 """
 
 import itertools
@@ -9,14 +8,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course
-from reproduction.frame.values import Number, Place, Text, Values, main_quantities, printed_accuracies
+from reproduction.frame.values import Number, Place, Values, main_quantities, printed_accuracies
 from reproduction.render.figures.changes import change_between
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, Tasks, Whose, beside
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
-from reproduction.tables.tables import Row, Table
+from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
 
@@ -30,22 +29,24 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 BITS = "Bits per weight"
 
 
-def value_grids(project: Project, table: Table, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
+def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
     """Mean and deviation of every main quantity beside the published number.
 
     Args:
         bits: effective bits per weight by row, which get a column of their own; none without any.
     """
     mains = main_quantities(project, table)
-    decimals = {quantity.name: printed_decimals(values, quantity) for quantity in mains}
+    digits = {
+        quantity.name: cells.decimals(one for (_, _, name), one in values.published.items() if name == quantity.name)
+        for quantity in mains
+    }
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
-        place, digits = (row, column, quantity.name), decimals[quantity.name]
+        place, decimals = (row, column, quantity.name), digits[quantity.name]
         if quantity.text:
-            return _contents(values.texts.get(place)), values.published_texts.get(place, "-")
-        ours, paper = values.ours.get(place), values.published.get(place)
-        mine = "-" if ours is None else show(ours.mean, ours.deviation, max(2, digits))
-        return mine, show(paper and paper.mean, None, digits)
+            return cells.contents(values.texts.get(place)), values.published_texts.get(place, "-")
+        ours = cells.measured(values.ours.get(place), max(2, decimals))
+        return ours, cells.printed(values.published.get(place), decimals)
 
     if table.transposed:
         return (_transposed(project, table, pair, mains),)
@@ -62,7 +63,7 @@ def value_grids(project: Project, table: Table, values: Values, bits: Mapping[st
     )
 
 
-def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, ...]:
+def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Grid, ...]:
     """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
     mains = [quantity for quantity in main_quantities(project, table) if quantity.relative]
 
@@ -80,9 +81,9 @@ def change_grids(project: Project, table: Table, values: Values) -> tuple[Grid, 
 def effect_grid(found: Sequence[Course]) -> Grid:
     """By how much rows are above others on models of several widths, in percent with 95 % intervals."""
     columns = list(dict.fromkeys(column for course in found for column in course.rises))
-    on_models = [GridColumn([_rise(course.rises.get(column)) for course in found], column) for column in columns]
+    on_models = [GridColumn([cells.rise(course.rises.get(column)) for course in found], column) for column in columns]
     slopes = [
-        "-" if line is None else _interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
+        "-" if line is None else cells.interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
         for line in (course.line for course in found)
     ]
     papers = [f"{show_change(course.papers)} ({course.effect.source})" for course in found]
@@ -96,18 +97,7 @@ def effect_grid(found: Sequence[Course]) -> Grid:
     return Grid("", ["Effect", "Rows"], labels, [*on_models, *rest])
 
 
-def _rise(rise: Interval | None) -> str:
-    return "-" if rise is None else _interval(rise.effect, rise.low, rise.high)
-
-
-def _interval(effect: float, low: float, high: float) -> str:
-    if not math.isfinite(effect):
-        return show(effect)
-    digits = 1 if abs(effect) < 100 else 0
-    return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
+def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
     """KL divergence of the rows, and log-odds of the right answer: mean and spread over seeds, median, flips.
 
     Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
@@ -115,8 +105,7 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
         number = values.ours.get((row, column, quantity.name))
-        digits = 1 if quantity.unit == "%" else 3
-        return show(number and number.mean, number and number.deviation, digits), "-"
+        return cells.measured(number, 1 if quantity.unit == "%" else 3), "-"
 
     found = []
     for kind in (OF_WINDOWS, OF_CHOICES):
@@ -132,7 +121,7 @@ def endpoint_grids(project: Project, table: Table, values: Values) -> tuple[tupl
     return found[0], found[1]
 
 
-def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, ...]:
+def task_grids(project: Project, table: RunTable, values: Values) -> tuple[Tasks, ...]:
     """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
     papers = printed_accuracies(values)
@@ -147,20 +136,20 @@ def task_grids(project: Project, table: Table, values: Values) -> tuple[Tasks, .
 
 
 def _task_grid(
-    table: Table, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
+    table: RunTable, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
 ) -> Grid:
     """The rows that have a number for some task."""
     rows = [row.name for row in table.rows if any((row.name, column, task.name) in numbers for task in tasks)]
 
     def text(row: str, task: Quantity) -> str:
         number = numbers.get((row, column, task.name))
-        return "-" if number is None else show(number.mean, number.deviation if whose == "ours" else None)
+        return cells.measured(number) if whose == "ours" else cells.printed(number)
 
     columns = [GridColumn([text(row, task) for row in rows], task.title) for task in tasks]
     return Grid("", ["Method"], [[row] for row in rows], columns, whose=whose)
 
 
-def _with_chance(grid: Grid, table: Table, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
+def _with_chance(grid: Grid, table: RunTable, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
     """Below our accuracies what guessing scores, and the standard errors of the baseline row."""
     columns = []
     for task, above in zip(tasks, grid.columns, strict=True):
@@ -178,7 +167,7 @@ def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Qua
 
 def _grids(
     project: Project,
-    table: Table,
+    table: RunTable,
     rows: Sequence[Row],
     pair: Pair,
     mains: Sequence[Quantity],
@@ -197,11 +186,12 @@ def _grids(
 
 
 def _grid(
-    project: Project, table: Table, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
+    project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints some."""
-    cells = project.cells(table.id)
-    places = {(cell.column, one.name) for cell in cells for one in (*cell.quantities, *cell.endpoints)}
+    places = {
+        (cell.column, one.name) for cell in project.cells(table.id) for one in (*cell.quantities, *cell.endpoints)
+    }
     measured = [
         (name, quantity)
         for name, quantity in itertools.product(project.columns(table), group)
@@ -222,7 +212,7 @@ def _grid(
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
 
 
-def _alike(project: Project, table: Table, names: Iterable[str]) -> dict[str, list[str]]:
+def _alike(project: Project, table: RunTable, names: Iterable[str]) -> dict[str, list[str]]:
     """Columns that the same runs compute, by the first of them: they are one column of ours."""
     runs: dict[str, list[str]] = {name: [] for name in names}
     for cell in project.cells(table.id):
@@ -234,7 +224,7 @@ def _alike(project: Project, table: Table, names: Iterable[str]) -> dict[str, li
     return {alike[0]: alike for alike in found.values()}
 
 
-def _transposed(project: Project, table: Table, pair: Pair, mains: Sequence[Quantity]) -> Grid:
+def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Quantity]) -> Grid:
     """The table's columns below each other, and side by side its rows with every quantity."""
     names = project.columns(table)
     columns: list[GridColumn] = []
@@ -244,16 +234,6 @@ def _transposed(project: Project, table: Table, pair: Pair, mains: Sequence[Quan
         columns += beside(GridColumn(ours, head), GridColumn(papers, published=""))
     labels = [[name, _remark(project, table, name).removeprefix("here: ") or "the paper's model"] for name in names]
     return Grid(_caption(names, tuple(mains)), ["Model", "Here"], labels, columns)
-
-
-def _contents(ours: Text | None) -> str:
-    """What the seeds found, each once, with its seeds where they differ; "-" for nothing, "none" for an empty text."""
-    found: dict[str, list[int]] = {}
-    for text, seed in zip(ours.values, ours.seeds, strict=True) if ours else ():
-        found.setdefault(text or "none", []).append(seed)
-    if len(found) < 2:
-        return next(iter(found), "-")
-    return "; ".join(f"{text} (seed {', '.join(map(str, seeds))})" for text, seeds in found.items())
 
 
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
@@ -270,18 +250,8 @@ def _described(quantity: Quantity) -> str:
     return f"{words(quantity)}{unit}{better}"
 
 
-def _remark(project: Project, table: Table, column: str) -> str:
+def _remark(project: Project, table: RunTable, column: str) -> str:
     """What a column is computed on, where its name does not say it."""
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
-
-
-def printed_decimals(values: Values, quantity: Quantity) -> int:
-    """As many decimals as the paper prints, or two where it prints none. Ours have at least two."""
-    texts = [
-        f"{number.mean!r}".removesuffix(".0")
-        for (_, _, name), number in values.published.items()
-        if name == quantity.name
-    ]
-    return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)

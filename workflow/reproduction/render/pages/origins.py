@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reproduction.frame.values import Values
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Fact, RunLine
 from reproduction.run.provenance import WeightsProvenance, told
 from reproduction.run.results import REPORTS, RunResult, rotations_of
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import measurement, settings
 from reproduction.words.numbers import show
 from reproduction.words.templates import sentences
@@ -33,7 +34,7 @@ class Computed(NamedTuple):
     shape: str
 
 
-class Setting(NamedTuple):
+class RowRecipe(NamedTuple):
     """The recipe of a row in words, on the table's first slot; the columns where it holds, if it is not all."""
 
     row: str
@@ -42,7 +43,7 @@ class Setting(NamedTuple):
     recipe: str
 
 
-def computed_on(project: Project, table: Table) -> list[Computed]:
+def computed_on(project: Project, table: RunTable) -> list[Computed]:
     """What each column is computed on, those of one slot together."""
     slots: dict[str, list[str]] = {}
     for column in project.columns(table):
@@ -62,7 +63,7 @@ def has_groups(recipe: Recipe) -> bool:
     return any(scheme.granularity == "group" for scheme in schemes if scheme)
 
 
-def row_bits(project: Project, table: Table, results: Results) -> dict[str, str]:
+def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, str]:
     """Effective bits per weight of each row, with scales and all else that is stored (`rotquant.weights.bits`): the
     range over columns and seeds. Nothing where no quantized row's record says them."""
     found: dict[str, set[float]] = {}
@@ -77,8 +78,7 @@ def row_bits(project: Project, table: Table, results: Results) -> dict[str, str]
                 found.setdefault(cell.row, set()).update([] if total is None else [total])
     if not recorded:
         return {}
-    ends = {row: tuple(f"{end:.2f}" for end in (min(bits), max(bits))) for row, bits in found.items() if bits}
-    return {row: low if low == high else f"{low} to {high}" for row, (low, high) in ends.items()}
+    return {row: cells.ends(bits) for row, bits in found.items() if bits}
 
 
 def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, str]]:
@@ -112,7 +112,7 @@ def _shape(project: Project, checkpoint: str) -> str:
     return f"{layers} layers, width {width}, FFN {ffn}, {heads} heads{grouped}"
 
 
-def row_settings(project: Project, table: Table) -> list[Setting]:
+def row_settings(project: Project, table: RunTable) -> list[RowRecipe]:
     """The recipe of each row on the first slot; several where a row's recipe changes with the column."""
     first = project.slot(table, project.columns(table)[0])
     lines = []
@@ -123,18 +123,18 @@ def row_settings(project: Project, table: Table) -> list[Setting]:
                 found.setdefault(settings(cell.runs[0].recipe), []).append(cell.column)
         for recipe, columns in found.items():
             varies = list(dict.fromkeys(columns)) if len(found) > 1 else []
-            lines.append(Setting(row.name, varies, str(row.method), recipe))
+            lines.append(RowRecipe(row.name, varies, str(row.method), recipe))
     return lines
 
 
-def measurements(project: Project, table: Table) -> dict[str, list[str]]:
+def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
     """How each metric measures, with the rows that measure so; no rows where the baseline does."""
     cells = [(measurement(cell.runs[0]), cell.row) for cell in project.cells(table.id)]
     usual = {how for how, row in cells if row == table.baseline}
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
-def run_lines(project: Project, table: Table, values: Values, results: Results) -> tuple[RunLine, ...]:
+def run_lines(project: Project, table: RunTable, values: Values, results: Results) -> tuple[RunLine, ...]:
     """Every run of the table with the main number of what it measures."""
     first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
     return tuple(

@@ -23,7 +23,7 @@ from reproduction.run.provenance import RotationProvenance, told
 from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.words.describe import corpus_words, is_about_models, is_of_the_paper, is_stand_in, lead, title
 from reproduction.words.numbers import not_finite
 from reproduction.words.templates import sentences
@@ -48,7 +48,7 @@ class Measure(NamedTuple):
 
 
 def report_of(
-    project: Project, table: Table, values: Values, results: origins.Results, logged: Logged | None = None
+    project: Project, table: RunTable, values: Values, results: origins.Results, logged: Logged | None = None
 ) -> Report:
     """The report of a table's values.
 
@@ -88,7 +88,7 @@ def report_of(
     )
 
 
-def _details(project: Project, table: Table, values: Values, results: origins.Results) -> dict[str, Any]:
+def _details(project: Project, table: RunTable, values: Values, results: origins.Results) -> dict[str, Any]:
     """What the page alone shows: changes, checkpoints, recipes and learned rotations."""
     runs = [run for cell in project.cells(table.id) for run in cell.runs]
     rotations = rotations_of(results.values()).items()
@@ -115,7 +115,7 @@ def _details(project: Project, table: Table, values: Values, results: origins.Re
     }
 
 
-def _reading(project: Project, table: Table, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
+def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
     """How to read the numbers: whose they are, on which models, and what is not here."""
     computed = project.columns(table)
     skipped = [column.name for column in table.columns if column.name not in computed]
@@ -123,7 +123,7 @@ def _reading(project: Project, table: Table, slots: list[str], stand_ins: list[s
     return sentences(WORDS, "reading", slots=slots, stand_ins=stand_ins, shared=shared, skipped=skipped)
 
 
-def _footnotes(project: Project, table: Table, values: Values) -> Sequence[str]:
+def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[str]:
     """What a reader must know about the ±, about what is not finite or not computed, and about single columns."""
     printed = project.published(table).items()
     return sentences(
@@ -137,7 +137,7 @@ def _footnotes(project: Project, table: Table, values: Values) -> Sequence[str]:
     )
 
 
-def _measures(project: Project, table: Table, results: origins.Results) -> Iterator[Measure]:
+def _measures(project: Project, table: RunTable, results: origins.Results) -> Iterator[Measure]:
     """Each way in which a table measures accuracy, by the first run that does; nothing without tasks."""
     found: dict[ZeroShot, Run] = {}
     for run in (cell.runs[0] for cell in project.cells(table.id)):

@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 from statistics import fmean
 
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn
 from reproduction.render.pages.origins import Results
 from reproduction.run.results import HISTORY_FILE, RunResult, weights_path
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 
@@ -27,7 +28,7 @@ LEARNED = {
 }
 
 
-def trained(project: Project, table: Table, results: Results) -> Grid | None:
+def trained(project: Project, table: RunTable, results: Results) -> Grid | None:
     """Each row's ends on each model, means over its seeds, in percent; None without any.
 
     Raises:
@@ -43,10 +44,7 @@ def trained(project: Project, table: Table, results: Results) -> Grid | None:
             found.setdefault((cell.row, *weights), (cell.row, project.slot(table, cell.column).name, means))
     lines = list(found.values())
     known = [name for name in LEARNED if any(name in means for *_, means in lines)]
-    columns = [
-        GridColumn([f"{100 * means[name]:.2f}" if name in means else "-" for *_, means in lines], LEARNED[name])
-        for name in known
-    ]
+    columns = [GridColumn([cells.share(means.get(name)) for *_, means in lines], LEARNED[name]) for name in known]
     return Grid("", ["Row", "Model"], [[row, slot] for row, slot, _ in lines], columns) if lines else None
 
 

@@ -2,22 +2,21 @@
 
 from typing import NamedTuple
 
+from reproduction.claims.facts import outcomes
+from reproduction.render.meaning.pages import clauses, sentence
+from reproduction.render.meaning.words import clause, lower
+from reproduction.render.pages.cells import setting
 from reproduction.render.pages.model import Fact, Grid, GridColumn, Report, beside
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.settings.claims import outcomes
-from reproduction.render.settings.meaning import meaning_of_settings
 from reproduction.run.results import table_path
-from reproduction.tables.settings import Setting, Settings
+from reproduction.tables.settings import SettingsTable, asked_cells
 from reproduction.words.describe import lead, settings, title
 from reproduction.words.templates import sentences
 
 WORDS = "settings/words.jinja"
 
-#: Stands behind what is not as printed.
-DIFFERS = " ≠"
 
-
-class Source(NamedTuple):
+class RecipeLine(NamedTuple):
     """Where the recipe of some rows stands, the table with it if there is one, and all of it in words."""
 
     rows: list[str]
@@ -26,55 +25,74 @@ class Source(NamedTuple):
     recipe: str
 
 
-def settings_report(found: Settings) -> Report:
+def settings_report(table: SettingsTable) -> Report:
     """The report of a table."""
-    table = found.table
     return Report(
         id=table.id,
         title=title(table),
         caption=table.caption,
         lead=lead(table),
-        meaning=meaning_of_settings(found),
+        meaning=_meaning(table),
         reading=sentences(WORDS, "reading"),
-        grids=[_grid(found)],
+        grids=[_grid(table)],
         notes=table.notes,
-        claims=claims_of(outcomes(found), "Claims of the paper"),
-        facts=[Fact("Recipes", sentences(WORDS, "derived", pages=_pages(found))[0])],
+        claims=claims_of(outcomes(table), "Claims of the paper"),
+        facts=[Fact("Recipes", sentences(WORDS, "derived", pages=_pages(table))[0])],
         template="settings/page.md.jinja",
         details={
-            "differences": [cell for cell in found.cells if cell.same is False],
-            "lacking": sum(cell.published is None for cell in found.cells),
-            "sources": _sources(found),
+            "differences": [cell for cell in table.cells if cell.same is False],
+            "lacking": sum(cell.published is None for cell in table.cells),
+            "sources": _sources(table),
             "csv": table_path(table.id),
         },
     )
 
 
-def _grid(found: Settings) -> Grid:
-    rows, columns = found.table.rows, []
-    for column in found.table.columns:
-        cells = [found.cell(row.name, column.name) for row in rows]
+def _grid(table: SettingsTable) -> Grid:
+    rows, columns = table.rows, []
+    for column in table.columns:
+        cells = [table.cell(row.name, column.name) for row in rows]
         printed = [cell.published or "-" for cell in cells]
-        columns += beside(GridColumn([_shown(cell) for cell in cells], column.name), GridColumn(printed, published=""))
+        columns += beside(GridColumn([setting(cell) for cell in cells], column.name), GridColumn(printed, published=""))
     stub = "Tensor" if any(row.part for row in rows) else "Method"
     return Grid("Settings of the recipes here", [stub], [[row.name] for row in rows], columns)
 
 
-def _shown(cell: Setting) -> str:
-    return cell.here + DIFFERS * (cell.same is False)
-
-
-def _pages(found: Settings) -> list[str]:
+def _pages(table: SettingsTable) -> list[str]:
     """The tables whose rows the recipes are."""
-    return list(dict.fromkeys(row.as_in.table for row in found.table.rows if row.as_in))
+    return list(dict.fromkeys(row.as_in.table for row in table.rows if row.as_in))
 
 
-def _sources(found: Settings) -> list[Source]:
+def _sources(table: SettingsTable) -> list[RecipeLine]:
     """Each recipe once."""
     rows: dict[tuple[str, str | None, str], list[str]] = {}
-    for row in found.table.rows:
+    for row in table.rows:
         place = row.as_in
         where = f"`{row.method}`" if place is None else place.row + (f", {place.column}" if place.column else "")
-        recipe = settings(found.recipes[row.name])
+        recipe = settings(table.recipes[row.name])
         rows.setdefault((where, place and place.table, recipe), []).append(row.name)
-    return [Source(names, *told) for told, names in rows.items()]
+    return [RecipeLine(names, *told) for told, names in rows.items()]
+
+
+def _meaning(table: SettingsTable) -> list[str]:
+    """Up to three sentences on a table: its cells, what the paper's text says of them, and what differs."""
+    printed = [cell for cell in table.cells if cell.published is not None]
+    differs = [cell for cell in printed if not cell.same]
+    told = [claim for claim in table.claims if claim.fact.told]
+    agree = [
+        claim
+        for claim in told
+        if all(cell.here.casefold() == asked.casefold() for cell, asked in asked_cells(table, claim))
+    ]
+    reason = differs[0].reason if differs else None
+    said = clauses(
+        "settings",
+        printed=len(printed),
+        same=len(printed) - len(differs),
+        told=len(told),
+        agree=len(agree),
+        example=clause(agree[0].text) if agree else "",
+        differs=differs,
+        reason=lower(reason.rstrip(".")) if reason else "",
+    )
+    return [sentence([line]) for line in said]

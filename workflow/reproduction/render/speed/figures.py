@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from reproduction.frame.speed import SpeedNumbers, read_numbers, short_gpu, shown_ratio
 from reproduction.render.figures.panels import Sheet, legend, note, panels
 from reproduction.render.figures.style import NEUTRAL, OURS, PUBLISHED, SMALL
-from reproduction.render.speed.numbers import Numbers, read_numbers, short_gpu, shown_ratio
 from reproduction.render.speed.roofline import roofline
 from reproduction.tables.project import Project
-from reproduction.tables.speed.definitions import Part, SpeedTable, matches, rows
+from reproduction.tables.speed.definitions import DrawnPart, SpeedTable, matches, rows
 
 #: The paper's bars are hollow.
 _PUBLISHED: dict[str, Any] = {"facecolor": "white", "edgecolor": PUBLISHED}
@@ -33,17 +33,17 @@ def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
 
     assert table.drawing is not None
     parts = table.drawing.parts
-    measured = {part.table: read_numbers(project, project.speed_table(part.table)) for part in parts}
+    measured = {part.table: read_numbers(project, project.one(SpeedTable, part.table)) for part in parts}
     with panels(sheet, 1, len(parts), (3.1, 2.1), least=2.1) as (figure, grid):
         for axis, part in zip(grid[0], parts, strict=True):
-            _panel(axis, project.speed_table(part.table), part, measured[part.table].numbers)
+            _panel(axis, project.one(SpeedTable, part.table), part, measured[part.table].numbers)
         gpus = [short_gpu(source.record.gpu) for source, _ in measured.values() if source is not None]
         ours = Patch(color=OURS, label=f"ours, {gpus[0]}" if gpus else "ours (not measured yet)")
         theirs = (Patch(**_PUBLISHED, label=f"published, {short_gpu(gpu)}") for gpu in table.gpus)
         legend(figure, [ours, *theirs])
 
 
-def _panel(axis: Any, table: SpeedTable, part: Part, numbers: Numbers) -> None:
+def _panel(axis: Any, table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> None:
     """One panel of bars."""
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]

@@ -2,27 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from reproduction.frame.speed import SpeedNumbers, SpeedPlace, short_gpu, shown_ratio
+from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, beside
-from reproduction.render.speed.claims import show
 from reproduction.render.speed.limits import CEILING, points
-from reproduction.render.speed.numbers import Numbers, Place, short_gpu, shown_ratio
-from reproduction.tables.speed import definitions
-from reproduction.tables.speed.definitions import FACTORS, Part, Row, SpeedTable, matches, rows
-from reproduction.words.numbers import SPACE
+from reproduction.tables.speed.definitions import FACTORS, DrawnPart, SpeedGrid, SpeedRow, SpeedTable, matches, rows
 
 RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
 
-Print = Callable[[Place, str], str]
+Print = Callable[[SpeedPlace, str], str]
 """What a place prints: of the paper's on the GPU that is named, of ours without one."""
 
 
-def speed_grids(table: SpeedTable, numbers: Numbers) -> tuple[Grid, ...]:
+def speed_grids(table: SpeedTable, numbers: SpeedNumbers) -> tuple[Grid, ...]:
     """Every grid of a table but ceilings: ratios of the same run, then the numbers with their spread."""
     return tuple(made for grid in _kernels(table) for made in _ratios_and_amounts(table, grid, numbers))
 
 
-def part_grid(table: SpeedTable, part: Part, numbers: Numbers) -> Grid:
+def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid:
     """The ratios that one panel of a figure shows."""
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
@@ -30,11 +28,11 @@ def part_grid(table: SpeedTable, part: Part, numbers: Numbers) -> Grid:
     return _grid(grid, caption, _ratio(grid, numbers), {part.column: part.column}, table.gpus, chosen=chosen)
 
 
-def share_grids(table: SpeedTable, numbers: Numbers, ceilings: Mapping[str, float]) -> list[Grid]:
+def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str, float]) -> list[Grid]:
     """The share of its floor that each kernel reaches, grid by grid; ceilings: with that of copying."""
     by_place = {point.place: point for point in points(numbers)}
 
-    def share(place: Place, _: str) -> str:
+    def share(place: SpeedPlace, _: str) -> str:
         if place not in by_place:
             return "-"
         floor, bound = by_place[place].floor(ceilings)
@@ -43,23 +41,15 @@ def share_grids(table: SpeedTable, numbers: Numbers, ceilings: Mapping[str, floa
     return [_grid(grid, grid.name, share, _names(grid)) for grid in _kernels(table)]
 
 
-def digits(value: float) -> str:
-    """Four significant digits without powers of ten."""
-    if value == 0:
-        return "0"
-    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:.{max(0, 4 - whole)}f}" if abs(value) >= 1e-3 else f"{value:.2g}"
-
-
-def _kernels(table: SpeedTable) -> list[definitions.Grid]:
+def _kernels(table: SpeedTable) -> list[SpeedGrid]:
     return [grid for grid in table.grids if grid.benchmark != CEILING]
 
 
-def _names(grid: definitions.Grid) -> dict[str, str]:
+def _names(grid: SpeedGrid) -> dict[str, str]:
     return {column.name: column.name for column in grid.columns}
 
 
-def _ratios_and_amounts(table: SpeedTable, grid: definitions.Grid, numbers: Numbers) -> list[Grid]:
+def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> list[Grid]:
     over = {column.name: grid.over(column) for column in grid.columns if grid.over(column) is not None}
     several = len(set(over.values())) > 1
     heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
@@ -73,13 +63,13 @@ def _ratios_and_amounts(table: SpeedTable, grid: definitions.Grid, numbers: Numb
 
 
 def _grid(
-    grid: definitions.Grid,
+    grid: SpeedGrid,
     caption: str,
     text: Print,
     heads: Mapping[str, str],
     gpus: Sequence[str] = (),
     *,
-    chosen: Sequence[Row] | None = None,
+    chosen: Sequence[SpeedRow] | None = None,
     name: str = "",
 ) -> Grid:
     """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
@@ -92,27 +82,24 @@ def _grid(
     return Grid(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], columns, name=name)
 
 
-def _ratio(grid: definitions.Grid, numbers: Numbers) -> Print:
+def _ratio(grid: SpeedGrid, numbers: SpeedNumbers) -> Print:
     """Our ratio, or the paper's."""
 
-    def text(place: Place, gpu: str) -> str:
+    def text(place: SpeedPlace, gpu: str) -> str:
         one = numbers[place].paper(gpu) if gpu else numbers[place]
-        return "-" if one is None or one.ratio is None else show(shown_ratio(grid, one.ratio))
+        return cells.ratio(None if one is None or one.ratio is None else shown_ratio(grid, one.ratio))
 
     return text
 
 
-def _amount(grid: definitions.Grid, numbers: Numbers) -> Print:
+def _amount(grid: SpeedGrid, numbers: SpeedNumbers) -> Print:
     """Our number with its spread, or the paper's as printed."""
     factor = FACTORS[grid.unit]
 
-    def text(place: Place, gpu: str) -> str:
-        paper, ours = numbers[place].paper(gpu), numbers[place].ours
+    def text(place: SpeedPlace, gpu: str) -> str:
+        paper = numbers[place].paper(gpu)
         if paper is not None:
             return paper.text if paper.value is None or paper.unit == factor else f"{paper.value / factor:.6g}"
-        if gpu or ours is None:
-            return "-"
-        spread = "" if ours.spread is None else f"{SPACE}±{SPACE}{100 * ours.spread:.1f}{SPACE}%"
-        return f"{digits(ours.value / factor)}{spread}"
+        return "-" if gpu else cells.amount(numbers[place].ours, factor)
 
     return text

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reproduction.benchmarks.records import CellRecord
-from reproduction.render.speed.numbers import Numbers, Place
+from reproduction.frame.speed import SpeedNumbers, SpeedPlace
 from reproduction.tables.speed.definitions import SpeedTable
 
 CEILING = "ceiling"
@@ -38,7 +38,7 @@ class Point:
     """A measured kernel on the roofline: seconds, fewest bytes, operations, the number format of its
     arithmetic, and the memory ceiling that it is held against."""
 
-    place: Place
+    place: SpeedPlace
     seconds: float
     bytes: float
     operations: float
@@ -53,7 +53,7 @@ class Point:
         return (memory, "memory") if memory >= multiplying else (multiplying, "arithmetic")
 
 
-def ceilings(table: SpeedTable, numbers: Numbers) -> dict[str, float]:
+def ceilings(table: SpeedTable, numbers: SpeedNumbers) -> dict[str, float]:
     """What the GPU reached: bytes per second (copy, read), operations per second by format; nothing unless measured."""
     found: dict[str, float] = {}
     for number in numbers.values():
@@ -65,7 +65,7 @@ def ceilings(table: SpeedTable, numbers: Numbers) -> dict[str, float]:
     return found | {name: max(rate, found[name]) for name, rate in table.ceilings.items() if name in found}
 
 
-def points(numbers: Numbers) -> list[Point]:
+def points(numbers: SpeedNumbers) -> list[Point]:
     """Every measured cell that knows its bytes."""
     several = ((place, number.record) for place, number in numbers.items())
     return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
@@ -75,7 +75,7 @@ def _is_kernel(record: CellRecord) -> bool:
     return record.benchmark != CEILING and {"seconds", "bytes"} <= set(record.quantities)
 
 
-def _point(place: Place, record: CellRecord) -> Point:
+def _point(place: SpeedPlace, record: CellRecord) -> Point:
     quantities = record.quantities
     operations = quantities["operations"].value if "operations" in quantities else 0.0
     attends = record.benchmark == "decode_attention"  # on dequantized keys and values

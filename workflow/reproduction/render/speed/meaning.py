@@ -5,20 +5,20 @@ from typing import cast
 
 from reproduction.claims.claims import Outcome
 from reproduction.claims.findings import Finding
+from reproduction.claims.replays import show
+from reproduction.frame.speed import Measured, ShownRecord, short_gpu, shown_ratio
 from reproduction.render.meaning.pages import Words, clauses, of_claims, sentence
 from reproduction.render.meaning.sayings import Saying, Teller, sayings
 from reproduction.render.meaning.words import Told, between
-from reproduction.render.speed.claims import show
-from reproduction.render.speed.numbers import Measured, Source, short_gpu, shown_ratio
 from reproduction.tables.project import Project
-from reproduction.tables.speed.definitions import Grid, Part, SpeedClaim, SpeedTable, matches, rows
+from reproduction.tables.speed.definitions import DrawnPart, SpeedClaim, SpeedGrid, SpeedTable, matches, rows
 from reproduction.words.describe import is_of_the_paper
 
 #: Of one sitting nothing says how many replays would decide.
 _OPEN = ", whose replays lie on both sides of the bound"
 
 
-def meaning_of_speed(table: SpeedTable, source: Source | None, decided: tuple[Outcome, ...]) -> list[str]:
+def meaning_of_speed(table: SpeedTable, source: ShownRecord | None, decided: tuple[Outcome, ...]) -> list[str]:
     """Up to three sentences on a table that was measured, from its claims as they were decided."""
     if source is None:
         return []
@@ -44,12 +44,12 @@ def _said(table: SpeedTable, outcome: Outcome) -> Iterator[Saying]:
 def meaning_of_drawing(project: Project, table: SpeedTable, drawn: Mapping[str, Measured]) -> list[str]:
     """From where to where the ratios of each panel go, ours and the paper's; nothing unless all were measured."""
     parts = table.drawing.parts if table.drawing else ()
-    if not parts or any(measured.source is None for measured in drawn.values()):
+    if not parts or any(measured.shown is None for measured in drawn.values()):
         return []
-    return [sentence([clause for part in parts for clause in _panel(project.speed_table(part.table), part, drawn)])]
+    return [sentence([clause for part in parts for clause in _panel(project.one(SpeedTable, part.table), part, drawn)])]
 
 
-def _panel(table: SpeedTable, part: Part, drawn: Mapping[str, Measured]) -> list[str]:
+def _panel(table: SpeedTable, part: DrawnPart, drawn: Mapping[str, Measured]) -> list[str]:
     grid, numbers = table.grid(part.grid), drawn[part.table].numbers
     chosen = [numbers[grid.name, row.name, part.column] for row in rows(grid) if matches(row.name, *part.rows)]
     ours = [shown_ratio(grid, one.ratio) for one in chosen if one.ratio is not None]
@@ -60,7 +60,7 @@ def _panel(table: SpeedTable, part: Part, drawn: Mapping[str, Measured]) -> list
     return clauses("panel", title=part.title, ratio=grid.ratio, over=grid.baseline, ours=ends[0], papers=ends[1])
 
 
-def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
+def told_of_speed(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> Told:
     """A comparison of times: "2.32 [2.30, 2.34] times the speed of FP16 (at least 1.9 is asked)"."""
     effect = finding.effect
     if effect is None:
@@ -74,7 +74,7 @@ def told_of_speed(finding: Finding, claim: SpeedClaim, grid: Grid) -> Told:
     return Told(f"{brief}{asked}", brief, size, size)
 
 
-def _compared(claim: SpeedClaim, grid: Grid) -> str:
+def _compared(claim: SpeedClaim, grid: SpeedGrid) -> str:
     check, in_bytes = claim.check, grid.unit in ("GiB", "GB")
     if check.compare == "amount":
         return f" {grid.unit}"

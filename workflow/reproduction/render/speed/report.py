@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reproduction.benchmarks.registry import benchmark_digest
+from reproduction.claims.replays import outcomes
+from reproduction.frame.speed import Measured, ShownRecord, SpeedNumbers, read_numbers
 from reproduction.render.pages.model import Fact, Grid, Report
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.speed.claims import outcomes
 from reproduction.render.speed.grids import part_grid, share_grids, speed_grids
 from reproduction.render.speed.limits import MEMORY, ceilings
 from reproduction.render.speed.meaning import meaning_of_drawing, meaning_of_speed
-from reproduction.render.speed.numbers import Measured, Numbers, Source, read_numbers
 from reproduction.run.results import table_path
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
@@ -24,17 +24,15 @@ from reproduction.words.templates import sentences
 WORDS = "speed/provenance.jinja"
 
 
-def speed_report(project: Project, table: SpeedTable, measured: Measured | None = None) -> Report:
+def speed_report(project: Project, table: SpeedTable, measured: Measured) -> Report:
     """The report of a table; of a figure, which has no grids of its own, the parts of other tables that it draws.
-
-    Args:
-        measured: the table's record and numbers, where they were read already.
 
     Raises:
         ResultError: the table's record, or for a figure the record of a table that it draws, is damaged.
     """
-    source, numbers = measured or read_numbers(project, table)
-    drawn = {} if table.grids else {name: read_numbers(project, project.speed_table(name)) for name in table.sources}
+    source, numbers = measured
+    behind = () if table.grids else table.recorded
+    drawn = {name: read_numbers(project, project.one(SpeedTable, name)) for name in behind}
     grids = speed_grids(table, numbers) if table.grids else _drawn_grids(project, table, drawn)
     known = ceilings(table, numbers)
     decided = outcomes(table, numbers, source.record.gpu if source else "")
@@ -45,7 +43,7 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured | None 
         lead=lead(table),
         meaning=meaning_of_speed(table, source, decided) or meaning_of_drawing(project, table, drawn),
         reading=sentences(WORDS, "reading", table=table, source=source) if table.grids else (),
-        figure=table.drawing.caption if table.drawing else None,
+        figure=table.drawn,
         grids=grids,
         notes=table.notes,
         claims=claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Goals"),
@@ -77,16 +75,16 @@ def _parts(table: SpeedTable, grids: Sequence[Grid]) -> dict[str, list[Grid]]:
 def _drawn_grids(project: Project, table: SpeedTable, drawn: Mapping[str, Measured]) -> list[Grid]:
     """The ratios in a figure."""
     parts = table.drawing.parts if table.drawing else ()
-    return [part_grid(project.speed_table(part.table), part, drawn[part.table].numbers) for part in parts]
+    return [part_grid(project.one(SpeedTable, part.table), part, drawn[part.table].numbers) for part in parts]
 
 
-def _facts(source: Source) -> list[Fact]:
+def _facts(source: ShownRecord) -> list[Fact]:
     """The device, the circumstances of each sitting that cells come from, and the code."""
     older = sum(cell.code != benchmark_digest(cell.benchmark) for cell in source.record.cells)
     return Fact.of(sentences(WORDS, "facts", source=source, older=older))
 
 
-def _missing(numbers: Numbers) -> list[tuple[str, list[str]]]:
+def _missing(numbers: SpeedNumbers) -> list[tuple[str, list[str]]]:
     """Every cell without a number, and why; reasons that differ in a number alone are given once, by the first."""
     reasons: dict[str, list[tuple[str, str]]] = {}
     for (_, row, column), number in numbers.items():

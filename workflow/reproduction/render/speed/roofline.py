@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from reproduction.frame.speed import read_numbers
 from reproduction.render.figures.panels import Sheet, legend, panels
 from reproduction.render.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES
 from reproduction.render.speed.limits import Point, ceilings, points
-from reproduction.render.speed.numbers import read_numbers
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 

@@ -109,7 +109,7 @@ def _tags(
     project: Project, paper: str, experiment: "Experiment", states: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
     """The tags that an experiment should have; a description that is there stays, a user may have written it."""
-    tables = [table for table in (*project.tables.values(), *project.speed.values()) if table.paper == paper]
+    tables = [table for table in project.tables.values() if table.paper == paper]
     wanted = {"mlflow.experimentKind": "custom_model_development"}
     for view, state in states.items():
         made = {"name": _title(view), "createdAt": experiment.creation_time, "state": _packed(state)}

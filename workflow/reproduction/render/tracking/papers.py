@@ -7,7 +7,7 @@ from typing import Any
 from reproduction.frame.values import collect
 from reproduction.identity.run import Run
 from reproduction.render.tracking.experiments import writer
-from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Experiment, Logged
+from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Logged, ShownExperiment
 from reproduction.render.tracking.store import Store, opened
 from reproduction.render.tracking.views import PERCENT, TABLE, by_model, by_row
 from reproduction.run.results import (
@@ -21,7 +21,7 @@ from reproduction.run.results import (
 )
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity, endpoints, quantities
-from reproduction.tables.tables import Table
+from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
@@ -32,7 +32,7 @@ Results = Mapping[str, RunResult]
 """The run results behind a table by key."""
 
 
-def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Results] | None = None) -> list[Logged]:
+def log_tables(project: Project, tables: Sequence[RunTable], read: Mapping[str, Results] | None = None) -> list[Logged]:
     """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
 
     Args:
@@ -55,7 +55,7 @@ def log_tables(project: Project, tables: Sequence[Table], read: Mapping[str, Res
         ]
 
 
-class Paper(Experiment):
+class Paper(ShownExperiment):
     """The experiment of a paper with tables of accuracy.
 
     cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.
@@ -67,7 +67,7 @@ class Paper(Experiment):
         self.cells = _cells(project, paper)
         self.references: dict[str, float] = {}
 
-    def show_table(self, table: Table, results: Results) -> None:
+    def show_table(self, table: RunTable, results: Results) -> None:
         """Show a table: its own run, the runs behind it, and what was learned for them step by step."""
         self._parent(table)
         for key, result in track(results.items(), table.id, "run"):
@@ -81,7 +81,7 @@ class Paper(Experiment):
             if key not in self.shown and path.exists():  # not all weights are trained; a folder may have been deleted
                 self.show(self._training(key, record, read_json(path, "history of a training")))
 
-    def _parent(self, table: Table) -> str:
+    def _parent(self, table: RunTable) -> str:
         """The table's own MLflow run, kept over re-renderings."""
         if table.id in self.shown:
             return self.shown[table.id]
@@ -173,14 +173,14 @@ class Paper(Experiment):
 
     def _tags(self, key: str, seed: int) -> dict[str, object]:
         """The tags of a run or of what was learned for it: what it is, and where tables have it."""
-        first = self.project.table(next(iter(self.cells[key])))
+        first = self.project.one(RunTable, next(iter(self.cells[key])))
         cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
         rows = {by_row(name): "; ".join(dict(cells)) for name, cells in self.cells[key].items()}
         return {**cells, **rows, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
 
     def _short(self, key: str) -> dict[str, object]:
         """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
-        first = self.project.table(next(iter(self.cells[key])))
+        first = self.project.one(RunTable, next(iter(self.cells[key])))
         row, column = self._first_cell(key)
         return {"method": first.row(row).method, "model": first.column(column).slot}
 
@@ -202,7 +202,7 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
     The paper's own tables come first.
     """
     listed = [target.id for target in load_targets(project.root).targets]
-    names = [name for name, table in project.tables.items() if table.paper == paper]
+    names = [name for name, table in project.of(RunTable).items() if table.paper == paper]
     found: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name in sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed)):
         for cell in project.cells(name):

@@ -131,7 +131,7 @@ class Entry:
         ]
 
 
-class Experiment:
+class ShownExperiment:
     """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
 
     live: MLflow runs found at the start, by key. shown: the MLflow run id of each key seen to.

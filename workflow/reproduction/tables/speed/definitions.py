@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
 from reproduction.tables.checks import About, Explained, headline
-from reproduction.tables.tables import Titled
+from reproduction.tables.tables import OfPaper, Table, Titled
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
 from rotquant.foundation.written import Many, Written
@@ -28,7 +28,7 @@ FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "
 
 
 Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]
-"""The name of a benchmark, see `bench.registry`."""
+"""The name of a benchmark, see `benchmarks.registry`."""
 
 Arguments = dict[str, Any]
 """Some of a benchmark's arguments; those of grid, row and column together are checked as the benchmark's own."""
@@ -48,7 +48,7 @@ class Axis(Written):
         return {str(name): fields for name, fields in values.items()} if isinstance(values, dict) else values
 
 
-class Printed(Written):
+class PrintedAt(Written):
     """Where a cell's numbers stand in the published file; {row}, {column} and names of axes are filled in."""
 
     row: str = "{row}"
@@ -61,7 +61,7 @@ class Printed(Written):
     """The metric of the printed speedup; without it, it follows from two printed numbers."""
 
 
-class Column(Written):
+class SpeedColumn(Written):
     """One implementation."""
 
     name: str
@@ -74,11 +74,11 @@ class Column(Written):
     """The column that its speedup is over, where that is not the grid's baseline."""
     quantity: str | None = None
     """Its own quantity, where it differs from the grid's."""
-    printed: Printed | None = None
+    printed: PrintedAt | None = None
     """Its own place in the published file, where it differs from the grid's."""
 
 
-class Grid(Written):
+class SpeedGrid(Written):
     """A benchmark over rows and columns; the rows are the product of the axes."""
 
     name: str
@@ -91,7 +91,7 @@ class Grid(Written):
     """What varies from row to row, the last one fastest."""
     rows: str
     """Template of a row's name, with the names of axes in braces."""
-    columns: Annotated[Many[Column], Field(min_length=1)]
+    columns: Annotated[Many[SpeedColumn], Field(min_length=1)]
     """The implementations."""
     baseline: str
     """The column that speedups are over."""
@@ -102,7 +102,7 @@ class Grid(Written):
     ratio: Literal["speedup", "saving", "cost"] = "speedup"
     """How a column compares with its baseline: speedup and saving divide the baseline's number by the column's, cost
     the other way round."""
-    printed: Printed = Printed()
+    printed: PrintedAt = PrintedAt()
     """Where the paper's numbers stand."""
 
     @model_validator(mode="after")
@@ -118,7 +118,7 @@ class Grid(Written):
             raise ValueError(f"two rows of grid {self.name} have one name")
         return self
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> SpeedColumn:
         """The column of that name.
 
         Raises:
@@ -126,17 +126,17 @@ class Grid(Written):
         """
         return lookup({column.name: column for column in self.columns}, name, f"grid {self.name}: unknown column")
 
-    def quantity_of(self, column: Column) -> str:
+    def quantity_of(self, column: SpeedColumn) -> str:
         """The quantity that a column shows."""
         return column.quantity or self.quantity
 
-    def over(self, column: Column) -> str | None:
+    def over(self, column: SpeedColumn) -> str | None:
         """The column that a column is compared with; None for a baseline."""
         over = column.over or self.baseline
         return None if over == column.name else over
 
 
-class Check(Written):
+class SpeedCheck(Written):
     """A bound on how two columns compare, or on a column's own numbers."""
 
     compare: Literal["speedup", "cost", "amount"] = "speedup"
@@ -170,7 +170,7 @@ class Check(Written):
 
 
 class SpeedClaim(Explained):
-    """A statement about a table's numbers, or a goal, with the check that decides it (`reporting.speed.claims`)."""
+    """A statement about a table's numbers, or a goal, with the check that decides it (`claims.replays`)."""
 
     grid: str = "*"
     """Pattern with * of the grids that it is about."""
@@ -179,11 +179,11 @@ class SpeedClaim(Explained):
     about: About = "mechanism"
     """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged
     anywhere."""
-    check: Check
+    check: SpeedCheck
     """The check that decides it."""
 
 
-class Part(Written):
+class DrawnPart(Written):
     """One panel of a figure: a column of a table's grid, in the rows that match."""
 
     table: str
@@ -205,7 +205,7 @@ class Drawing(Written):
     """What is drawn."""
     caption: str
     """What the figure shows."""
-    parts: Many[Part] = ()
+    parts: Many[DrawnPart] = ()
     """The panels."""
 
 
@@ -220,7 +220,7 @@ class SpeedFields(Titled):
     """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
     see: Many[str] = ()
     """Files to read beside it, relative to the project."""
-    grids: Many[Grid] = ()
+    grids: Many[SpeedGrid] = ()
     """The grids."""
     claims: Many[SpeedClaim] = ()
     """What the paper says about the numbers, or goals of our own."""
@@ -240,27 +240,25 @@ class SpeedFields(Titled):
         return self
 
 
-class SpeedFile(Written):
+class SpeedFile(OfPaper):
     """Tables of time and memory: a cell is a benchmark applied to arguments."""
 
-    paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
-    """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
-    title: str
-    """The paper's title."""
     tables: Annotated[Many[SpeedFields], Field(min_length=1)]
     """The tables."""
 
 
-class SpeedTable(SpeedFields):
-    """A table with what its file says of the paper; paths are relative to the project."""
+class SpeedTable(SpeedFields, Table):
+    """A table whose cells are benchmarks."""
 
-    paper: str
-    """The paper's short name."""
-    paper_title: str
-    """The paper's title."""
+    of: ClassVar[str] = "benchmarks"
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def drawn(self) -> str | None:
+        """The caption of its figure."""
+        return self.drawing.caption if self.drawing else None
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
         """The tables whose records it shows: itself, or of a figure those that it draws."""
         return (
             (self.id,)
@@ -268,7 +266,7 @@ class SpeedTable(SpeedFields):
             else tuple(dict.fromkeys(part.table for part in self.drawing.parts))
         )
 
-    def grid(self, name: str) -> Grid:
+    def grid(self, name: str) -> SpeedGrid:
         """The grid of that name.
 
         Raises:
@@ -292,7 +290,7 @@ class SpeedTable(SpeedFields):
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """A row: its name, the value of each axis, and what these give to the arguments."""
 
     name: str
@@ -316,14 +314,14 @@ class SpeedCell:
         return cell_key(self.benchmark, self.arguments.model_dump(mode="json"))
 
 
-def rows(grid: Grid) -> tuple[Row, ...]:
+def rows(grid: SpeedGrid) -> tuple[SpeedRow, ...]:
     """The rows of a grid: the product of its axes, the last one running fastest."""
     found = []
     for combination in itertools.product(*(axis.values.items() for axis in grid.axes)):
         labels = tuple(label for label, _ in combination)
         names = {axis.name: label for axis, label in zip(grid.axes, labels, strict=True)}
         arguments = {key: value for _, fields in combination for key, value in fields.items()}
-        found.append(Row(grid.rows.format(**names), labels, arguments))
+        found.append(SpeedRow(grid.rows.format(**names), labels, arguments))
     return tuple(found)
 
 
@@ -332,7 +330,7 @@ def matches(name: str, *patterns: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _cells(table: SpeedTable, grid: Grid, row: Row) -> Iterator[SpeedCell]:
+def _cells(table: SpeedTable, grid: SpeedGrid, row: SpeedRow) -> Iterator[SpeedCell]:
     for column in grid.columns:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         name = column.benchmark or grid.benchmark

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reproduction.tables.speed.definitions import Column, Grid, Printed, Row, SpeedTable, rows
+from reproduction.tables.speed.definitions import PrintedAt, SpeedColumn, SpeedGrid, SpeedRow, SpeedTable, rows
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.written import read_csv
 
@@ -36,7 +36,7 @@ References = Mapping[tuple[str, str, str], tuple[Reference, ...]]
 
 
 @dataclass(frozen=True)
-class Text:
+class PrintedText:
     """A printed cell and its unit."""
 
     text: str
@@ -51,7 +51,7 @@ class Text:
             return None
 
 
-Printout = Mapping[tuple[str, str, str, str | None], Text]
+Printout = Mapping[tuple[str, str, str, str | None], PrintedText]
 """Printed cells by (row, column, metric, GPU); the GPU is None where the paper has one for all."""
 
 
@@ -80,7 +80,7 @@ def read_printed(path: Path) -> Printout:
         ConfigError: it is missing, lacks a column, or has an unknown unit.
     """
     found = {
-        (line["row"], line["column"], line["metric"], line.get("gpu")): Text(line["value"], line["unit"])
+        (line["row"], line["column"], line["metric"], line.get("gpu")): PrintedText(line["value"], line["unit"])
         for line in read_csv(path, ("row", "column", "metric", "value", "unit"), "published values")
     }
     if unknown := {text.unit for text in found.values()} - set(UNITS):
@@ -88,7 +88,7 @@ def read_printed(path: Path) -> Printout:
     return found
 
 
-def place(grid: Grid, row: Row, column: Column) -> tuple[str, str, Printed]:
+def place(grid: SpeedGrid, row: SpeedRow, column: SpeedColumn) -> tuple[str, str, PrintedAt]:
     """Row and column of a cell in the published file, and the metrics to look for."""
     printed = column.printed or grid.printed
     names = {axis.name: label for axis, label in zip(grid.axes, row.labels, strict=True)}
@@ -96,7 +96,7 @@ def place(grid: Grid, row: Row, column: Column) -> tuple[str, str, Printed]:
     return printed.row.format(**names), printed.column.format(**names), printed
 
 
-def _reference(printout: Printout, grid: Grid, row: Row, column: Column, gpu: str) -> Reference | None:
+def _reference(printout: Printout, grid: SpeedGrid, row: SpeedRow, column: SpeedColumn, gpu: str) -> Reference | None:
     number, ratio = _texts(printout, grid, row, column, gpu)
     if number is None and ratio is None:
         return None
@@ -108,11 +108,13 @@ def _reference(printout: Printout, grid: Grid, row: Row, column: Column, gpu: st
     return Reference(gpu, value, speedup, *(("-", 1.0) if number is None else (number.text, UNITS[number.unit])))
 
 
-def _texts(printout: Printout, grid: Grid, row: Row, column: Column, gpu: str) -> tuple[Text | None, Text | None]:
+def _texts(
+    printout: Printout, grid: SpeedGrid, row: SpeedRow, column: SpeedColumn, gpu: str
+) -> tuple[PrintedText | None, PrintedText | None]:
     """The printed number of a cell and the printed ratio over its baseline."""
     where, heading, printed = place(grid, row, column)
 
-    def text(metric: str | None) -> Text | None:
+    def text(metric: str | None) -> PrintedText | None:
         if metric is None:
             return None
         return printout.get((where, heading, metric, gpu)) or printout.get((where, heading, metric, None))

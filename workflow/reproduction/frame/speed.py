@@ -10,18 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from reproduction.benchmarks.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record
+from reproduction.frame.lines import COMPUTED, PUBLISHED, RECORDED, to_frame
 from reproduction.tables.project import Project
-from reproduction.tables.speed.definitions import Grid, SpeedTable, rows
+from reproduction.tables.speed.definitions import SpeedGrid, SpeedTable, rows
 from reproduction.tables.speed.published import Reference, references
 from reproduction.tables.speed.records import record_path
 
-Place = tuple[str, str, str]
+SpeedPlace = tuple[str, str, str]
 """Grid, row and column."""
+
+NAMES = (
+    *("grid", "row", "column", "device", "origin", "unit"),
+    *("value", "low", "high", "published", "ratio", "note"),
+)
+"""Columns of the frame."""
 
 
 @dataclass(frozen=True)
-class Source:
+class ShownRecord:
     """The record that a page shows. path: relative to the project; recorded: measured on another machine."""
 
     record: Record
@@ -46,7 +55,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Number:
+class SpeedNumber:
     """One cell: our measurement or why there is none, its ratio over the baseline, and the paper's on each GPU.
 
     spread: of the measurement, as a share of it. ratio_spread: of the ratio, as a share of it.
@@ -64,15 +73,29 @@ class Number:
         return next((paper for paper in self.papers if paper.gpu == gpu), None)
 
 
-Numbers = dict[Place, Number]
+SpeedNumbers = dict[SpeedPlace, SpeedNumber]
 """The numbers of a table by place."""
 
 
 class Measured(NamedTuple):
-    """A table as it was measured: its record, None when there is none, and all its numbers."""
+    """A table as it was measured: the record that its page shows, None when there is none, and all its numbers."""
 
-    source: Source | None
-    numbers: Numbers
+    shown: ShownRecord | None
+    numbers: SpeedNumbers
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Every cell, measured or not, in SI units, and what the paper prints beside it on each of its GPUs."""
+        device = self.shown and self.shown.record.gpu
+        origin = self.shown and (RECORDED if self.shown.recorded else COMPUTED)
+        lines = []
+        for place, number in self.numbers.items():
+            one = number.ours
+            unit, amounts = (None, (None,) * 3) if one is None else (one.unit, (one.value, one.low, one.high))
+            lines.append((*place, device, origin, unit, *amounts, None, number.ratio, number.missing))
+            for paper in number.papers:
+                lines.append((*place, paper.gpu, PUBLISHED, unit, *[None] * 3, paper.value, paper.ratio, None))
+        return to_frame(lines, NAMES)
 
 
 def read_numbers(project: Project, table: SpeedTable) -> Measured:
@@ -81,11 +104,11 @@ def read_numbers(project: Project, table: SpeedTable) -> Measured:
     Raises:
         ResultError: the record is damaged.
     """
-    source = find_source(project, table) if table.grids else None
-    return Measured(source, collect(project, table, source))
+    shown = find_record(project, table) if table.grids else None
+    return Measured(shown, collect(project, table, shown))
 
 
-def find_source(project: Project, table: SpeedTable) -> Source | None:
+def find_record(project: Project, table: SpeedTable) -> ShownRecord | None:
     """The record of a table, None when there is none.
 
     Raises:
@@ -94,25 +117,25 @@ def find_source(project: Project, table: SpeedTable) -> Source | None:
     path = record_path(project.root, table.id)
     if path is None:
         return None
-    return Source(read_record(project.root / path, table.id), path, path.parent != SPEED)
+    return ShownRecord(read_record(project.root / path, table.id), path, path.parent != SPEED)
 
 
-def collect(project: Project, table: SpeedTable, source: Source | None) -> Numbers:
+def collect(project: Project, table: SpeedTable, shown: ShownRecord | None) -> SpeedNumbers:
     """Every cell of a table, measured or not."""
     printed = references(table, project.root)
-    known = {} if source is None else source.record.by_key
+    known = {} if shown is None else shown.record.by_key
     records = {(cell.grid, cell.row, cell.column): known.get(cell.key) for cell in table.cells}
     return {place: _number(table.grid(place[0]), place, records, printed.get(place, ())) for place in records}
 
 
-def shown_ratio(grid: Grid, speedup: float) -> float:
+def shown_ratio(grid: SpeedGrid, speedup: float) -> float:
     """A ratio as the grid shows it: a cost is the inverse of a speedup."""
     return 1 / speedup if grid.ratio == "cost" else speedup
 
 
 def _number(
-    grid: Grid, place: Place, records: Mapping[Place, CellRecord | None], papers: tuple[Reference, ...]
-) -> Number:
+    grid: SpeedGrid, place: SpeedPlace, records: Mapping[SpeedPlace, CellRecord | None], papers: tuple[Reference, ...]
+) -> SpeedNumber:
     record, over = records[place], grid.over(grid.column(place[2]))
     ours = _measurement(record, grid, place[2])
     base = _measurement(records[place[0], place[1], over], grid, over) if over else None
@@ -121,10 +144,10 @@ def _number(
         ratio, spread = base.value / ours.value, math.hypot(base.spread or 0.0, ours.spread or 0.0)
     if ours is None:
         missing = "not measured" if record is None else record.missing or "the benchmark returns no such quantity"
-    return Number(ours, missing, ratio, spread, papers, record)
+    return SpeedNumber(ours, missing, ratio, spread, papers, record)
 
 
-def _measurement(record: CellRecord | None, grid: Grid, column: str) -> Measurement | None:
+def _measurement(record: CellRecord | None, grid: SpeedGrid, column: str) -> Measurement | None:
     return None if record is None else record.quantities.get(grid.quantity_of(grid.column(column)))
 
 
@@ -133,6 +156,6 @@ def short_gpu(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ")
 
 
-def row_names(grid: Grid) -> list[str]:
+def row_names(grid: SpeedGrid) -> list[str]:
     """The names of a grid's rows in order."""
     return [row.name for row in rows(grid)]

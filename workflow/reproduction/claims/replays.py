@@ -15,10 +15,11 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from reproduction.claims.claims import Answer, Outcome, Verdict
+from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
-from reproduction.render.speed.numbers import Number, Numbers, row_names
-from reproduction.tables.speed.definitions import FACTORS, Check, Grid, SpeedClaim, SpeedTable, matches
+from reproduction.frame.speed import SpeedNumber, SpeedNumbers, row_names
+from reproduction.tables.checks import About
+from reproduction.tables.speed.definitions import FACTORS, SpeedCheck, SpeedClaim, SpeedGrid, SpeedTable, matches
 
 #: More rows than these are summed up.
 _ROWS = 6
@@ -52,21 +53,21 @@ Without `over` the number itself, in SI units.
 """
 
 
-def outcomes(table: SpeedTable, numbers: Numbers, device: str = "") -> tuple[Outcome, ...]:
+def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tuple[Outcome, ...]:
     """Every claim of a table. device: the GPU or CPU that ours were measured on."""
     own = any(_is_of(gpu, device) for gpu in table.gpus)
-    found = []
-    for claim in table.claims:
+
+    def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
         papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
         together = Verdict(
             tuple(finding for verdict in papers for finding in verdict.findings),
             tuple(place for verdict in papers for place in verdict.missing),
         )
-        ours = judge(claim, table, _ratios(table, numbers))
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
         judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
-        found.append(Outcome(claim, {claim.about: Answer(ours, together, judged)}))
-    return tuple(found)
+        yield claim.about, Answer(judge(claim, table, _ratios(table, numbers)), together, judged)
+
+    return decided(table.claims, answers)
 
 
 def _is_of(gpu: str, device: str) -> bool:
@@ -87,7 +88,7 @@ def judge(claim: SpeedClaim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> 
     return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
 
 
-def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
+def _findings(claim: SpeedClaim, grid: SpeedGrid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
     check = claim.check
     chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
     compared = column if check.over is None else f"{column} over {check.over}"
@@ -120,14 +121,14 @@ def _findings(claim: SpeedClaim, grid: Grid, column: str, ratio: Ratio, prefix: 
         yield _bounded(check, f"{prefix}mean of {len(ratios)}", means)
 
 
-def _compared(check: Check, grid: Grid, value: Amount) -> Amount:
+def _compared(check: SpeedCheck, grid: SpeedGrid, value: Amount) -> Amount:
     """What is held against the bound, of a speedup or a number in SI units."""
     if check.compare == "amount":
         return value.times(1 / FACTORS[grid.unit])
     return value.inverse if check.compare == "cost" else value
 
 
-def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
+def _every(check: SpeedCheck, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
     """A finding per row; of many rows the worst alone, which decides, with the range of all."""
     found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
     if len(found) <= _ROWS:
@@ -142,7 +143,7 @@ def _every(check: Check, prefix: str, ratios: dict[str, Amount]) -> Iterator[Fin
     yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
 
 
-def _bounded(check: Check, place: str, amount: Amount) -> Finding:
+def _bounded(check: SpeedCheck, place: str, amount: Amount) -> Finding:
     low, high = check.at_least, check.at_most
     region = Region(-math.inf if low is None else low, math.inf if high is None else high)
     spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
@@ -154,7 +155,7 @@ def _bounded(check: Check, place: str, amount: Amount) -> Finding:
     )
 
 
-def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:
+def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
     """Ratios of our numbers, or of the paper's on a GPU, where one that is printed goes before that of two numbers."""
 
     def ratio(grid: str, row: str, column: str, over: str | None) -> Amount | None:
@@ -172,7 +173,7 @@ def _ratios(table: SpeedTable, numbers: Numbers, gpu: str = "") -> Ratio:
     return ratio
 
 
-def _amount(number: Number, gpu: str) -> Amount | None:
+def _amount(number: SpeedNumber, gpu: str) -> Amount | None:
     """Our measurement or, on a GPU, the paper's number, in SI units."""
     if not gpu:
         ours = number.ours
@@ -184,7 +185,7 @@ def _amount(number: Number, gpu: str) -> Amount | None:
     return None if paper is None or paper.value is None else Amount(*[paper.value] * 3)
 
 
-def _prefix(table: SpeedTable, grid: Grid, gpu: str) -> str:
+def _prefix(table: SpeedTable, grid: SpeedGrid, gpu: str) -> str:
     parts = [grid.name] if len(table.grids) > 1 else []
     parts += [gpu] if gpu and len(table.gpus) > 1 else []
     return "".join(f"{part}, " for part in parts)

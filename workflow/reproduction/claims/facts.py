@@ -1,23 +1,22 @@
 """What a paper says of settings, cell by cell, beside the recipes here and beside what its own table prints."""
 
-from reproduction.claims.claims import Answer, Outcome, Verdict
+from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import Finding
-from reproduction.tables.settings import Setting, Settings, SettingsClaim, asked_cells
+from reproduction.tables.settings import Setting, SettingsClaim, SettingsTable, asked_cells
 
 
-def outcomes(settings: Settings) -> tuple[Outcome, ...]:
+def outcomes(table: SettingsTable) -> tuple[Outcome, ...]:
     """Every claim of a table."""
-    claims = settings.table.claims
-    return tuple(Outcome(claim, {"fact": Answer(_ours(settings, claim), _papers(settings, claim))}) for claim in claims)
+    return decided(table.claims, lambda claim: [("fact", Answer(_ours(table, claim), _papers(table, claim)))])
 
 
-def _ours(settings: Settings, claim: SettingsClaim) -> Verdict:
-    return Verdict(tuple(_finding(cell, cell.here, asked) for cell, asked in asked_cells(settings, claim)))
+def _ours(table: SettingsTable, claim: SettingsClaim) -> Verdict:
+    return Verdict(tuple(_finding(cell, cell.here, asked) for cell, asked in asked_cells(table, claim)))
 
 
-def _papers(settings: Settings, claim: SettingsClaim) -> Verdict:
+def _papers(table: SettingsTable, claim: SettingsClaim) -> Verdict:
     """By the cells that the paper's table prints; where it prints none, a sentence of the paper stands alone."""
-    cells = asked_cells(settings, claim)
+    cells = asked_cells(table, claim)
     return Verdict(tuple(_finding(cell, cell.published, asked) for cell, asked in cells if cell.published is not None))
 
 

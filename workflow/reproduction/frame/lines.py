@@ -1,0 +1,74 @@
+"""A table's numbers as a frame, whatever their source: columns of one name mean the same, written as CSV and Parquet.
+
+inf and nan are results; an empty field is no number.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import pyarrow as pa
+from pyarrow import csv
+
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path, check_regular
+
+#: Where a line's number is from: `COMPUTED` here, recorded on another machine's device, measured elsewhere by somebody
+#: else, or `PUBLISHED` by the paper alone.
+COMPUTED, RECORDED, ELSEWHERE, PUBLISHED = "computed", "recorded", "elsewhere", "published"
+
+#: What a line may say. text, published_text: of what is no number; same: whether the two agree. deviation: over seeds;
+#: low, high: percentiles of replays; ratio: to the baseline of the grid. device: that it was measured on; run: its key.
+#: note: why there is no number, why it is not as printed, or where it was found.
+FIELDS = {
+    **dict.fromkeys(("grid", "row", "column", "quantity", "device", "origin", "unit"), pa.string()),
+    "seed": pa.int64(),
+    **dict.fromkeys(("value", "mean", "deviation", "standard_error", "low", "high", "ratio"), pa.float64()),
+    **dict.fromkeys(("published", "published_deviation"), pa.float64()),
+    **dict.fromkeys(("run", "text", "published_text", "note"), pa.string()),
+    "same": pa.bool_(),
+}
+
+
+def _schema(names: Iterable[str]) -> pa.Schema:
+    return pa.schema([(name, FIELDS[name]) for name in names])
+
+
+def to_frame(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
+    """Lines as a frame with these of `FIELDS`, whose columns tell nan, a number, from None, no number."""
+    fields = _schema(names)
+    columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=fields).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as CSV, numbers with all their digits, and as Parquet beside it; each file is whole or absent."""
+    for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
+        with atomic_path(path.with_suffix(suffix)) as temporary:
+            write(temporary, index=False)
+
+
+def read_frame(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    """Read a frame with these of `FIELDS` back from its CSV or Parquet file.
+
+    Raises:
+        ResultError: it is missing, or damaged: a field is missing or is not of its type.
+    """
+    check_regular(path)
+    fields = _schema(names)
+    try:
+        if path.suffix == ".parquet":
+            return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
+        convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
+        convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
+        return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
+    except FileNotFoundError:
+        raise ResultError(f"table {path} does not exist.") from None
+    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+        raise damaged(path, " ".join(str(error).split())) from None
+
+
+def damaged(path: Path, why: str) -> ResultError:
+    return ResultError(f"table {path} is damaged ({why}); delete it and run again.")

@@ -1,0 +1,126 @@
+"""Benchmarks: a cell is a function timed at a paper's shapes; its numbers lie in the record of a GPU or a CPU.
+
+Time and memory depend on shapes and on the device, never on trained weights. A record is this machine's own, or the
+newest of those committed from others.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reproduction.benchmarks.records import gpu_folder
+from reproduction.benchmarks.registry import benchmark_digest, find
+from reproduction.tables.source import Output, Reached, Source
+from reproduction.tables.speed.definitions import SpeedFile, SpeedTable
+from reproduction.tables.speed.published import references
+from reproduction.tables.speed.records import committed_path
+from reproduction.tables.tables import Table, tables_in
+from rotquant.foundation.errors import ConfigError, ResultError, lookup
+from rotquant.foundation.files import canonical_json, short_hash
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reproduction.frame.speed import Measured
+    from reproduction.render.pages.model import Report
+    from reproduction.render.tracking import Logged
+    from reproduction.tables.project import Project
+
+_PAGE = ("reproduction.sources.benchmarks", "reproduction.render.pages.markdown")
+
+
+class Benchmarks(Source[SpeedTable, "Measured"]):
+    """Tables of time and memory."""
+
+    name = "benchmarks"
+    patterns = ("papers/*/speed.yaml", "*/speed.yaml")
+    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
+        "table": ("reproduction.frame.speed",),
+        "figure": ("reproduction.render.speed.figures",),
+        "page": _PAGE,
+    }
+    schema = SpeedFile
+
+    def load(self, path: Path, root: Path) -> Iterator[SpeedTable]:
+        """Arguments fit their benchmarks, which measure one device; the paper's numbers are there."""
+        for table in tables_in(path, root, SpeedFile, SpeedTable):
+            try:
+                devices = sorted({find(cell.benchmark, table.id).device for cell in table.cells})
+                if len(devices) > 1:
+                    both = " and ".join(devices)
+                    raise ConfigError(f"table {table.id}: its benchmarks measure {both}, and a record is of one.")
+                references(table, root)
+            except ConfigError as error:
+                raise ConfigError(f"{table.file}: {error}") from None
+            yield table
+
+    def settled(self, table: SpeedTable, tables: Mapping[str, Table], root: Path) -> SpeedTable:
+        """A figure draws columns that there are."""
+        of_speed = {name: one for name, one in tables.items() if isinstance(one, SpeedTable)}
+        for part in table.drawing.parts if table.drawing else ():
+            lookup(of_speed, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
+        return table
+
+    def planned(self, project: "Project", table: SpeedTable) -> dict[str, Any]:
+        """Its definition follows from what the tables behind it and the papers' numbers say."""
+        behind = [project.one(SpeedTable, name) for name in dict.fromkeys([table.id, *table.recorded])]
+        texts = [(project.root / one.published).read_text() for one in behind if one.published]
+        committed = {name: committed_path(project.root, name) for name in table.recorded}
+        return {
+            "definition": short_hash(canonical_json([[one.model_dump(mode="json") for one in behind], texts])),
+            "figure": table.id if table.drawing else None,
+            "has_numbers": bool(table.grids),
+            "on_gpu": table.device == "gpu",
+            "benchmarks": tuple(sorted(cell.key for cell in table.cells)),
+            "kernels": tuple(sorted({benchmark_digest(cell.benchmark) for cell in table.cells})),
+            "records": {name: None if path is None else str(path) for name, path in committed.items()},
+        }
+
+    def collect(self, project: "Project", table: SpeedTable) -> "Measured":
+        from reproduction.frame.speed import read_numbers
+
+        return read_numbers(project, table)
+
+    def frame(self, collected: "Measured") -> "pd.DataFrame":
+        return collected.frame
+
+    def report(
+        self, project: "Project", table: SpeedTable, collected: "Measured", logged: "Logged | None" = None
+    ) -> "Report":
+        from reproduction.render.speed.report import speed_report
+
+        return speed_report(project, table, collected)
+
+    def draw(self, project: "Project", table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+        from reproduction.render.speed.figures import draw
+
+        return draw(project, table, path, width)
+
+    def reached(self, project: "Project", table: SpeedTable, rendered: bool) -> Reached:
+        """A figure is as far as all the tables that it draws, whether pages were rendered or not."""
+        from reproduction.frame.speed import find_record
+
+        known = [None]
+        with suppress(ResultError):  # rendering it says so
+            known = [find_record(project, project.one(SpeedTable, name)) for name in table.recorded]
+        found = [record for record in known if record is not None]
+        if len(found) < len(known):
+            return Reached("not yet")
+        machines = sorted({gpu_folder(shown.record.gpu) for shown in found})
+        status = "recorded" if any(shown.recorded for shown in found) else "computed"
+        return Reached(status, machines, self.report(project, table, self.collect(project, table)))
+
+    def is_tracked(self, project: "Project", table: SpeedTable) -> bool:
+        """Whether its page is there."""
+        from reproduction.run.results import REPORTS
+
+        return (project.root / REPORTS / f"{table.id}.md").exists()
+
+    def log(
+        self, project: "Project", tables: Sequence[SpeedTable], collected: "Mapping[str, Measured]"
+    ) -> "dict[str, Logged]":
+        from reproduction.render.tracking import log_speed
+
+        found = ((table, collected[table.id].shown) for table in tables)
+        return {table.id: log_speed(project, shown.record, table) for table, shown in found if shown is not None}

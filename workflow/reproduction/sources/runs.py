@@ -1,0 +1,128 @@
+"""Runs: a cell is a recipe applied to a model and measured, once for each seed; its numbers lie in run files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from reproduction.tables.checks import named_by_experiment
+from reproduction.tables.source import Output, Reached, Source
+from reproduction.tables.tables import RunTable, Table, TableFile, check_published, tables_in
+from rotquant.foundation.errors import ResultError, lookup
+from rotquant.foundation.files import canonical_json, short_hash
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reproduction.frame.values import Values
+    from reproduction.render.pages.model import Report
+    from reproduction.render.tracking import Logged
+    from reproduction.run.results import RunResult
+    from reproduction.tables.project import Project
+
+Collected = tuple["Values", "dict[str, RunResult]"]
+"""A table's values, and the run results behind them by key."""
+
+
+class Runs(Source[RunTable, Collected]):
+    """Tables of accuracy and all else that is measured of a model."""
+
+    name = "runs"
+    patterns = ("papers/*/*.yaml",)
+    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
+        "table": ("reproduction.frame.values",),
+        "figure": ("reproduction.render.figures.draw",),
+        "page": (
+            "reproduction.render.pages.report",
+            "reproduction.render.pages.markdown",
+            "reproduction.render.tracking",
+        ),
+    }
+    schema = TableFile
+
+    def load(self, path: Path, root: Path) -> Iterator[RunTable]:
+        for table in tables_in(path, root, TableFile, RunTable):
+            check_published(table, root)
+            yield table
+
+    def settled(self, table: RunTable, tables: Mapping[str, Table], root: Path) -> RunTable:
+        """Claims' experiments name rows that are computed, and columns, of a table of runs that there is."""
+        of_runs = {name: one for name, one in tables.items() if isinstance(one, RunTable)}
+        for number, claim in enumerate(table.claims, 1):
+            if (experiment := claim.experiment) is None:
+                continue
+            where = f"table {table.id}, claim {number}, experiment"
+            target = lookup(of_runs, experiment.target or table.id, f"{where}: unknown target")
+            rows = {row.name: row for row in target.computed_rows}
+            columns = {column.name: column for column in target.columns}
+            for kind, name in named_by_experiment(experiment):
+                lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
+        return table
+
+    def planned(self, project: "Project", table: RunTable) -> dict[str, Any]:
+        """Its definition follows from YAML, published values, slots and runs."""
+        cells = project.cells(table.id)
+        published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
+        slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
+        keys = [run.key for cell in cells for run in cell.runs]
+        return {
+            "definition": short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys])),
+            "figure": project.picture(table),
+            "cells": [
+                {"row": cell.row, "column": cell.column, "runs": [run.key for run in cell.runs]} for cell in cells
+            ],
+            "parts": tuple(project.parts(table.id)),
+        }
+
+    def collect(self, project: "Project", table: RunTable) -> Collected:
+        from reproduction.frame.values import collect
+
+        return collect(project, table)
+
+    def written(self, project: "Project", table: RunTable) -> Collected:
+        from reproduction.frame.values import read_values, results_behind
+
+        values = read_values(project.root, table.id)
+        return values, results_behind(project, values)
+
+    def agreed(self, project: "Project", table: RunTable) -> Collected:
+        from reproduction.frame.values import read_back
+
+        return read_back(project, table)
+
+    def frame(self, collected: Collected) -> "pd.DataFrame":
+        return collected[0].frame
+
+    def report(
+        self, project: "Project", table: RunTable, collected: Collected, logged: "Logged | None" = None
+    ) -> "Report":
+        from reproduction.render.pages.report import report_of
+
+        return report_of(project, table, *collected, logged)
+
+    def draw(self, project: "Project", table: RunTable, path: Path, width: str | None = None) -> list[Path]:
+        from reproduction.frame.values import read_values
+        from reproduction.render.figures.draw import draw
+
+        return draw(project, table, read_values(project.root, table.id), path, width)
+
+    def reached(self, project: "Project", table: RunTable, rendered: bool) -> Reached:
+        report = None
+        with suppress(ResultError):  # rendering it says so
+            report = self.report(project, table, self.written(project, table))
+        return Reached("computed" if rendered else "not yet", report=report)
+
+    def is_tracked(self, project: "Project", table: RunTable) -> bool:
+        """Whether all of its runs are there."""
+        from reproduction.run.results import run_path
+
+        cells = project.cells(table.id)
+        return all((project.root / run_path(run.key)).exists() for cell in cells for run in cell.runs)
+
+    def log(
+        self, project: "Project", tables: Sequence[RunTable], collected: Mapping[str, Collected]
+    ) -> "dict[str, Logged]":
+        from reproduction.render.tracking import log_tables
+
+        shown = log_tables(project, tables, {name: results for name, (_, results) in collected.items()})
+        return dict(zip((table.id for table in tables), shown, strict=True))
