@@ -147,17 +147,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def yaml_value(text: str, where: str, reader: type[yaml.SafeLoader] | None = None) -> Any:
+def yaml_value(text: str, where: str) -> Any:
     """The value of a text in YAML, without tags that make Python's objects.
-
-    Args:
-        reader: with tags of its own.
 
     Raises:
         ConfigError: as `read_yaml`; the sentence begins with `where`.
     """
     try:
-        loader = (reader or getattr(yaml, "CSafeLoader", yaml.SafeLoader))(text)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         node = loader.get_single_node()
         if node is None:
             return None

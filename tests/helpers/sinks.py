@@ -7,7 +7,7 @@ import torch
 from rotquant.metrics.diagnostics import Costs
 from rotquant.metrics.perplexity import PerplexityResult
 from rotquant.metrics.zeroshot import Scores
-from tests.helpers.models import tiny_model
+from tests.helpers.models import VOCABULARY, tiny_model
 
 SINK, BOS = 7, 1
 
@@ -67,3 +67,10 @@ COSTS = Costs(
         "r124": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 0, 1)}),
     },
 )
+
+
+def text() -> torch.Tensor:
+    """Four windows of 16 tokens: SINK stands first in three, at 5 in two of these, and at 9 in the last."""
+    ids = torch.randint(22, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(0))
+    ids[:3, 0], ids[:2, 5], ids[3, 9] = SINK, SINK, SINK
+    return ids

@@ -179,7 +179,7 @@ def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(fol
         "last_word": lambda row: row["word"],
         "summary": lambda row: " " + row["summary"],
     }.items():
-        built = load_tasks(folder.resolve(), (task,))
+        built = load_tasks(folder.resolve(), ALL.model_copy(update={"tasks": (task,)}))
         for shots in (2, 0):
             set_shots(built, shots)
             built[task].build_all_requests(limit=1)
@@ -379,7 +379,7 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
 
     names = task_names(metric)
-    tasks = load_tasks(folder.resolve(), names)
+    tasks = load_tasks(folder.resolve(), metric)
     set_shots(tasks, metric.shots)
     harness = Harness(Scorer(model.network, model.tokenizer, metric.bos, batch_size=16))
     found: Any = run_tasks(harness, {"tasks": tasks}, limit=metric.limit, bootstrap_iters=0, log_samples=True)
@@ -402,18 +402,18 @@ def test_lm_eval_asks_and_judges_the_same(shallow: api.Model, folder: Path, shot
     ("file", "content", "sentence"),
     [
         ("grammar.jsonl", b'{"context": "a", "choices": [" b"], "answer": 0}\n{"context": ', ", line 2 is no JSON"),
-        ("grammar.jsonl", b'{"context": "a", "choices": [" b"]}\n', ", line 1, is none of a task whose items have"),
-        ("grammar.jsonl", b'"a"\n', ", line 1, is none of a task"),
-        ("grammar.examples.jsonl", b'\n{"context": "\xff"}\n', ", line 2 is not UTF-8"),
+        ("grammar.jsonl", b'{"context": "a", "choices": [" b"]}\n', ", line 1, field 'answer': Field required"),
+        ("grammar.jsonl", b'{"context": "a", "choices": ["b"], "answer": 1}\n', ", line 1, field 'answer' is none of"),
+        ("grammar.jsonl", b'"a"\n', ", line 1, Input should be a valid dictionary"),
+        ("grammar.jsonl", None, " cannot be read"),
+        ("grammar.examples.jsonl", b'\n{"context": "\xff"}\n', ", line 2 cannot be read (it is not UTF-8"),
         ("grammar.examples.jsonl", None, " cannot be read"),
-        ("grammar.yaml", b"task: grammar\n", " is damaged: output_type is missing"),
-        ("grammar.yaml", b"task: last_word\n", " is none of task 'grammar'"),
     ],
 )
 def test_a_damaged_task_is_named(
     shipped: api.Model, folder: Path, tmp_path: Path, file: str, content: bytes | None, sentence: str
 ):
-    for name in ("grammar.yaml", "grammar.jsonl", "grammar.examples.jsonl"):
+    for name in ("grammar.jsonl", "grammar.examples.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
     metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)

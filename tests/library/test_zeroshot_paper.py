@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rotquant import api
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, evaluate, identity, longbench, prepare
-from rotquant.metrics.zeroshot.definitions import read_definition, write_definition
 from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.checkpoints import load_tokenizer
@@ -255,10 +255,10 @@ def test_by_the_unconditional_likelihood_a_choice_counts_by_what_the_question_ad
         ),
     ],
 )
-def test_prompts_are_lm_evals_own(folder: Path, task: str, expected: list[tuple[str | None, str]]):
+def test_prompts_are_lm_evals_own(metric: ZeroShot, folder: Path, task: str, expected: list[tuple[str | None, str]]):
     from rotquant.metrics.zeroshot.harness import load_tasks
 
-    built = load_tasks(folder.resolve(), (task,))[task]
+    built = load_tasks(folder.resolve(), metric)[task]
     built.build_all_requests(limit=1)
     for request, (context, continuation) in zip(built.instances, expected, strict=False):
         assert request.args[1] == continuation
@@ -276,28 +276,29 @@ def test_mmlu_is_all_questions_of_57_subjects(data: Path, tmp_path: Path):
     assert found["average"] == found["mmlu"]
 
 
-def prompt(folder: Path, task: str, shots: int) -> str:
+def prompt(metric: ZeroShot, folder: Path, task: str, shots: int) -> str:
     """The prompt of a task's first item."""
     from rotquant.metrics.zeroshot.harness import load_tasks, set_shots
 
-    tasks = load_tasks(folder.resolve(), (task,))
-    set_shots(tasks, shots)
+    tasks = load_tasks(folder.resolve(), metric)
+    set_shots({task: tasks[task]}, shots)
     tasks[task].build_all_requests(limit=1)
     return tasks[task].instances[0].args[0]
 
 
 def test_examples_come_from_their_own_file(data: Path, tmp_path: Path):
     tasks = ("arc_easy", "mmlu", "tldr")
-    folder = prepare(ZeroShot(suite="paper", path=str(data), tasks=tasks, shots=1), tmp_path)
+    metric = ZeroShot(suite="paper", path=str(data), tasks=tasks, shots=1)
+    folder = prepare(metric, tmp_path)
     spiders = [f"How many legs have {index} spiders?\nA. two" for index in range(5)]
-    text = prompt(folder, "mmlu_anatomy", 5)  # the first ones in order, as MMLU's authors gave them
+    text = prompt(metric, folder, "mmlu_anatomy", 5)  # the first ones in order, as MMLU's authors gave them
     assert [text.index(question) for question in spiders] == sorted(text.index(question) for question in spiders)
     assert text.count("Answer: D\n\n") == 5
     assert text.endswith("D. eight\nAnswer:")
-    text = prompt(folder, "arc_easy", 3)  # drawn by lm-eval's seed
+    text = prompt(metric, folder, "arc_easy", 3)  # drawn by lm-eval's seed
     assert text.count("What does seed") == 3
-    assert text == prompt(folder, "arc_easy", 3)
-    text = prompt(folder, "tldr", 1)
+    assert text == prompt(metric, folder, "arc_easy", 3)
+    text = prompt(metric, folder, "tldr", 1)
     assert text.startswith("It rained and I got wet.\nTL;DR: I got wet.\n\nI lost my key.")
     assert text.endswith("in the car.\nTL;DR:")
 
@@ -388,8 +389,8 @@ PIQA_ROW = b'{"goal": "a\xe2\x80\xa8b", "sol1": "c", "sol2": "d", "label": 1}\n'
     ("name", "content", "sentence"),
     [
         ("piqa.jsonl", b'\n{"goal": "a", \n', r", line 2 is no JSON \(column 15: Expecting property name"),
-        ("piqa.jsonl", PIQA_ROW + b'{"goal": "\xe9"}', r", line 2 is not UTF-8 \(byte 11\)"),
-        ("piqa.jsonl", PIQA_ROW.decode().encode("utf-16"), ", line 1 is not UTF-8"),
+        ("piqa.jsonl", PIQA_ROW + b'{"goal": "\xe9"}', r", line 2 cannot be read \(it is not UTF-8 at byte 11\)"),
+        ("piqa.jsonl", PIQA_ROW.decode().encode("utf-16"), ", line 1 cannot be read"),
         ("piqa.jsonl", PIQA_ROW + b'{"goal": "a"}', ", line 2, field 'sol1': Field required"),
         ("piqa.jsonl", PIQA_ROW + b'"piqa"', ", line 2, Input should be a valid dictionary"),
         ("piqa.jsonl", PIQA_ROW + b"[" * 100_000, ", line 2 cannot be read"),
@@ -414,63 +415,27 @@ def test_a_row_may_hold_every_mark_that_json_allows(tmp_path: Path):
     assert identity(metric, prepare(metric, tmp_path))["tasks"]["piqa"]["items"] == 2
 
 
-@pytest.mark.parametrize("include", ["/tmp/evil.yaml", "evil.yaml", ["/tmp/evil.yaml"], "piqa/../piqa/piqa.yaml"])
-def test_a_definition_includes_lm_evals_own_alone(tmp_path: Path, include: Any):
-    """lm-eval's reader would follow it, and load the functions that it names."""
-    from rotquant.metrics.zeroshot.harness import load_tasks
-
-    folder = prepare(ZeroShot(suite="paper", tasks=("piqa",)), tmp_path)
-    text = (folder / "piqa.yaml").read_text()
-    (folder / "piqa.yaml").write_text(re.sub("^include: .*$", f"include: {json.dumps(include)}", text, flags=re.M))
-    with pytest.raises(TaskError, match=r"piqa.yaml includes another than lm-eval's; remove its folder"):
-        load_tasks(folder.resolve(), ("piqa",))
-
-
-@pytest.mark.parametrize("task", [name for name, task in PAPER_TASKS.items() if isinstance(task.definition, dict)])
-def test_a_definition_is_read_as_it_was_written(tmp_path: Path, task: str):
-    ours: Any = PAPER_TASKS[task].definition
-    definition = {"task": task, **ours}
-    write_definition(tmp_path, definition)
-    assert read_definition(tmp_path, task) == definition
-
-
+@pytest.mark.parametrize("task", ["piqa", "tldr", "mmlu_anatomy"])
 @pytest.mark.parametrize(
-    "value",
+    ("line", "other"),
     [
-        "!function os.system",
-        "!function rotquant.metrics.zeroshot.sandbox.subprocess.run",
-        "!function rotquant.metrics.zeroshot.rouge.functools.partial",
-        "!function rotquant.metrics.zeroshot.rouge:rouge_l",
-        "!function rotquant.metrics.zeroshot.rouge.rouge_l.__globals__",
-        "!function rotquant.metrics.zeroshot.reasoning.program",
-        "!function rotquant.metrics.zeroshot.evil.run",
-        "!function rotquant.metrics.zeroshot./tmp/evil.run",
-        "!function ../evil.run",
-        "!function /tmp/evil.run",
-        "!function 'rotquant.metrics.zeroshot.rouge.rouge_l '",
-        "!function",
-        "!function [os.system]",
-        "!function {os: system}",
-        "!<!function> os.system",
-        "!%66unction os.system",
-        "!!python/name:os.system",
-        "!!python/object/apply:os.system ['true']",
+        ("^(include|process_results): .*$", "include: /tmp/evil.yaml"),
+        ("^(include|process_results): .*$", "process_results: !function os.system"),
+        ("^task: .*$", "task: other"),
+        ("^", "doc_to_text: other\n"),
+        ("(?s)^.*$", ""),
+        ("(?s)^.*$", "!!python/object/apply:os.system ['true']"),
     ],
 )
-def test_a_definition_names_the_functions_of_tasks_alone(tmp_path: Path, value: str):
-    (tmp_path / "tldr.yaml").write_text(f"task: tldr\nprocess_results: {value}\n")
-    with pytest.raises(TaskError, match=r"task definition .*tldr.yaml (names the function|cannot be read)") as error:
-        read_definition(tmp_path, "tldr")
-    assert "\n" not in str(error.value)
+def test_a_definition_that_is_not_as_it_was_written_is_refused(
+    metric: ZeroShot, folder: Path, tmp_path: Path, task: str, line: str, other: str
+):
+    """lm-eval's reader would follow what it includes, and load the functions that it names."""
+    from rotquant.metrics.zeroshot.harness import load_tasks
 
-
-@pytest.mark.parametrize(
-    "content", [b"", b"- task", b"task: piqa", b"task: [tldr", b"task: \xff", b"a: &a [*a]", b"{" * 5000]
-)
-def test_a_damaged_definition_is_named(tmp_path: Path, content: bytes):
-    (tmp_path / "tldr.yaml").write_bytes(content)
-    with pytest.raises(
-        TaskError, match=r"task definition .*tldr.yaml (cannot be read|is none of task 'tldr')"
-    ) as error:
-        read_definition(tmp_path, "tldr")
-    assert "\n" not in str(error.value)
+    shutil.copytree(folder, tmp_path / "copy")
+    file = tmp_path / "copy" / f"{task}.yaml"
+    file.write_text(re.sub(line, other, file.read_text(), count=1, flags=re.MULTILINE))
+    for read in (lambda: load_tasks(tmp_path / "copy", metric), lambda: identity(metric, tmp_path / "copy")):
+        with pytest.raises(TaskError, match=rf"definition {file} is missing, or not as it was written; remove its fo"):
+            read()

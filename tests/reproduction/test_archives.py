@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.project import Copy
-from tests.reproduction.test_workflow import REPORT, with_rotations
+from tests.helpers.workflows import REPORT, with_rotations
 from tests.trials.projects import digests
 
 KINDS = ("rotations", "weights", "measured")

@@ -5,7 +5,6 @@ Without results numbers are compared as they are, as the paper's; `test_verdicts
 
 import itertools
 import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +23,8 @@ from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ConfigError
+from tests.helpers.claims import BETTER, CASES, OF_BOTH_COLUMNS, PAIR, PAPER, seeds, table
 
-PAPER = {
-    ("Baseline", "7B"): 5.47,
-    ("Baseline", "13B"): 4.88,
-    ("QUIK", "7B"): 8.87,
-    ("QUIK", "13B"): 7.78,
-    ("QuaRot", "7B"): 6.10,
-    ("QuaRot", "13B"): 5.40,
-    ("Atom", "7B"): 6.03,
-}
 ACCURACY = {("Baseline", "7B"): 69.79, ("QuaRot", "7B"): 65.64, ("Baseline", "13B"): 72.55, ("QuaRot", "13B"): 69.79}
 
 
@@ -46,25 +37,6 @@ def numbers(
         (row, column, quantity.name): value if isinstance(value, Number) else Number(value)
         for (row, column), value in changed.items()
     }
-
-
-def seeds(*values: float) -> Number:
-    """The number of several seeds."""
-    return Number(statistics.mean(values), statistics.stdev(values), values)
-
-
-def table(*claims: dict[str, Any]) -> RunTable:
-    return RunTable.model_validate(
-        {
-            **dict.fromkeys(("paper", "paper_title", "title", "section", "caption"), "-"),
-            "id": "quarot_table1",
-            "metrics": [{"kind": "perplexity"}],
-            "columns": ["7B", "13B"],
-            "baseline": "Baseline",
-            "rows": [{"name": row, "method": "rtn"} for row in ("Baseline", "QUIK", "QuaRot", "Atom")],
-            "claims": [{"text": "-", "section": "-", **claim} for claim in claims],
-        }
-    )
 
 
 def verdict(
@@ -81,71 +53,7 @@ def verdict(
     return judge(asked, table(), numbers_of, quantity, {} if ours else None, columns)
 
 
-BETTER = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
-PAIR = [["QuaRot", "QUIK"], ["Baseline", "Atom"]]
-CASES: dict[str, tuple[dict[str, Any], dict[str, float | Number], dict[str, float | Number]]] = {
-    "better": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 7.0}, {"QuaRot": 7.0, "QUIK": 6.0}),
-    "no_worse": ({"row": "QuaRot", "than": ["QUIK"]}, {"QuaRot": 6.0, "QUIK": 6.0}, {"QuaRot": 6.1, "QUIK": 6.0}),
-    "order": (
-        {"rows": ["QuaRot", "Atom", "QUIK"]},
-        {"QuaRot": 6.0, "Atom": 6.5, "QUIK": 7.0},
-        {"QuaRot": 6.0, "Atom": 7.0, "QUIK": 6.5},
-    ),
-    "loss_at_most": (
-        {"row": "QuaRot", "over": "Baseline", "percent": 10.0},
-        {"Baseline": 10.0, "QuaRot": 11.0},
-        {"Baseline": 10.0, "QuaRot": 11.1},
-    ),
-    "close": (
-        {"row": "QuaRot", "over": "Baseline", "points": 0.5},
-        {"Baseline": 10.0, "QuaRot": 9.5},
-        {"Baseline": 10.0, "QuaRot": 9.4},
-    ),
-    "at_most": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.1}, {"QuaRot": 6.2}),
-    "at_least": ({"row": "QuaRot", "value": 6.1}, {"QuaRot": 6.2}, {"QuaRot": 6.0}),
-    "loss_decreasing": (
-        {"row": "QuaRot", "over": "Baseline"},
-        {"Baseline": 5.47, "QuaRot": 6.10},
-        {"Baseline": 5.47, "QuaRot": 5.90},
-    ),
-    "loss_larger": (
-        {"row": "QuaRot", "over": "Baseline", "pairs": [["7B", "13B"]]},
-        {"Baseline": 5.47, "QuaRot": 6.10},
-        {"Baseline": 5.47, "QuaRot": 5.90},
-    ),
-    "gains_increasing": (
-        {"pairs": PAIR},
-        {"QuaRot": 6.0, "QUIK": 6.6, "Baseline": 5.0, "Atom": 6.0},
-        {"QuaRot": 6.0, "QUIK": 9.0, "Baseline": 5.0, "Atom": 6.0},
-    ),
-    "difference_smaller": (
-        {"of": ["QuaRot", "QUIK"], "than": ["Baseline", "Atom"]},
-        {"QuaRot": 6.0, "QUIK": 5.8, "Baseline": 5.0, "Atom": 6.0},
-        {"QuaRot": 6.0, "QUIK": 4.0, "Baseline": 5.0, "Atom": 5.1},
-    ),
-    "better_than_best": (
-        {"row": "QuaRot", "than": ["QUIK"]},
-        {"QuaRot": 6.0, "QUIK": seeds(6.1, 7.0)},
-        {"QuaRot": 6.0, "QUIK": seeds(5.9, 7.0)},
-    ),
-    "spread_smaller": (
-        {"row": "QuaRot", "than": ["QUIK"]},
-        {"QuaRot": seeds(6.0, 6.1), "QUIK": seeds(6.0, 6.2)},
-        {"QuaRot": seeds(6.0, 6.3), "QUIK": seeds(6.0, 6.2)},
-    ),
-    "range_at_least": (
-        {"row": "QuaRot", "points": 2.0},
-        {"QuaRot": seeds(5.0, 6.0, 7.0)},
-        {"QuaRot": seeds(5.1, 6.0, 7.0)},
-    ),
-    "best_column": (
-        {"row": "QuaRot", "column": "7B"},
-        {"QuaRot": 5.40},
-        {"QuaRot": 5.41},
-    ),
-}
 """For each kind of check: arguments, numbers of the column 7B by which it holds, and by which it fails."""
-OF_BOTH_COLUMNS = ("loss_decreasing", "loss_larger", "best_column")
 
 
 def columns_of(kind: str) -> list[str] | None:

@@ -16,7 +16,7 @@ import yaml
 from reproduction.run.cluster import lost_jobs
 from rotquant.foundation.data import merge
 from tests.helpers.project import CONFIG, REPOSITORY, Copy
-from tests.reproduction.test_workflow import REPORT, one_column
+from tests.helpers.workflows import REPORT, one_column
 
 PROGRAMS = {
     "sbatch": 'echo "$@" >> submitted; echo "sbatch: error: Requested node configuration is not available" >&2; exit 1',

@@ -11,9 +11,8 @@ from reproduction.frame.values import Number
 from reproduction.tables.checks import Given
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import OUTLIER_TOKENS, PERPLEXITY
+from tests.helpers.claims import Measured, measured, table
 from tests.helpers.project import REPOSITORY
-from tests.reproduction.test_claims import table
-from tests.reproduction.test_verdicts import Measured, measured
 
 DIFFER = Given(differ=("QuaRot", "Atom"), otherwise="The two are one")
 CHECK = {"better": {"row": "QuaRot", "than": ["QUIK"]}}

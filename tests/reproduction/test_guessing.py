@@ -19,7 +19,7 @@ from reproduction.tables.quantities import AVERAGE, LOG_ODDS, Quantity
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from tests.reproduction.test_claims import BETTER, CASES, table
+from tests.helpers.claims import BETTER, CASES, table
 
 ITEMS = 400
 

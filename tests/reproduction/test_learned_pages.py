@@ -7,8 +7,8 @@ import pytest
 from reproduction.render.tracking import Logged
 from reproduction.run.results import RunResult, read_result, run_path, write_result
 from reproduction.tables.project import Project
+from tests.helpers.learned import LEARNED, learned_record
 from tests.helpers.reports import compute, load, page, table
-from tests.reproduction.test_tracking import LEARNED, learned_record
 
 WEIGHTS_KEPT = {"weights": None, "methods": {"gptq": None}}
 ROWS = [{"name": "Baseline", "method": "baseline"}, LEARNED, {**LEARNED, "name": "8 bits", "recipe": WEIGHTS_KEPT}]

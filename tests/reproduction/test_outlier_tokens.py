@@ -14,7 +14,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens
 from tests.helpers.models import VOCABULARY
-from tests.helpers.sinks import SINK, expected_ratio, planted
+from tests.helpers.sinks import SINK, expected_ratio, planted, text
 
 WORDS = {SINK: ".", 20: " self", 21: "\n"}
 METRIC = OutlierTokens(threshold=8.0, sequence_length=16)
@@ -22,13 +22,6 @@ METRIC = OutlierTokens(threshold=8.0, sequence_length=16)
 
 def decode(token: int) -> str:
     return WORDS.get(token, f"w{token}")
-
-
-def text() -> torch.Tensor:
-    """Four windows of 16 tokens: SINK stands first in three, at 5 in two of these, and at 9 in the last."""
-    ids = torch.randint(22, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(0))
-    ids[:3, 0], ids[:2, 5], ids[3, 9] = SINK, SINK, SINK
-    return ids
 
 
 def test_planted_tokens_are_counted_where_they_stand() -> None:

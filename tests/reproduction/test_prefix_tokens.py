@@ -22,8 +22,7 @@ from rotquant.recipes.recipe import parse_recipe
 from rotquant.weights.build import build_weights
 from tests.helpers.models import tiny_model
 from tests.helpers.reports import load, page, provenance, table
-from tests.helpers.sinks import planted
-from tests.reproduction.test_outlier_tokens import SINK, text
+from tests.helpers.sinks import SINK, planted, text
 
 METHODS = {"prefixed_outliers": {"threshold": 8.0}}
 TOKENS = {1: "<s>", 2: "\n", 3: " the", 4: ".", 5: "\t", 6: "\\"}

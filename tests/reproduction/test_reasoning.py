@@ -292,8 +292,8 @@ def test_lm_eval_itself_would_ask_before_it_runs_programs(data: Path, tmp_path: 
     """The definition says that it runs code: lm-eval's own command line refuses it unless told otherwise."""
     from rotquant.metrics.zeroshot.harness import load_tasks
 
-    folder = prepare(ZeroShot(suite="paper", path=str(data), tasks=("humaneval", "gsm8k")), tmp_path)
-    tasks = load_tasks(folder.resolve(), ("humaneval", "gsm8k"))
+    metric = ZeroShot(suite="paper", path=str(data), tasks=("humaneval", "gsm8k"))
+    tasks = load_tasks(prepare(metric, tmp_path).resolve(), metric)
     assert [getattr(tasks[name], "UNSAFE_CODE", False) for name in ("humaneval", "gsm8k")] == [True, False]
 
 

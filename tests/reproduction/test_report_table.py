@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
 from reproduction.tables.project import Project, load_project
 from reproduction.tables.speed.definitions import SpeedTable
+from tests.helpers.latex import check
 from tests.helpers.project import Copy
 from tests.helpers.reports import changed, every_kind, page
 from tests.helpers.speed import SPEED, record
@@ -54,26 +54,6 @@ def report(row: str, *cells: str) -> Report:
     columns = [GridColumn([cell], row, "" if place else None) for place, cell in enumerate(cells)]
     grid = Grid(f"{row}, lower is better", [row], [[row]], columns)
     return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(), "Claims"))
-
-
-def check(text: str) -> None:
-    """Environments and braces are balanced, and every line of a table has as many cells as it has columns."""
-    open_ones: list[str] = []
-    for begin, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
-        if begin == "begin":
-            open_ones.append(name)
-        else:
-            assert open_ones.pop() == name
-    assert open_ones == []
-    plain = re.sub(r"\\[\\{}$&]", "", text)
-    assert plain.count("{") == plain.count("}")
-    assert plain.count("$") % 2 == 0
-    for columns, body in re.findall(r"\\begin\{tabular\}\{([lr]+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
-        lines = [line for line in body.splitlines() if line.endswith(r" \\")]
-        assert len(lines) >= 2
-        for line in lines:
-            spans = [int(width) - 1 for width in re.findall(r"\\multicolumn\{(\d+)\}", line)]
-            assert len(re.findall(r"(?<!\\)&", line)) + sum(spans) == len(columns) - 1
 
 
 def test_latex_of_every_kind_of_table_is_balanced(kinds: Project, speed: Project) -> None:

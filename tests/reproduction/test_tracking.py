@@ -13,7 +13,6 @@ import yaml
 from mlflow import MlflowClient
 
 from reproduction.frame.values import collect
-from reproduction.identity.records import signed
 from reproduction.render import tracking
 from reproduction.render.pages.report import report_of
 from reproduction.render.tracking import papers
@@ -31,6 +30,7 @@ from reproduction.tables.tables import Claim
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
+from tests.helpers.learned import LEARNED, learned_record
 from tests.helpers.speed import SPEED, record
 from tests.helpers.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
 from tests.helpers.watching import long_work
@@ -368,7 +368,6 @@ def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_tak
     assert len(run.data.metrics) == 6
 
 
-LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"methods": {"gptq": None}}}
 HISTORY = [
     {
         "step": step,
@@ -381,23 +380,6 @@ HISTORY = [
     }
     for step in range(3)
 ]
-
-
-def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
-    settings = run.recipe.methods["spinquant"].model_dump(mode="json")
-    made = {
-        **environment(),
-        "code_digest": "0123456789abcdef",
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
-        "digest": "feed",
-        "seed": run.seed,
-        "learning": settings,
-        "first": {"loss": 5.0},
-        "last": {"loss": loss},
-        "seconds": 30.0,
-    }
-    return signed(made, run.rotation_identity())
 
 
 def with_learned_rotations(project: Project) -> Project:

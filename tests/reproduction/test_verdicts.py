@@ -24,23 +24,11 @@ from reproduction.claims.estimates import (
 from reproduction.claims.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
 from reproduction.claims.pairing import same_items
 from reproduction.frame.values import Number
-from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
-from reproduction.run.samples import pack
 from reproduction.tables.quantities import PERPLEXITY, SNR_DB
-from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
-from tests.reproduction.test_claims import BETTER, CASES, OF_BOTH_COLUMNS, PAPER, table
-
-RUN = Run(
-    checkpoint="model",
-    checkpoint_digest="0",
-    recipe=Recipe(),
-    metric=Perplexity(corpus="docstrings"),
-    corpora={"docstrings": DOCSTRINGS},
-)
-Measured = tuple[dict[tuple[str, str, str], Number], dict[str, RunResult]]
+from tests.helpers.claims import BETTER, CASES, OF_BOTH_COLUMNS, PAPER, RUN, Measured, measured, table
 
 
 def drawn(seed: int, seeds: int, windows: int, noise: "Mix") -> np.ndarray:
@@ -49,19 +37,6 @@ def drawn(seed: int, seeds: int, windows: int, noise: "Mix") -> np.ndarray:
     by_seed, by_window = generator.normal(size=(seeds, 1)), generator.normal(size=(1, windows))
     both = generator.normal(size=(seeds, windows))
     return noise[0] * by_seed + noise[1] * by_window + noise[2] * both
-
-
-def measured(cells: dict[tuple[str, str], tuple[float, np.ndarray]], *, stored: bool = True) -> Measured:
-    """Numbers with the runs behind them: perplexities around a value with relative deviations [seeds, windows]."""
-    numbers, results = {}, {}
-    for (row, column), (value, deviations) in cells.items():
-        keys, values = [f"{row}{column}{seed}" for seed in range(len(deviations))], []
-        for key, losses in zip(keys, np.log(value) + deviations, strict=True):
-            values.append(math.exp(losses.mean()))
-            samples = pack({"perplexity": tuple(losses)}) if stored else {}
-            results[key] = RunResult(RUN, {"perplexity": values[-1]}, {}, None, samples=samples)
-        numbers[row, column, "perplexity"] = Number.of_seeds(tuple(values), tuple(range(len(keys))), tuple(keys))
-    return numbers, results
 
 
 def verdict(check: dict[str, Any], found: Measured, columns: list[str] | None = None) -> Verdict:

@@ -15,23 +15,11 @@ from pathlib import Path
 import pytest
 
 from reproduction.run.results import read_result
-from rotquant.foundation.data import merge
 from rotquant.foundation.files import write_json
 from rotquant.tensors.devices import has_driver
-from tests.helpers.project import CONFIG, TABLES, Copy, alive
+from tests.helpers.project import CONFIG, Copy, alive
+from tests.helpers.workflows import REPORT, one_column, with_rotations
 from tests.trials.projects import tiny
-
-REPORT = "reports/quarot_table1.md"
-
-
-def one_column(folder: Path, figure: bool = True) -> Copy:
-    """A project whose table has one column: three runs, two of them on the stored weights of one batch."""
-    project = Copy(folder)
-    if not figure:
-        (table,) = TABLES["tables"]
-        project.set_tables({**TABLES, "tables": [{key: table[key] for key in table if key != "figure"}]})
-    project.set_config(merge(CONFIG, {"slots": {"Llama-2-13B": {"compute": False}}}))
-    return project
 
 
 @pytest.fixture(scope="module")
@@ -162,22 +150,6 @@ def test_a_gpu_that_is_not_here_is_told_before_the_first_job(tmp_path: Path) -> 
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """A project with learned rotations, which each test computes where it must."""
     return with_rotations(tmp_path_factory.mktemp("learned"))
-
-
-def with_rotations(folder: Path) -> Copy:
-    """A project whose table has two rows on the same learned rotations, and one without, on one model."""
-    project = one_column(folder, figure=False)
-    rtn = {"methods": {"gptq": None}}
-    rows = [
-        {"name": "Baseline", "method": "baseline"},
-        {"name": "GPTQ", "method": "spinquant-hard"},
-        {"name": "RTN", "method": "spinquant-hard", "recipe": rtn},
-        {"name": "Hadamard", "method": "spinquant-hard", "recipe": {**rtn, "methods": {"spinquant": None}}},
-    ]
-    (table,) = TABLES["tables"]
-    fields = {key: value for key, value in table.items() if key not in ("figure", "published")}
-    project.set_tables({**TABLES, "tables": [{**fields, "rows": rows, "claims": []}]})
-    return project
 
 
 def test_rows_share_learned_rotations_which_a_killed_job_leaves_half_done_and_the_next_one_completes(

@@ -5,14 +5,13 @@ A text to complete is short, and where it has names, the passage has them before
 
 import ast
 import builtins
-import inspect
 import keyword
 import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, Source, number, one_of, ordered
+from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, Source, cut, number, ordered
 
 LONGEST = 24
 """Characters of the longest text to complete."""
@@ -20,7 +19,7 @@ LONGEST = 24
 #: What a completion may name without its having been named before.
 _KNOWN = frozenset({*dir(builtins), *keyword.kwlist, "self", "cls"})
 _IMPORT = re.compile(r"(from [\w.]+ import|import)( [\w, .]+)")
-#: Characters of the lines above an import or a return, at most.
+#: Characters of the lines that are shown above an import or a return, at most.
 _ABOVE = 400
 #: No import is more than this many of the items.
 _SAME = 30
@@ -35,8 +34,10 @@ def complete_line(source: Source) -> Iterator[Item]:
             for cut in range(1, len(line) - 1)
             if _known(passage, line[cut:])
         ]
-        if drawn := one_of("complete_line", passage.text, found):
-            yield _rest(passage, *drawn)
+        if found:
+            start, last = found[number("complete_line", passage.text) % len(found)]
+            context, _ = cut(passage.text[:start])
+            yield {"context": context, "text": passage.text[len(context) : last.start + len(last.text)]}
 
 
 def complete_return(source: Source) -> Iterator[Item]:
@@ -67,7 +68,14 @@ def summary(source: Source) -> Iterator[Item]:
 
     The summary is asked for in the form in which documentation lists what it describes, one line each.
     """
-    for name, text in _documented(source):
+    nodes = (
+        node
+        for module in source.modules
+        for node in module.nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[:2] != "__"
+    )
+    found = dict.fromkeys((node.name.lstrip("_"), (ast.get_docstring(node) or "").strip()) for node in nodes)
+    for name, text in ordered("summary", found, " ".join):
         line, *paragraphs = text.split("\n\n")
         body = " ".join(" ".join(text for text in paragraphs if _is_prose(text)).split())
         if "\n" not in line and 3 <= len(line.split()) <= 15 and 8 <= len(body.split()) <= 120:
@@ -75,7 +83,7 @@ def summary(source: Source) -> Iterator[Item]:
 
 
 def _above(text: str) -> str:
-    """The last whole lines of a text."""
+    """The last whole lines of a text, within `_ABOVE` characters."""
     return text if len(text) <= _ABOVE else text[text.index("\n", len(text) - _ABOVE) + 1 :]
 
 
@@ -115,22 +123,6 @@ def _known(passage: Passage, rest: list[Lexeme]) -> bool:
     names = {lexeme.text for lexeme in rest if lexeme.kind == tokenize.NAME}
     plain = all(lexeme.kind in (tokenize.NAME, tokenize.OP, tokenize.NUMBER) for lexeme in rest)
     return 3 <= length <= LONGEST and plain and bool(names) and names <= before | _KNOWN
-
-
-def _rest(passage: Passage, start: int, last: Lexeme) -> Item:
-    context, _ = passage.cut(start)
-    return {"context": context, "text": passage.text[len(context) : last.start + len(last.text)]}
-
-
-def _documented(source: Source) -> list[tuple[str, str]]:
-    """The names of documented functions and classes and their documentation, each once, in the order of a hash."""
-    found: dict[tuple[str, str], None] = {}
-    for module in source.modules:
-        for node in module.nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[:2] != "__":
-                text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
-                found.setdefault((node.name.lstrip("_"), text))
-    return sorted(found, key=lambda pair: number("summary", " ".join(pair)))
 
 
 def _is_prose(text: str) -> bool:

@@ -12,12 +12,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rotquant.foundation import progress
 from rotquant.metrics.zeroshot.paper import is_shortened, lm_eval_tasks, parts, stands_in_template
 from rotquant.metrics.zeroshot.suites import (
     ANSWER,
+    Measure,
     check_allowed,
     choices_of,
     has_choices,
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 
     from rotquant.metrics.zeroshot.questions import Measures
     from rotquant.metrics.zeroshot.scoring import Scorer
-
-#: What an item with choices says beside its score, by measure (`odds.told`).
-ODDS = ("log_odds", "choice")
-#: What an item is scored by.
-_MEASURES = ("acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l")
 
 
 @dataclass(frozen=True)
@@ -97,42 +93,32 @@ def scores(
     """As `evaluate`, item by item too."""
     names = task_names(metric)
     check_allowed(metric, allow_code_execution)
-    ask = _by_lm_eval if metric.suite == "paper" else _directly
     if metric.suite == "paper":
         lm_eval_tasks()
     was_training = model.training
     with progress.task(f"{metric.suite} tasks"):
+        from rotquant.metrics.zeroshot.questions import Questions, ask
         from rotquant.metrics.zeroshot.scoring import Scorer
 
         try:
-            found = ask(Scorer(model.eval(), tokenizer, metric.bos, batch_size), metric, names, folder)
+            scorer = Scorer(model.eval(), tokenizer, metric.bos, batch_size)
+            if metric.suite == "paper":
+                found = _by_lm_eval(scorer, metric, folder)
+            else:
+                found = ask(scorer, [Questions(folder, name, metric.shots, metric.limit) for name in names])
         finally:
             model.train(was_training)
-    metrics: dict[str, float] = {}
-    for name in names:
-        metrics |= _summary(name, found[name])
-    values = {name: [item[quoted(metric, name).measure] for item in found[name]] for name in names}
-    items = {name: tuple(scores) for name, scores in values.items() if all(map(math.isfinite, scores))}
-    more, of_choices = _of_choices(metric, names, found)
-    return Scores(metrics | _over_tasks(metric, names, metrics) | more, items | of_choices)
+    return _summarized(metric, found)
 
 
-def _directly(scorer: "Scorer", metric: ZeroShot, names: tuple[str, ...], folder: Path) -> "dict[str, list[Measures]]":
-    from rotquant.metrics.zeroshot.questions import Questions, ask
-
-    return ask(scorer, [Questions(folder, name, metric.shots, metric.limit) for name in names])
-
-
-def _by_lm_eval(
-    scorer: "Scorer", metric: ZeroShot, names: tuple[str, ...], folder: Path
-) -> "dict[str, list[Measures]]":
-    """The items of a task are those of all its parts, in order."""
+def _by_lm_eval(scorer: "Scorer", metric: ZeroShot, folder: Path) -> "dict[str, list[Measures]]":
+    """What each item scores by task; the items of a task are those of all its parts, in order."""
     with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
         from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
 
-        tasks = load_tasks(Path(folder).resolve(), tuple(part for name in names for part in parts(name)))
+        tasks = load_tasks(Path(folder).resolve(), metric)
         set_shots(tasks, metric.shots)
         alone = ANSWER if metric.normalization == "unconditional" else ""
         harness = Harness(scorer, alone, functools.partial(_prompt, scorer, metric))
@@ -149,9 +135,9 @@ def _by_lm_eval(
         finite = part not in harness.not_finite
         for item in results["samples"][part]:
             told = choices_told(tasks[part], item, bool(alone)) if finite else {}
-            yield {name: float(item[name]) if finite else math.nan for name in _MEASURES if name in item} | told
+            yield {name: float(item[name]) if finite else math.nan for name in get_args(Measure) if name in item} | told
 
-    return {name: [item for part in parts(name) for item in measured(part)] for name in names}
+    return {name: [item for part in parts(name) for item in measured(part)] for name in task_names(metric)}
 
 
 def _prompt(scorer: "Scorer", metric: ZeroShot, task: str, asked: str) -> str:
@@ -163,7 +149,41 @@ def _prompt(scorer: "Scorer", metric: ZeroShot, task: str, asked: str) -> str:
     return asked
 
 
-def _summary(name: str, items: "list[Measures]") -> dict[str, float]:
+def _summarized(metric: ZeroShot, found: "dict[str, list[Measures]]") -> Scores:
+    """Means over items and tasks, and the items of the quoted measures."""
+    metrics: dict[str, float] = {}
+    items: dict[str, tuple[float, ...]] = {}
+    means: dict[str, float] = {}
+    medians: list[float] = []
+    summaries: dict[str, list[str]] = {}
+    for name, scored in found.items():
+        measure = quoted(metric, name).measure
+        metrics |= _of_task(name, scored)
+        metrics[name] = metrics[f"{name}.{measure}"]
+        summaries.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
+        values = tuple(item[measure] for item in scored)
+        if all(map(math.isfinite, values)):
+            items[name] = values
+        if has_choices(metric, name):
+            odds, choices = (
+                tuple(item.get(f"{measure}.{what}", math.nan) for item in scored) for what in ("log_odds", "choice")
+            )
+            finite = all(map(math.isfinite, odds))
+            means[log_odds_of(name)] = statistics.fmean(odds) if finite else math.nan
+            medians.append(statistics.median(odds) if finite else math.nan)
+            if finite:
+                items |= {log_odds_of(name): odds, choices_of(name): choices}
+    for summary, names in summaries.items():
+        metrics[summary] = statistics.fmean(metrics[name] for name in names)
+    if names := summaries.get("rouge_l"):
+        metrics["rouge_l_stderr"] = math.hypot(*(metrics[f"{name}.rouge_l_stderr"] for name in names)) / len(names)
+    if means:
+        metrics |= means
+        metrics |= {"log_odds": statistics.fmean(means.values()), "log_odds_median": statistics.fmean(medians)}
+    return Scores(metrics, items)
+
+
+def _of_task(name: str, items: "list[Measures]") -> dict[str, float]:
     """The measures of a task over its items, in percent, with their standard errors."""
     metrics: dict[str, float] = {f"{name}.items": len(items)}
     for measure in (measure for measure in items[0] if "." not in measure):
@@ -174,43 +194,6 @@ def _summary(name: str, items: "list[Measures]") -> dict[str, float]:
         many = len(values) > 1
         metrics[f"{name}.{measure}_stderr"] = math.sqrt(squares / (len(values) - 1) / len(values)) if many else math.nan
     return metrics
-
-
-def _over_tasks(metric: ZeroShot, names: tuple[str, ...], metrics: dict[str, float]) -> dict[str, float]:
-    """What each task quotes, and the means of that."""
-    found: dict[str, float] = {}
-    summaries: dict[str, list[str]] = {}
-    for name in names:
-        measure = quoted(metric, name).measure
-        found[name] = metrics[f"{name}.{measure}"]
-        summaries.setdefault("rouge_l" if measure == "rouge_l" else "average", []).append(name)
-    for summary, members in summaries.items():
-        found[summary] = statistics.fmean(found[name] for name in members)
-    if summarized := summaries.get("rouge_l"):
-        errors = (metrics[f"{name}.rouge_l_stderr"] for name in summarized)
-        found["rouge_l_stderr"] = math.hypot(*errors) / len(summarized)
-    return found
-
-
-def _of_choices(
-    metric: ZeroShot, names: tuple[str, ...], found: "dict[str, list[Measures]]"
-) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Means of the log-odds of tasks with choices, and these and the choices item by item; nan, and no items, of a task
-    on which the network is not finite."""
-    means: dict[str, float] = {}
-    medians: list[float] = []
-    items: dict[str, tuple[float, ...]] = {}
-    for name in (name for name in names if has_choices(metric, name)):
-        measure = quoted(metric, name).measure
-        odds, choices = ([item.get(f"{measure}.{what}", math.nan) for item in found[name]] for what in ODDS)
-        whole = all(map(math.isfinite, odds))
-        means[log_odds_of(name)] = statistics.fmean(odds) if whole else math.nan
-        medians.append(statistics.median(odds) if whole else math.nan)
-        if whole:
-            items |= {log_odds_of(name): tuple(odds), choices_of(name): tuple(choices)}
-    if means:
-        means |= {"log_odds": statistics.fmean(means.values()), "log_odds_median": statistics.fmean(medians)}
-    return means, items
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
 from rotquant.metrics.zeroshot import paper, shipped
-from rotquant.metrics.zeroshot.definitions import data_files, definition_digest, hub_dataset, item_count
+from rotquant.metrics.zeroshot.definitions import check_written, definition_digest, hub_dataset, write_definition
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
@@ -37,37 +37,37 @@ def prepare(
         TaskError: the tasks cannot be made from the corpus, or a local data file is missing or of another schema.
     """
     names = task_names(metric)
-    folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
     if metric.suite == "shipped":
         shipped.check_source(corpus)
-        made_by = short_hash(canonical_json([shipped.fingerprint(), _source_digest()]))
-        name = f"shipped-{made_by}" if split == "test" else f"shipped-{split}-{made_by}"
-        return _made(folder / name, lambda new: shipped.build(new, corpus, split))
-    in_template = metric.template is not None
-    asked = paper.definitions(names, metric.normalization, in_template)
-    content: dict[str, Any] = {
-        "lm_eval": [_lm_eval_version(), str(paper.lm_eval_tasks())],
-        "tasks": {definition["task"]: definition_digest(definition) for definition in asked},
-    }
-    if metric.path is None:
-        paper.check_hub(names)
-        return _made(
-            folder / f"paper-{short_hash(canonical_json(content))}",
-            lambda new: paper.build(new, names, None, {}, metric.normalization, in_template),
-        )
-    files = paper.data_files(metric.path, names, metric.shots)
-    content["files"] = {str(file): content_digest(file) for splits in files.values() for file in splits.values()}
+        kind, content = "shipped" if split == "test" else f"shipped-{split}", [shipped.fingerprint()]
+    else:
+        files = [file for splits in paper.data_files(metric).values() for file in splits.values()]
+        asked = [metric.normalization, metric.template is not None, _lm_eval_version(), str(paper.lm_eval_tasks())]
+        kind, content = "paper", [names, *asked, {str(file): content_digest(file) for file in files}]
 
     def build(new: Path) -> None:
-        rows = {
-            (name, split): paper.check_file(name, file)
-            for name, splits in files.items()
-            for split, file in splits.items()
-        }
-        items = {name: count for (name, split), count in rows.items() if split != "examples"}
-        paper.build(new, names, files, items, metric.normalization, in_template)
+        if metric.suite == "shipped":
+            shipped.build(new, corpus, split)
+            return
+        new.mkdir()
+        for definition in paper.definitions(metric):
+            write_definition(new, definition)
 
-    return _made(folder / f"paper-{short_hash(canonical_json(content))}", build)
+    folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
+    return _made(folder / f"{kind}-{short_hash(canonical_json([*content, _source_digest()]))}", build)
+
+
+def definitions(metric: ZeroShot, folder: Path) -> list[dict[str, Any]]:
+    """The definitions of a metric's tasks, MMLU's by subject.
+
+    Raises:
+        TaskError: the folder does not have them as they were written into it.
+    """
+    of_shipped = (shipped.definition(folder, name) for name in task_names(metric))
+    found = list(of_shipped if metric.suite == "shipped" else paper.definitions(metric))
+    for definition in found:
+        check_written(folder, definition)
+    return found
 
 
 def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
@@ -77,18 +77,17 @@ def identity(metric: ZeroShot, folder: Path) -> dict[str, Any]:
     `examples`; of one on the hub the data set's commit.
     """
     tasks = {}
-    for name in (part for task in task_names(metric) for part in paper.parts(task)):
-        definition = paper.checked_definition(folder, name)
-        files = data_files(folder, definition)
+    for definition in definitions(metric, folder):
+        known = tasks[definition["task"]] = {"definition": definition_digest(definition)}
+        if "dataset_kwargs" not in definition:
+            known |= {"source": "hub", "commit": commit_of("dataset", hub_dataset(definition))}
+            continue
+        files = {of: (folder / file).resolve() for of, file in definition["dataset_kwargs"]["data_files"].items()}
         examples = files.pop("examples", None)
-        tasks[name] = {"definition": definition_digest(definition)}
-        if not files:
-            tasks[name] |= {"source": "hub", "commit": commit_of("dataset", hub_dataset(definition))}
         for file in files.values():
-            known = {"file": str(file), "sha256": content_digest(file), "items": item_count(folder, definition)}
-            tasks[name] |= known
+            known |= {"file": str(file), "sha256": content_digest(file), "items": definition["metadata"]["items"]}
         if metric.shots and examples is not None:
-            tasks[name]["examples"] = content_digest(examples)
+            known["examples"] = content_digest(examples)
     return {"suite": metric.suite, "lm_eval": _lm_eval_version(), "tasks": tasks}
 
 
@@ -109,7 +108,7 @@ def _made(folder: Path, build: Callable[[Path], None]) -> Path:
 
 @functools.cache
 def _source_digest() -> str:
-    """Digest of the code that makes the shipped tasks: this package's files and those that read text."""
+    """Digest of the code that makes the tasks: this package's files and those that read text."""
     packages = (Path(__file__).parent, Path(text.__file__).parent)
     files = [path.read_text(encoding="utf-8") for package in packages for path in sorted(package.glob("*.py"))]
     return short_hash("\n".join(files))

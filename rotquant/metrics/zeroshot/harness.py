@@ -14,39 +14,45 @@ from lm_eval.tasks import TaskManager
 
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.hub import keep_to_files
-from rotquant.metrics.zeroshot import odds, paper
-from rotquant.metrics.zeroshot.definitions import data_files
+from rotquant.metrics.zeroshot.folders import definitions
+from rotquant.metrics.zeroshot.odds import told
 from rotquant.metrics.zeroshot.scoring import Scorer
+from rotquant.recipes.schemes import ZeroShot
 
 #: lm-eval's own default, by which it draws examples for tasks that do not take the first ones.
 _EXAMPLES_SEED = 1234
 
 
-@functools.lru_cache(maxsize=8)
-def load_tasks(folder: Path, names: tuple[str, ...]) -> dict[str, Task]:
-    """lm-eval's task objects of the definitions in `folder`; loaded once per process, since a folder never changes.
+def load_tasks(folder: Path, metric: ZeroShot) -> dict[str, Task]:
+    """lm-eval's task objects of a metric in `folder`; loaded once per process, since a folder never changes.
 
     Raises:
-        TaskError: a definition is missing, or the hub's data cannot be read.
+        TaskError: a definition is missing or changed, or the hub's data cannot be read.
     """
+    return _loaded(folder, cast(Any, metric))  # which can be hashed, though type checkers do not see it
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(folder: Path, metric: ZeroShot) -> dict[str, Task]:
     keep_to_files()
     manager = TaskManager(include_defaults=False)
     state = random.getstate()  # loading draws from the global generator, which others may be using
     try:
-        return {name: _load_task(manager, folder, name) for name in names}
+        return {one["task"]: _load_task(manager, folder, one) for one in definitions(metric, folder)}
     finally:
         random.setstate(state)
 
 
-def _load_task(manager: TaskManager, folder: Path, name: str) -> Task:
-    definition: dict[str, Any] | str = paper.checked_definition(folder, name)
+def _load_task(manager: TaskManager, folder: Path, definition: dict[str, Any]) -> Task:
+    name = definition["task"]
+    asked: dict[str, Any] | str = definition
     if "include" in definition:
-        definition = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
-    else:
-        files = data_files(folder, definition)
-        definition["dataset_kwargs"]["data_files"] = {split: str(file) for split, file in files.items()}
+        asked = str(folder / f"{name}.yaml")  # only lm-eval's own reader follows an include
+    elif "dataset_kwargs" in definition:
+        files = definition["dataset_kwargs"]["data_files"]
+        asked = definition | {"dataset_kwargs": {"data_files": {of: str(folder / file) for of, file in files.items()}}}
     try:
-        return manager.load([definition])["tasks"][name]
+        return manager.load([asked])["tasks"][name]
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
         reason = str(error).strip().split("\n")[0][:200]
         raise TaskError(
@@ -90,10 +96,8 @@ def choices_told(task: Task, item: dict[str, Any], alone: bool) -> dict[str, flo
     by_measure = {"acc": scores, "acc_norm": [one / len(choice) for one, choice in zip(scores, choices, strict=True)]}
     if alone and len(without) == len(choices):
         by_measure["acc_mutual_info"] = [one - other for one, other in zip(scores, without, strict=True)]
-    found: dict[str, float] = {}
-    for measure, by in by_measure.items():
-        found |= {name: one for name, one in odds.told(measure, by, right).items() if name != measure}
-    return found
+    found = (told(measure, by, right) for measure, by in by_measure.items())
+    return {name: value for one in found for name, value in one.items() if "." in name}
 
 
 #: lm-eval registers its class by a decorator, after which type checkers take it for the interface that it implements.

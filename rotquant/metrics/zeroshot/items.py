@@ -10,9 +10,12 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache, partial
+from typing import TypeVar
 
 from rotquant.metrics.zeroshot import completion, recall
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Passage, Source, alike, choice_item, depth, ordered
+from rotquant.metrics.zeroshot.passages import Item, Lexeme, Passage, Source, alike, choice_item, cut, depth, ordered
+
+T = TypeVar("T", bound=tuple[object, ...])
 
 EXAMPLES = 16
 """How many examples a task has at most."""
@@ -31,7 +34,7 @@ def last_word(source: Source, passage: Passage) -> Iterator[Item]:
     """A function up to the last name of a line, which occurs earlier in it."""
     for place, lexeme, before in _drawn("last_word", passage, passage.names):
         if lexeme.text in before and len(lexeme.text) > 2 and _next(passage, place).kind in _END:
-            context, space = passage.cut(lexeme.start)
+            context, space = cut(passage.text[: lexeme.start])
             yield {"context": context, "word": space + lexeme.text}
 
 
@@ -62,25 +65,24 @@ def function_name(source: Source, passage: Passage) -> Iterator[Item]:
 def continuation(source: Source, passage: Passage) -> Iterator[Item]:
     """Whole lines of a function; the next one among four of the module's, equally deep and about as long."""
     lines = passage.text.splitlines()
-    for place, line in ordered("continuation", list(enumerate(lines)), lambda one: f"{one[0]} {passage.seed}"):
+    for place, line in _drawn("continuation", passage, enumerate(lines)):
         if place > 2 and 10 <= len(line.strip()) <= 30 and _is_code(passage, place, line):
             context = "\n".join(lines[:place]).rstrip()
             others = passage.module.by_depth[depth(line)].difference(lines)
             if wrong := alike("continuation", context, line, others, 3):
-                yield choice_item("continuation", context, "\n" + line, ["\n" + other for other in wrong])
+                yield choice_item("continuation", context, line, wrong, "\n")
 
 
 def grammar(source: Source, passage: Passage) -> Iterator[Item]:
     """A function up to a closing bracket, comma or colon; which of these comes next."""
-    units = ((place, lexeme, set()) for place, lexeme in enumerate(passage.lexemes))
     first: dict[str, Lexeme] = {}
-    for _, lexeme, _ in _drawn("grammar", passage, units):
+    for _, lexeme, *_ in _drawn("grammar", passage, enumerate(passage.lexemes)):
         if lexeme.text in _MARKS and lexeme.start >= passage.body:
             first.setdefault(lexeme.text, lexeme)
     for mark, lexeme in first.items():
-        context, space = passage.cut(lexeme.start)
+        context, space = cut(passage.text[: lexeme.start])
         others = ordered("grammar" + context, [other for other in _MARKS if other != mark], str)
-        yield choice_item("grammar", context, space + mark, [space + other for other in others])
+        yield choice_item("grammar", context, mark, others, space)
 
 
 def next_word(source: Source, passage: Passage) -> Iterator[Item]:
@@ -90,14 +92,14 @@ def next_word(source: Source, passage: Passage) -> Iterator[Item]:
         near = source.common[max(0, rank - 25) : rank + 26]
         others = [f" {other}" for other in near if other[:4] != word[:4]]
         if wrong := alike("next_word", context, f" {word}", others, 3):
-            yield choice_item("next_word", context, f" {word}", wrong)
+            yield choice_item("next_word", context, f" {word}", wrong, "")
 
 
 def preposition(source: Source, passage: Passage) -> Iterator[Item]:
     """A function up to a preposition of its documentation; which of three it is."""
     for context, word in _prose("preposition", passage, _PREPOSITIONS):
         others = ordered(context, [f" {other}" for other in _PREPOSITIONS if other != word], str)
-        yield choice_item("preposition", context, f" {word}", others[:2])
+        yield choice_item("preposition", context, f" {word}", others[:2], "")
 
 
 CHOICES: dict[str, Callable[[Source, Passage], Iterator[Item]]] = {
@@ -144,10 +146,9 @@ def task_examples(task: str, items: list[Item], validation: Source) -> list[Item
 
 def _items(task: str, source: Source) -> Iterator[Item]:
     if task in OTHERS:
-        yield from OTHERS[task](source)
-        return
+        return OTHERS[task](source)
     found = itertools.chain.from_iterable(items[task] for items in _by_passage(source))
-    yield from _balanced(found) if task == "grammar" else found
+    return _balanced(found) if task == "grammar" else found
 
 
 @cache
@@ -171,24 +172,21 @@ def _balanced(items: Iterable[Item]) -> Iterator[Item]:
             yield item
 
 
-def _drawn(
-    task: str, passage: Passage, units: Iterable[tuple[int, Lexeme, set[str]]]
-) -> list[tuple[int, Lexeme, set[str]]]:
-    """Lexical units in the order of a hash."""
+def _drawn(task: str, passage: Passage, units: Iterable[T]) -> list[T]:
+    """Things of a passage, each of which begins with its place, in the order of a hash."""
     return ordered(task, units, lambda unit: f"{unit[0]} {passage.seed}")
 
 
 def _name_item(task: str, passage: Passage, true: Lexeme, names: set[str], count: int) -> Iterator[Item]:
     """A choice between a name and `count` others; none where these are too few."""
-    context, space = passage.cut(true.start)
+    context, space = cut(passage.text[: true.start])
     if wrong := alike(task, context, true.text, sorted(names), count):
-        yield choice_item(task, context, space + true.text, [space + other for other in wrong])
+        yield choice_item(task, context, true.text, wrong, space)
 
 
 def _next(passage: Passage, place: int) -> Lexeme:
     """The lexeme after one; the end of a line at the end."""
-    rest = passage.lexemes[place + 1 : place + 2]
-    return rest[0] if rest else Lexeme(tokenize.NEWLINE, "\n", len(passage.text))
+    return (*passage.lexemes, Lexeme(tokenize.NEWLINE, "\n", len(passage.text)))[place + 1]
 
 
 def _is_code(passage: Passage, place: int, line: str) -> bool:
@@ -201,7 +199,7 @@ def _is_code(passage: Passage, place: int, line: str) -> bool:
 def _prose(task: str, passage: Passage, wanted: Container[str]) -> Iterator[tuple[str, str]]:
     """A passage cut before a wanted word of its documentation: the text before the word, the word."""
     start, end = passage.documentation
-    found = [match for match in _WORD.finditer(passage.text, start, end) if match[1] in wanted]
-    for match in ordered(task, found, lambda match: f"{match.start()} {passage.seed}"):
-        if passage.text.count(" ", start, match.start()) > 6:
-            yield passage.text[: match.start()], match[1]
+    found = [(match.start(), match[1]) for match in _WORD.finditer(passage.text, start, end) if match[1] in wanted]
+    for place, word in _drawn(task, passage, found):
+        if passage.text.count(" ", start, place) > 6:
+            yield passage.text[:place], word

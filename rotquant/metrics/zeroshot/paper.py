@@ -1,48 +1,50 @@
 """The paper suite: lm-eval's built-in tasks, read from the hub or re-pointed at local files of the hub's own schema.
 
 A local folder holds one file per task, `<task>.jsonl`, `.json` or `.parquet`, with the rows of the split that lm-eval
-evaluates (`PaperTask.split`) and the hub's field names (`rows`); of MMLU one per subject, `mmlu_anatomy.jsonl` and so
-on; of LongBench the benchmark's own files.
-Examples of few-shot prompts come from a file beside it, `<task>.examples.jsonl`. Each row is checked before anything
-runs.
+evaluates (`PaperTask.split`) and the hub's field names (`PaperTask.row`); of MMLU one per subject, `mmlu_anatomy.jsonl`
+and so on; of LongBench the benchmark's own files. Examples of few-shot prompts come from a file beside it,
+`<task>.examples.jsonl`. Each row is checked before anything runs.
 """
 
 import functools
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field
 
 from rotquant.foundation.errors import TaskError
-from rotquant.foundation.files import atomic_directory, check_regular
 from rotquant.metrics.zeroshot import longbench, reasoning
-from rotquant.metrics.zeroshot.definitions import read_definition, write_definition
-from rotquant.metrics.zeroshot.lines import json_lines, json_list
+from rotquant.metrics.zeroshot.definitions import measured, written
 from rotquant.metrics.zeroshot.rouge import rouge_l
-from rotquant.metrics.zeroshot.rows import (
-    ARC,
-    GSM8K,
-    LAMBADA,
-    MMLU,
-    PIQA,
-    TLDR,
-    BoolQ,
-    HellaSwag,
-    HumanEval,
-    LongBench,
-    OpenBookQA,
-    Row,
-    SocialIQA,
-    WinoGrande,
-)
-from rotquant.metrics.zeroshot.suites import UNCONDITIONAL
-from rotquant.recipes.schemes import Normalization
+from rotquant.metrics.zeroshot.rows import SUFFIXES, checked_rows, schema
+from rotquant.metrics.zeroshot.suites import UNCONDITIONAL, task_names
+from rotquant.recipes.schemes import ZeroShot
 
-SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""The file types of local data, and the builder of the `datasets` library that reads each."""
+_Text = Annotated[str, Field(min_length=1)]
+_Four = Annotated[list[str], Field(min_length=4, max_length=4)]
+
+
+def _key_problem(row: Any) -> str | None:
+    texts, labels = len(row.choices.text), len(row.choices.label)
+    if texts != labels:
+        return f"field 'choices' has {texts} texts and {labels} labels"
+    known = row.answerKey.lstrip() in row.choices.label
+    return None if known else f"field 'answerKey' is {row.answerKey!r}, which is none of the labels"
+
+
+def _program_problem(row: Any) -> str | None:
+    if f"def {row.entry_point}(" not in row.prompt:
+        return f"field 'prompt' defines no function {row.entry_point!r}, its 'entry_point'"
+    return None if "def check(" in row.test else "field 'test' defines no function 'check'"
+
+
+_KEYED = {"choices": schema(text=Annotated[list[str], Field(min_length=2)], label=list[str]), "answerKey": str}
+_ARC = schema(_key_problem, question=str, **_KEYED)
+_LONG_BENCH = schema(input=str, context=str, answers=Annotated[list[str], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
@@ -58,48 +60,79 @@ class PaperTask:
 
     definition: str | dict[str, Any]
     split: str
-    row: type[Row]
+    row: type[BaseModel]
     answered: dict[str, Any] | None = None
 
 
 PAPER_TASKS = {
-    "piqa": PaperTask("piqa/piqa.yaml", "validation", PIQA),
-    "winogrande": PaperTask("winogrande/default.yaml", "validation", WinoGrande),
-    "hellaswag": PaperTask("hellaswag/hellaswag.yaml", "validation", HellaSwag),
-    "arc_easy": PaperTask("arc/arc_easy.yaml", "test", ARC),
-    "arc_challenge": PaperTask("arc/arc_challenge.yaml", "test", ARC),
-    "lambada_openai": PaperTask("lambada/lambada_openai.yaml", "test", LAMBADA),
-    "boolq": PaperTask("super_glue/boolq/default.yaml", "validation", BoolQ),
-    "social_iqa": PaperTask("siqa/siqa.yaml", "validation", SocialIQA),
-    "openbookqa": PaperTask("openbookqa/openbookqa.yaml", "test", OpenBookQA),
-    "mmlu": PaperTask("mmlu/default", "test", MMLU),
+    "piqa": PaperTask("piqa/piqa.yaml", "validation", schema(goal=str, sol1=str, sol2=str, label=Literal[0, 1])),
+    "winogrande": PaperTask(
+        "winogrande/default.yaml",
+        "validation",
+        schema(
+            lambda row: None if "_" in row.sentence else "field 'sentence': should have a blank, written \"_\"",
+            sentence=str,
+            option1=str,
+            option2=str,
+            answer=Literal["1", "2"],
+        ),
+    ),
+    "hellaswag": PaperTask(
+        "hellaswag/hellaswag.yaml",
+        "validation",
+        schema(activity_label=str, ctx_a=str, ctx_b=str, endings=_Four, label=Literal["0", "1", "2", "3"]),
+    ),
+    "arc_easy": PaperTask("arc/arc_easy.yaml", "test", _ARC),
+    "arc_challenge": PaperTask("arc/arc_challenge.yaml", "test", _ARC),
+    "lambada_openai": PaperTask(
+        "lambada/lambada_openai.yaml",
+        "test",
+        schema(lambda row: None if " " in row.text else "field 'text': should have at least two words", text=str),
+    ),
+    "boolq": PaperTask(
+        "super_glue/boolq/default.yaml", "validation", schema(passage=str, question=str, label=Literal[0, 1])
+    ),
+    "social_iqa": PaperTask(
+        "siqa/siqa.yaml",
+        "validation",
+        schema(context=str, question=str, answerA=str, answerB=str, answerC=str, label=Literal["1", "2", "3"]),
+    ),
+    "openbookqa": PaperTask("openbookqa/openbookqa.yaml", "test", schema(_key_problem, question_stem=str, **_KEYED)),
+    "mmlu": PaperTask("mmlu/default", "test", schema(question=str, choices=_Four, answer=Literal[0, 1, 2, 3])),
     "tldr": PaperTask(
         {
-            "output_type": "generate_until",
             "doc_to_text": "{{document}}\nTL;DR:",
-            "doc_to_target": "summary",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 64, "do_sample": False},
-            "process_results": rouge_l,
-            "metric_list": [{"metric": "rouge_l", "aggregation": "mean", "higher_is_better": True}],
+            **written("summary", ["\n"], 64, "rouge_l", rouge_l),
         },
         "test",
-        TLDR,
+        schema(document=_Text, summary=_Text),
     ),
-    "humaneval": PaperTask(reasoning.DEFINITIONS["humaneval"], "test", HumanEval, reasoning.ANSWERED["humaneval"]),
-    "gsm8k": PaperTask(reasoning.DEFINITIONS["gsm8k"], "test", GSM8K, reasoning.ANSWERED["gsm8k"]),
+    "humaneval": PaperTask(
+        reasoning.DEFINITIONS["humaneval"],
+        "test",
+        schema(_program_problem, prompt=str, test=str, entry_point=str),
+        reasoning.ANSWERED["humaneval"],
+    ),
+    "gsm8k": PaperTask(
+        reasoning.DEFINITIONS["gsm8k"],
+        "test",
+        schema(
+            lambda row: (
+                None
+                if re.search(r"#### -?\$?[\d.,]*\d", row.answer)
+                else "field 'answer': should end with \"#### \" and a number"
+            ),
+            question=str,
+            answer=str,
+        ),
+        reasoning.ANSWERED["gsm8k"],
+    ),
     **{
-        name: PaperTask(definition, "test", LongBench, None if name in longbench.EXAMPLES_IN_TEXT else {})
+        name: PaperTask(definition, "test", _LONG_BENCH, None if name in longbench.EXAMPLES_IN_TEXT else {})
         for name, definition in longbench.DEFINITIONS.items()
     },
 }
 """The tasks by name; the definition of MMLU is a folder with one of each subject."""
-
-_CHOICE_METRICS = [
-    {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm", "acc_mutual_info")
-]
-
-DataFiles = dict[str, dict[str, Path]]
-"""Of each task the local files: the split that is evaluated, and `examples` where a prompt has some."""
 
 
 @functools.cache
@@ -111,115 +144,79 @@ def parts(name: str) -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in folder.glob("mmlu_*.yaml")))
 
 
-def data_files(path: str | Path, names: tuple[str, ...], shots: int = 0) -> DataFiles:
-    """The data files of each task, with one of examples for prompts with `shots`.
+def data_files(metric: ZeroShot) -> dict[str, dict[str, Path]]:
+    """Of each task the local files: the split that is evaluated, and `examples` with shots; nothing of the hub's data.
 
     Raises:
-        TaskError: no such folder, or no file for a task.
+        TaskError: no such folder, no file for a task, or a task without a folder that the hub does not have.
     """
-    folder = Path(path).expanduser().resolve()
+    found: dict[str, dict[str, Path]] = {}
+    if metric.path is None:
+        for name in task_names(metric):
+            definition = PAPER_TASKS[name].definition
+            if isinstance(definition, dict) and "dataset_path" not in definition:
+                raise TaskError(f"zero-shot task {name!r} is not on the hub; name a local folder with {name}.jsonl.")
+        return found
+    folder = Path(metric.path).expanduser().resolve()
     if not folder.is_dir():
         raise TaskError(f"there is no folder {folder} with the data files of the zero-shot tasks.")
-    found: DataFiles = {}
-    for name in (part for task in names for part in parts(task)):
+    for name in (part for task in task_names(metric) for part in parts(task)):
         candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise TaskError(f"zero-shot task {name!r} has no data file: expected {candidates[0]} (or .json, .parquet).")
         found[name] = {_task(name).split: file}
-        if shots:
+        if metric.shots:
             found[name]["examples"] = examples = file.with_suffix(f".examples{file.suffix}")
             if not examples.is_file():
-                raise TaskError(f"zero-shot task {name!r} has no examples for {shots} shots: expected {examples}.")
+                raise TaskError(
+                    f"zero-shot task {name!r} has no examples for {metric.shots} shots: expected {examples}."
+                )
     return found
 
 
-def check_file(name: str, file: Path) -> int:
-    """Check every row of a task's data file; return how many there are.
+def definitions(metric: ZeroShot) -> Iterator[dict[str, Any]]:
+    """The definition of each task that a metric asks, lm-eval's own or ours, with its data on the hub or in files.
 
     Raises:
-        TaskError: unreadable, empty, or a row with a missing or mistyped field.
+        TaskError: as `data_files`; a local file is unreadable, empty or has a row with a missing or mistyped field.
     """
-    count = 0
+    files = data_files(metric)
+    for name in (part for task in task_names(metric) for part in parts(task)):
+        task = _task(name)
+        definition: dict[str, Any] = {"task": name}
+        if isinstance(task.definition, dict):
+            definition |= task.definition
+        else:
+            file = lm_eval_tasks() / task.definition
+            definition["include"] = str(file if file.suffix == ".yaml" else file / f"{name}.yaml")
+        if metric.template is not None:
+            definition |= task.answered or {}
+        definition["num_fewshot"] = 0
+        if metric.normalization == "unconditional" and name in UNCONDITIONAL:
+            definition["metric_list"] = measured("acc", "acc_norm", "acc_mutual_info")
+        yield definition | (_local(name, files[name]) if files else {})
+
+
+def _local(name: str, files: dict[str, Path]) -> dict[str, Any]:
+    """The fields that point a definition at local files, all of whose rows are checked."""
+    split = _task(name).split
     try:
-        for place, row in _rows(file):
-            _check_row(name, row, f"{file}, {place}")
-            count += 1
+        items = {of: len(checked_rows(file, _task(name).row)) for of, file in files.items()}
     except TaskError as error:
         raise TaskError(f"zero-shot task {name!r}: {error}") from None
-    if count == 0:
-        raise TaskError(f"zero-shot task {name!r}: {file} has no rows.")
-    return count
-
-
-def _check_row(name: str, row: Any, place: str) -> None:
-    try:
-        _task(name).row.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        what = f"field {field!r}: " if field else ""
-        raise TaskError(f"{place}, {what}{first['msg'].removeprefix('Value error, ')}.") from None
-
-
-def check_hub(names: tuple[str, ...]) -> None:
-    """Raise `TaskError` for a task that the hub does not have."""
-    for name in names:
-        definition = PAPER_TASKS[name].definition
-        if isinstance(definition, dict) and "dataset_path" not in definition:
-            raise TaskError(f"zero-shot task {name!r} is not on the hub; name a local folder with {name}.jsonl.")
-
-
-def build(
-    folder: Path,
-    names: tuple[str, ...],
-    files: DataFiles | None,
-    items: dict[str, int],
-    normalization: Normalization = "length",
-    in_template: bool = False,
-) -> None:
-    """Write a definition of each task into `folder`: lm-eval's own or ours, at local `files` or, without them, on the
-    hub; `in_template`, as it is asked in one."""
-    with atomic_directory(folder) as temporary:
-        for definition in definitions(names, normalization, in_template):
-            name = definition["task"]
-            if files is not None:
-                definition |= _local(_task(name).split, files[name])
-                definition["metadata"] = {"version": 1, "items": items[name]}
-            write_definition(temporary, definition)
-
-
-def definitions(
-    names: tuple[str, ...], normalization: Normalization = "length", in_template: bool = False
-) -> Iterator[dict[str, Any]]:
-    """The definition of each task with its data on the hub; `in_template`, as it is asked in one."""
-    for name in (part for task in names for part in parts(task)):
-        changes = (_task(name).answered or {}) if in_template else {}
-        definition = {"task": name, **_definition(name), **changes, "num_fewshot": 0}
-        if normalization == "unconditional" and name in UNCONDITIONAL:
-            definition["metric_list"] = _CHOICE_METRICS
-        yield definition
-
-
-def included(part: str) -> str | None:
-    """The file of lm-eval's own definition of a task; None where it is ours."""
-    return _definition(part).get("include")
-
-
-def checked_definition(folder: Path, part: str) -> dict[str, Any]:
-    """`read_definition` of a task of any suite, which includes lm-eval's own definition of that task and no other.
-
-    Raises:
-        TaskError: as `read_definition`; or it includes another file.
-    """
-    definition = read_definition(folder, part)
-    if "include" in definition and (part not in _parts_of_all() or definition["include"] != included(part)):
-        raise TaskError(f"task definition {folder / part}.yaml includes another than lm-eval's; remove its folder.")
-    return definition
-
-
-def _parts_of_all() -> frozenset[str]:
-    return frozenset(part for name in PAPER_TASKS for part in parts(name))
+    if empty := [files[of] for of, count in items.items() if count == 0]:
+        raise TaskError(f"zero-shot task {name!r}: {empty[0]} has no rows.")
+    return {
+        "dataset_path": SUFFIXES[files[split].suffix],
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {of: str(file) for of, file in files.items()}},
+        "training_split": None,
+        "validation_split": split if split == "validation" else None,
+        "test_split": split if split == "test" else None,
+        "fewshot_split": "examples" if "examples" in files else None,
+        "metadata": {"version": 1, "items": items[split]},
+    }
 
 
 def stands_in_template(part: str) -> bool:
@@ -237,28 +234,6 @@ def _task(part: str) -> PaperTask:
     return PAPER_TASKS["mmlu" if part.startswith("mmlu_") else part]
 
 
-def _definition(part: str) -> dict[str, Any]:
-    """A task as lm-eval or we define it, with the data on the hub."""
-    definition = _task(part).definition
-    if isinstance(definition, dict):
-        return definition
-    file = lm_eval_tasks() / definition
-    return {"include": str(file if file.suffix == ".yaml" else file / f"{part}.yaml")}
-
-
-def _local(split: str, files: dict[str, Path]) -> dict[str, Any]:
-    """The fields that point a definition at local files."""
-    return {
-        "dataset_path": SUFFIXES[files[split].suffix],
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}},
-        "training_split": None,
-        "validation_split": split if split == "validation" else None,
-        "test_split": split if split == "test" else None,
-        "fewshot_split": "examples" if "examples" in files else None,
-    }
-
-
 def lm_eval_tasks() -> Path:
     """The folder of lm-eval's built-in tasks, found without importing it.
 
@@ -269,24 +244,3 @@ def lm_eval_tasks() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise TaskError("zero-shot evaluation needs lm-eval; install it with `pip install 'lm-eval>=0.4.13'`.")
     return Path(spec.submodule_search_locations[0]) / "tasks"
-
-
-def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a data file, each after its place. A .json file holds one list of rows, or one row per line."""
-    if file.suffix == ".parquet":
-        yield from _parquet_rows(file)
-        return
-    check_regular(file, TaskError)
-    with file.open("rb") as stream:
-        is_list = stream.read(1 << 16).lstrip().startswith(b"[")
-    yield from json_list(file) if is_list else json_lines(file)
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow.parquet
-
-    try:
-        rows = pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors are among these
-        raise TaskError(f"{file} cannot be read ({error}).") from None
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))

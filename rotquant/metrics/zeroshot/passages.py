@@ -67,9 +67,9 @@ class Module:
                 return ast.Module([], [])
 
     @cached_property
-    def lines(self) -> tuple[str, ...]:
+    def lines(self) -> list[str]:
         """The lines without their ends."""
-        return tuple(self.text.split("\n"))
+        return self.text.split("\n")
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -153,20 +153,21 @@ class Passage:
         return tuple(found)
 
     @cached_property
-    def body(self) -> int:
-        """Where the function's statements begin, its documentation left out; the passage's end if they lie beyond."""
-        documented = ast.get_docstring(self.node, clean=False) is not None
-        statements = self.node.body[1:] if documented else self.node.body
-        line = statements[0].lineno - self.node.lineno if statements else len(self.text)
-        return sum(len(text) for text in self.text.splitlines(keepends=True)[:line])
-
-    @cached_property
     def documentation(self) -> tuple[int, int]:
-        """Where the function's documentation lies in the passage; nowhere without one."""
-        if ast.get_docstring(self.node, clean=False) is None:
-            return 0, 0
-        first = self.node.body[0].lineno - self.node.lineno
-        return sum(len(text) for text in self.text.splitlines(keepends=True)[:first]), self.body
+        """Where the function's documentation lies in the passage: an empty range before its body without one.
+
+        The body is what comes after; it begins at the passage's end if its statements lie beyond.
+        """
+        documented = ast.get_docstring(self.node, clean=False) is not None
+        lines = [statement.lineno - self.node.lineno for statement in self.node.body[: 1 + documented]]
+        lines = [lines[0], (lines[1:] or [len(self.text)])[0]] if documented else lines * 2
+        first, second = (sum(map(len, self.text.splitlines(keepends=True)[:line])) for line in lines)
+        return first, second
+
+    @property
+    def body(self) -> int:
+        """Where the function's statements begin, its documentation left out."""
+        return self.documentation[1]
 
     @cached_property
     def names(self) -> "tuple[tuple[int, Lexeme, set[str]], ...]":
@@ -179,11 +180,6 @@ class Passage:
                     found.append((place, lexeme, set(before)))
                 before.add(lexeme.text)
         return tuple(found)
-
-    def cut(self, start: int) -> tuple[str, str]:
-        """The text before a place without the white space there, and that white space."""
-        context = self.text[:start].rstrip()
-        return context, self.text[len(context) : start]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,23 +195,19 @@ class Source:
         return tuple(sorted(found.values(), key=lambda passage: passage.seed))
 
     @cached_property
-    def frequencies(self) -> dict[str, int]:
-        """How often each plain word follows a space in documentation, the most frequent word first."""
+    def common(self) -> tuple[str, ...]:
+        """Plain words of four letters or more that follow a space in documentation 20 times or more, by frequency."""
         counts: Counter[str] = Counter()
         for module in self.modules:
             for node in module.nodes:
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                     counts.update(re.findall(r"(?<= )[a-z]+(?=[ .,\n])", ast.get_docstring(node, clean=False) or ""))
-        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-
-    @cached_property
-    def common(self) -> tuple[str, ...]:
-        """Words of four letters or more that occur 20 times or more, the most frequent first."""
-        return tuple(word for word, count in self.frequencies.items() if count >= 20 and len(word) >= 4)
+        known = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        return tuple(word for word, count in known if count >= 20 and len(word) >= 4)
 
     @cached_property
     def ranks(self) -> dict[str, int]:
-        """The place of each common word."""
+        """The words of `common` and the place of each."""
         return {word: rank for rank, word in enumerate(self.common)}
 
 
@@ -224,15 +216,22 @@ def read(split: Split) -> Source:
     return Source(tuple(Module(text) for text in load_rows(MODULES, split)))
 
 
+def cut(text: str) -> tuple[str, str]:
+    """A text without the white space at its end, and that white space."""
+    context = text.rstrip()
+    return context, text[len(context) :]
+
+
 def depth(line: str) -> int:
     """How many characters of white space a line begins with."""
     return len(line) - len(line.lstrip())
 
 
-def choice_item(task: str, context: str, true: str, others: Sequence[str]) -> Item:
-    """An item whose true choice stands anywhere among the others."""
+def choice_item(task: str, context: str, true: str, others: Sequence[str], space: str = " ") -> Item:
+    """An item whose true choice stands anywhere among the others, each after the same white space."""
     answer = number(task, context) % (len(others) + 1)
-    return {"context": context, "choices": [*others[:answer], true, *others[answer:]], "answer": answer}
+    choices = [space + choice for choice in (*others[:answer], true, *others[answer:])]
+    return {"context": context, "choices": choices, "answer": answer}
 
 
 def alike(task: str, context: str, true: str, others: Iterable[str], count: int) -> list[str] | None:
@@ -248,11 +247,6 @@ def alike(task: str, context: str, true: str, others: Iterable[str], count: int)
     second = [one for one in drawn if len(one) >= len(true) and one not in first][: count - shorter]
     found = list(dict.fromkeys([*first, *second, *drawn]))[:count]
     return ordered(f"again {seed}", found, str) if len(found) == count else None
-
-
-def one_of(task: str, text: str, candidates: Sequence[T]) -> T | None:
-    """One of the candidates, drawn by hash; None of none."""
-    return candidates[number(task, text) % len(candidates)] if candidates else None
 
 
 def ordered(task: str, things: Iterable[T], text: Callable[[T], str]) -> list[T]:

@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rotquant.metrics.zeroshot.items import task_items
-from rotquant.metrics.zeroshot.passages import Item, Module, Source, number, ordered, read
-from rotquant.recipes.corpus import Split
+from rotquant.metrics.zeroshot.passages import Module, Source, number, ordered, read
 from rotquant.text import MODULES, load_rows
 
-_TRAIN: Split = "train"
 _SUM = re.compile(r">>> (\d+) \+ (\d+)\Z")
 #: Sums of a session, as many as the task shows and asks.
 _SUMS = 5
@@ -26,22 +24,17 @@ def practice(tasks: Sequence[str], modules: int, items: int) -> list[tuple[tuple
     Raises:
         CorpusError: none of the packages is installed.
     """
-    texts = ordered("practice", load_rows(MODULES, _TRAIN), str)[:modules]
+    texts = ordered("practice", load_rows(MODULES, "train"), str)[:modules]
     source = Source(tuple(map(Module, texts)))
     found: list[tuple[tuple[str, str], ...]] = []
     for task in tasks:
         if task == "arithmetic":
             found += _sums(items)
-        else:
-            found += [(_solved(item),) for item in task_items(task, source, items)]
+            continue
+        for item in task_items(task, source, items):
+            context, *_, answer = item.values()  # without choices it is the last one
+            found.append(((context, item["choices"][answer] if "choices" in item else answer),))
     return found
-
-
-def _solved(item: Item) -> tuple[str, str]:
-    """What an item asks and the true answer."""
-    if "choices" in item:
-        return item["context"], item["choices"][item["answer"]]
-    return item["context"], next(item[name] for name in ("text", "word", "summary") if name in item)
 
 
 def _sums(count: int) -> Iterator[tuple[tuple[str, str], ...]]:

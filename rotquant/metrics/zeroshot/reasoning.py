@@ -1,15 +1,18 @@
 """HumanEval and GSM8K as RCP's Table 3 asks them: a program written and run, a number reasoned out; no examples.
 
-What the papers leave open is the prompt (`ZeroShot.template`); without one a program is continued where it stops, and a
-question is asked as lm-eval asks it.
+The papers leave the prompt open (`ZeroShot.template`); without one a program is continued where it stops, and the
+question is lm-eval's. lm-eval's scorers give other numbers: its HumanEval runs programs unconfined and finds none in
+Markdown; its GSM8K compares text ("5.00" is not 5) and reads "The answer is" and "####" in different tasks.
 """
 
 import re
 from decimal import Decimal
 from typing import Any
 
+from rotquant.metrics.zeroshot.definitions import written
+
 #: Where the continuation of a function has ended (Chen et al. 2021, Sec. 2.1).
-_BEHIND_A_FUNCTION = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+_AFTER_A_FUNCTION = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
 #: Where a model that answers goes on to ask.
 _NEXT_QUESTION = ["Question:", "### Instruction", "USER:"]
 _TOKENS = 512
@@ -62,24 +65,16 @@ DEFINITIONS: dict[str, dict[str, Any]] = {
         "dataset_name": None,
         "test_split": "test",
         "unsafe_code": True,
-        "output_type": "generate_until",
         "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{test}}",
-        "generation_kwargs": {"until": _BEHIND_A_FUNCTION, "max_gen_toks": _TOKENS, "do_sample": False},
-        "process_results": by_running,
-        "metric_list": [{"metric": "pass_at_1", "aggregation": "mean", "higher_is_better": True}],
+        **written("{{test}}", _AFTER_A_FUNCTION, _TOKENS, "pass_at_1", by_running),
     },
     "gsm8k": {
         "dataset_path": "openai/gsm8k",
         "dataset_name": "main",
         "test_split": "test",
         "fewshot_split": "train",
-        "output_type": "generate_until",
         "doc_to_text": "Question: {{question}}\nAnswer:",
-        "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": _NEXT_QUESTION, "max_gen_toks": _TOKENS, "do_sample": False},
-        "process_results": by_number,
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        **written("{{answer}}", _NEXT_QUESTION, _TOKENS, "exact_match", by_number),
     },
 }
 """lm-eval's configuration of each task, without a template."""

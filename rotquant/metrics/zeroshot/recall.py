@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Module, Source, alike, choice_item, number, ordered
+from rotquant.metrics.zeroshot.passages import Item, Module, Source, alike, choice_item, cut, number, ordered
 
 #: Lines of a definition that are shown, and lines before the use of its name.
 _DEFINED, _BEFORE = 6, 3
@@ -31,12 +31,11 @@ def recall(tokens: int, source: Source) -> Iterator[Item]:
     for place, (name, kind, shown, used, module) in enumerate(drawn):
         room = int(tokens * _PIECES) - _pieces(shown + used) - 8
         filler = _filler(modules, place, module, name, room)
-        context = f"{shown}\n\n\n{filler}\n\n\n{used}"
-        context, space = context.rstrip(), context[len(context.rstrip()) :]
+        context, space = cut(f"{shown}\n\n\n{filler}\n\n\n{used}")
         words = set(re.findall(r"\w+", context[len(shown) :]))
         others = [other for other in names[kind] if other not in words]
         if name not in words and (wrong := alike("recall", context, name, others, 3)):
-            yield choice_item("recall", context, space + name, [space + other for other in wrong])
+            yield choice_item("recall", context, name, wrong, space)
 
 
 def arithmetic(source: Source) -> Iterator[Item]:
@@ -56,7 +55,7 @@ def arithmetic(source: Source) -> Iterator[Item]:
         wrong = {total - 1, total + 1, total - 10, total + 10, int(str(total)[::-1])} - {total}
         near = [f"\n{result}" for result in wrong if result > 0 and len(str(result)) == len(str(total))]
         if len(near) >= 3:
-            yield choice_item("arithmetic", context, f"\n{total}", ordered(context, near, str)[:3])
+            yield choice_item("arithmetic", context, f"\n{total}", ordered(context, near, str)[:3], "")
 
 
 @functools.cache
@@ -71,10 +70,8 @@ def _definitions(module: Module) -> tuple[tuple[str, str, str, str, Module], ...
             continue
         kind = "class" if isinstance(node, ast.ClassDef) else "function"
         shown = "\n".join(module.lines[node.lineno - 1 : min(node.end_lineno, node.lineno - 1 + _DEFINED)])
-        uses = (
-            used for line in range(node.end_lineno + _BEFORE, len(module.lines)) if (used := _use(module, line, node))
-        )
-        for used in itertools.islice(uses, 2):
+        uses = (_use(module, line, node) for line in range(node.end_lineno + _BEFORE, len(module.lines)))
+        for used in itertools.islice(filter(None, uses), 2):
             if (shown + used).isascii():
                 found.append((node.name, kind, shown, used, module))
     return tuple(found)
@@ -87,11 +84,8 @@ def _use(module: Module, line: int, node: ast.FunctionDef | ast.ClassDef) -> str
         return None
     match = re.search(rf"(?<![\w\"'`.]){node.name}\b(?=[(,):\]]|$)", text)
     before = module.lines[line - _BEFORE : line]
-    if (
-        match is None
-        or re.search(r"#|@|\bdef |\bclass ", text)
-        or any(re.search(rf"\b{node.name}\b", one) for one in before)
-    ):
+    named = any(re.search(rf"\b{node.name}\b", one) for one in before)
+    if match is None or named or re.search(r"#|@|\bdef |\bclass ", text):
         return None
     return "\n".join([*before, text[: match.start()]])
 
@@ -99,15 +93,13 @@ def _use(module: Module, line: int, node: ast.FunctionDef | ast.ClassDef) -> str
 def _filler(modules: list[Module], place: int, own: Module, name: str, room: int) -> str:
     """Whole lines of modules that do not have a name, of so many pieces."""
     lines: list[str] = []
-    for offset in range(len(modules)):
-        module = modules[(place + offset) % len(modules)]
-        if module is own or name in module.text:
-            continue
-        for line in module.lines:
-            room -= _pieces(line + "\n")
-            if room < 0:
-                return "\n".join(lines)
-            lines.append(line)
+    first = place % len(modules)
+    others = (one for one in (*modules[first:], *modules[:first]) if one is not own and name not in one.text)
+    for line in (line for module in others for line in module.lines):
+        room -= _pieces(line + "\n")
+        if room < 0:
+            break
+        lines.append(line)
     return "\n".join(lines)
 
 

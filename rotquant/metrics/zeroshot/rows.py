@@ -1,169 +1,87 @@
-"""The schemas of the papers' data files: one row of each task, with the hub's field names."""
+"""Rows of data files, JSON or parquet, and schemas to check them by; an error names the file and the row."""
 
-import re
-from typing import Literal
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
+from rotquant.foundation.errors import TaskError
+from rotquant.foundation.files import check_regular
+from rotquant.foundation.parsing import parse_json
 
-class Row(BaseModel):
-    """One row of a data file; fields that lm-eval does not read are let through."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class PIQA(Row):
-    """ybisk/piqa: the right solution is sol1 (label 0) or sol2 (1)."""
-
-    goal: str
-    sol1: str
-    sol2: str
-    label: Literal[0, 1]
+SUFFIXES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+"""The file types of data, and the builder of the `datasets` library that reads each."""
 
 
-class WinoGrande(Row):
-    """allenai/winogrande: the sentence has one blank, written "_"."""
+def schema(check: Callable[[Any], str | None] = lambda _: None, **fields: Any) -> type[BaseModel]:
+    """A schema of rows: the type of each field, without conversions; other fields are ignored.
 
-    sentence: str
-    option1: str
-    option2: str
-    answer: Literal["1", "2"]
+    Args:
+        check: what is wrong with a row whose fields have these types; None where nothing is.
+    """
 
-    @field_validator("sentence")
-    @classmethod
-    def _has_blank(cls, value: str) -> str:
-        if "_" not in value:
-            raise ValueError('should have a blank, written "_"')
-        return value
+    def checked(row: Any) -> Any:
+        if problem := check(row):
+            raise ValueError(problem)
+        return row
 
-
-class HellaSwag(Row):
-    """Rowan/hellaswag: four endings; the label is a digit in quotes."""
-
-    activity_label: str
-    ctx_a: str
-    ctx_b: str
-    endings: list[str] = Field(min_length=4, max_length=4)
-    label: Literal["0", "1", "2", "3"]
+    typed: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items()}
+    validators: Any = {"checked": model_validator(mode="after")(checked)}
+    config = ConfigDict(strict=True, extra="ignore")
+    return create_model("Row", __config__=config, __validators__=validators, **typed)
 
 
-class Choices(Row):
-    """Answers and the letters (or digits) that name them."""
+def checked_rows(file: Path, row: type[BaseModel]) -> list[dict[str, Any]]:
+    """All rows of a data file, each of which fits a schema.
 
-    text: list[str] = Field(min_length=2)
-    label: list[str]
+    A .json file is one list of rows, or has one row in each line as a .jsonl file.
 
-
-class _Keyed(Row):
-    """A question whose answer is named by a letter."""
-
-    choices: Choices
-    answerKey: str  # noqa: N815 - the hub's name
-
-    @model_validator(mode="after")
-    def _answer_is_a_choice(self) -> "_Keyed":
-        if len(self.choices.text) != len(self.choices.label):
-            texts, labels = len(self.choices.text), len(self.choices.label)
-            raise ValueError(f"field 'choices' has {texts} texts and {labels} labels")
-        if self.answerKey.lstrip() not in self.choices.label:
-            raise ValueError(f"field 'answerKey' is {self.answerKey!r}, which is none of the labels")
-        return self
+    Raises:
+        TaskError: the file cannot be read, or a row is no JSON in UTF-8 or does not fit.
+    """
+    found = []
+    for place, data in _rows(file):
+        try:
+            row.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            what = f"field {field!r}: " if field else ""
+            raise TaskError(f"{file}, {place}, {what}{first['msg'].removeprefix('Value error, ')}.") from None
+        found.append(data)
+    return found
 
 
-class ARC(_Keyed):
-    """allenai/ai2_arc, configurations ARC-Easy and ARC-Challenge."""
-
-    question: str
-
-
-class OpenBookQA(_Keyed):
-    """allenai/openbookqa, configuration main."""
-
-    question_stem: str
-
-
-class LAMBADA(Row):
-    """EleutherAI/lambada_openai: the last word of the text is to be predicted."""
-
-    text: str
-
-    @field_validator("text")
-    @classmethod
-    def _has_two_words(cls, value: str) -> str:
-        if len(value.split(" ")) < 2:
-            raise ValueError("should have at least two words")
-        return value
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, each after its place: `line 3`, or `row 3` of a list."""
+    check_regular(file, TaskError)
+    try:
+        content = _parquet(file) if file.suffix == ".parquet" else file.read_bytes()
+    except (OSError, ValueError) as error:  # pyarrow's errors are among these
+        raise TaskError(f"{file} cannot be read ({error}).") from None
+    if isinstance(content, bytes) and not content.lstrip().startswith(b"["):
+        # in JSON a string may hold every other mark that Python splits lines at
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if line.strip():
+                yield f"line {number}", _parsed(line, f"{file}, line {number}")
+    else:
+        rows = _parsed(content, str(file)) if isinstance(content, bytes) else content
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-class BoolQ(Row):
-    """aps/super_glue, configuration boolq: label 1 is yes."""
+def _parquet(file: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
 
-    passage: str
-    question: str
-    label: Literal[0, 1]
+    return pyarrow.parquet.read_table(file).to_pylist()
 
 
-class SocialIQA(Row):
-    """lighteval/siqa: the label is the number of the answer in quotes."""
-
-    context: str
-    question: str
-    answerA: str  # noqa: N815 - the hub's name
-    answerB: str  # noqa: N815
-    answerC: str  # noqa: N815
-    label: Literal["1", "2", "3"]
-
-
-class MMLU(Row):
-    """cais/mmlu, a configuration per subject: the answer is the index of the right choice."""
-
-    question: str
-    choices: list[str] = Field(min_length=4, max_length=4)
-    answer: Literal[0, 1, 2, 3]
-
-
-class TLDR(Row):
-    """TLDR9+ (Sotudeh et al. 2021), which its authors distribute as files: a forum post and its author's summary."""
-
-    document: str = Field(min_length=1)
-    summary: str = Field(min_length=1)
-
-
-class HumanEval(Row):
-    """openai/openai_humaneval: a function's head with its documentation, and a function `check` of what it does."""
-
-    prompt: str
-    test: str
-    entry_point: str
-
-    @model_validator(mode="after")
-    def _defines_what_is_checked(self) -> "HumanEval":
-        if f"def {self.entry_point}(" not in self.prompt:
-            raise ValueError(f"field 'prompt' defines no function {self.entry_point!r}, its 'entry_point'")
-        if "def check(" not in self.test:
-            raise ValueError("field 'test' defines no function 'check'")
-        return self
-
-
-class GSM8K(Row):
-    """openai/gsm8k, configuration main: the solution ends with "#### " and the number."""
-
-    question: str
-    answer: str
-
-    @field_validator("answer")
-    @classmethod
-    def _has_a_number(cls, value: str) -> str:
-        if re.search(r"#### -?\$?[\d.,]*\d", value) is None:
-            raise ValueError('should end with "#### " and a number')
-        return value
-
-
-class LongBench(Row):
-    """A task of LongBench (Bai et al. 2024): a question about a long text, or the last of many examples."""
-
-    input: str
-    context: str
-    answers: list[str] = Field(min_length=1)
-    all_classes: list[str] | None = None
-    length: int
+def _parsed(content: bytes, place: str) -> Any:
+    try:
+        return parse_json(content)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}" if b"\n" in content.strip() else f"column {error.colno}"
+        raise TaskError(f"{place} is no JSON ({where}: {error.msg}).") from None
+    except ValueError as error:  # not UTF-8, a number of too many digits, lists in lists in lists
+        raise TaskError(f"{place} cannot be read ({error}).") from None

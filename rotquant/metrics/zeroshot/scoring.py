@@ -1,8 +1,8 @@
 """Log-likelihoods of continuations and greedy generation by a model in memory, as lm-eval defines them.
 
-BOS is put there or left out as asked, whatever the tokenizer's habit; no item is ever truncated; logits become
-log-probabilities in float32. What several questions share is computed once: choices of one context stand behind it in
-one row, each of them seeing the context and itself. Nothing here imports lm-eval.
+BOS is added or left out as asked, whatever the tokenizer's default. No item is truncated. Log-probabilities are
+float32. Questions whose contexts begin alike share a row, in which each sees its own context and itself. Nothing here
+imports lm-eval.
 """
 
 import itertools
@@ -121,9 +121,10 @@ class Scorer:
         rows = _arranged(self._asked(pairs), getattr(self.model.config, "sliding_window", None))
         found = self._answers(rows)
         shared = [branch for row in rows if len(row.branches) > 1 for branch in row.branches]
-        lost = [branch for branch in shared if not math.isfinite(found[branch.index][0])]
-        if lost:
-            found |= self._answers([_alone(branch) for branch in lost])
+        if lost := [branch for branch in shared if not math.isfinite(found[branch.index][0])]:
+            contexts = [branch.tokens[: branch.answer] for branch in lost]
+            alone = [[replace(branch, fork=branch.answer)] for branch in lost]
+            found |= self._answers([Row(*one) for one in zip(contexts, alone, strict=True)])
         return [found[index] for index in range(len(pairs))]
 
     def _answers(self, rows: list[Row]) -> dict[int, tuple[float, bool]]:
@@ -298,15 +299,12 @@ def _encoded(asked: _Asked) -> tuple[Encoded, ...]:
 
 @lru_cache(maxsize=2)
 def _arranged(asked: _Asked, window: int | None) -> list[Row]:
-    return _rows(_encoded(asked), window)
-
-
-def _rows(encoded: Sequence[Encoded], window: int | None) -> list[Row]:
     """Questions in rows, texts last and long ones first: those whose contexts begin alike share one, if that saves.
 
     In descending order a context comes right before those that are the beginning of it. Texts longer than a sliding
     window of attention have rows of their own: what the window hides counts from a token's place in its text.
     """
+    encoded = _encoded(asked)
     rows: list[Row] = []
     for index in sorted(range(len(encoded)), key=lambda index: encoded[index], reverse=True):
         context, rest = encoded[index]
@@ -320,12 +318,6 @@ def _rows(encoded: Sequence[Encoded], window: int | None) -> list[Row]:
     return sorted(rows, key=lambda row: (row.is_text, -row.length))
 
 
-def _alone(branch: Branch) -> Row:
-    """A row of one question."""
-    context = branch.tokens[: branch.answer]
-    return Row(context, [replace(branch, fork=len(context))])
-
-
 def _common(first: list[int], second: list[int]) -> int:
     """How many tokens two texts have in common at their beginning."""
     unequal = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
@@ -337,18 +329,13 @@ def _branching(rows: list[Row], width: int, dtype: torch.dtype) -> dict[str, Ten
 
     The mask is what attention adds: every implementation takes that.
     """
-    number = torch.full((len(rows), width), -1)  # 0 is the trunk, -1 what fills a row up
-    fork, positions = torch.zeros_like(number), torch.zeros_like(number)
+    layout = torch.tensor([-1, 0, 0]).repeat(len(rows), width, 1)  # of a branch 0 is the trunk, -1 what fills a row up
     for index, row in enumerate(rows):
-        of_trunk = [(0, len(row.trunk), place) for place in range(len(row.trunk))]
-        of_branches = [
-            (count, branch.fork, branch.fork + place)
-            for count, branch in enumerate(row.branches, start=1)
-            for place in range(len(branch.own))
-        ]
-        parts = number[index], fork[index], positions[index]
-        for part, values in zip(parts, torch.tensor(of_trunk + of_branches).T, strict=True):
-            part[: row.length] = values
+        tokens = [(0, len(row.trunk), place) for place in range(len(row.trunk))]
+        for count, branch in enumerate(row.branches, start=1):
+            tokens += [(count, branch.fork, branch.fork + place) for place in range(len(branch.own))]
+        layout[index, : row.length] = torch.tensor(tokens)
+    number, fork, positions = layout.unbind(-1)
     of_trunk = (number == 0)[:, None, :] & (positions[:, None, :] < fork[:, :, None])
     seen = (of_trunk | (number[:, None, :] == number[:, :, None])) & torch.ones(width, width, dtype=torch.bool).tril()
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

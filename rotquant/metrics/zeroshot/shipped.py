@@ -10,9 +10,9 @@ from typing import Any
 
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
-from rotquant.metrics.zeroshot.definitions import write_definition
+from rotquant.metrics.zeroshot.definitions import measured, write_definition, written
 from rotquant.metrics.zeroshot.items import EXAMPLES, ITEMS, task_examples, task_items
-from rotquant.metrics.zeroshot.passages import Item, Source, read
+from rotquant.metrics.zeroshot.passages import read
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.recipes.corpus import INSTALLED, Split
@@ -22,23 +22,21 @@ from rotquant.text.packages import versions
 GENERATOR_VERSION = 7
 """Raised when the rules that make items change, so that no stale folder is read."""
 
+#: Most tokens of a generated summary, which has 4 to 15 words, and of a completion, which has at most 24 characters.
+_SUMMARY_TOKENS, _COMPLETION_TOKENS = 24, 14
+
 
 def fingerprint() -> str:
     """Identifies the tasks' content: the held-out packages' versions and the rules that make items of them."""
     return short_hash(canonical_json([GENERATOR_VERSION, versions("test"), versions("validation")]))
 
 
-#: Most tokens of a generated summary; the true ones have 4 to 15 words.
-_SUMMARY_TOKENS = 24
-#: Most tokens of a completion, whose longest have 24 characters.
-_COMPLETION_TOKENS = 14
-
-
 def build(folder: Path, spec: CorpusSpec | None = None, split: Split = "test") -> None:
     """Write all tasks into `folder`, atomically.
 
     Args:
-        split: whose modules the items are made from; examples always come from those of the validation split.
+        split: whose modules the items are made from; examples always come from those of the validation split. Where
+            both are the same, the first items are the examples.
 
     Raises:
         CorpusError: none of the held-out packages is installed.
@@ -49,7 +47,19 @@ def build(folder: Path, spec: CorpusSpec | None = None, split: Split = "test") -
     source = validation if split == "validation" else read(split)
     with atomic_directory(folder) as temporary:
         for name in SHIPPED:
-            _write_task(temporary, name, *_drawn(name, source, validation))
+            if source is validation:
+                found = task_items(name, validation, EXAMPLES + ITEMS)
+                items, examples = found[EXAMPLES:], found[:EXAMPLES]
+            else:
+                items = task_items(name, source)
+                examples = task_examples(name, items, validation)
+            if not items:
+                raise TaskError(
+                    f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
+                )
+            for file, rows in ((f"{name}.jsonl", items), (f"{name}.examples.jsonl", examples)):
+                (temporary / file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            write_definition(temporary, definition(temporary, name))
 
 
 def check_source(spec: CorpusSpec | None) -> None:
@@ -61,33 +71,17 @@ def check_source(spec: CorpusSpec | None) -> None:
         )
 
 
-def _drawn(name: str, source: Source, validation: Source) -> tuple[list[Item], list[Item]]:
-    """A task's items and its examples. Where both come from validation modules, the first ones are the examples."""
-    if source is validation:
-        found = task_items(name, validation, EXAMPLES + ITEMS)
-        return found[EXAMPLES:], found[:EXAMPLES]
-    items = task_items(name, source)
-    return items, task_examples(name, items, validation)
+def definition(folder: Path, name: str) -> dict[str, Any]:
+    """lm-eval's configuration of a task whose items a folder has.
 
-
-def _write_task(folder: Path, name: str, items: list[Item], examples: list[Item]) -> None:
-    if not items:
-        raise TaskError(
-            f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."
-        )
-    _write_rows(folder / f"{name}.jsonl", items)
-    _write_rows(folder / f"{name}.examples.jsonl", examples)
-    write_definition(folder, _definition(name, len(items)))
-
-
-def _write_rows(file: Path, rows: list[Item]) -> None:
-    file.write_text("".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows), encoding="utf-8")
-
-
-def _definition(name: str, items: int) -> dict[str, Any]:
-    """lm-eval's configuration of one task. Every field is looked up by name: rendering templates would cost seconds."""
-    task = SHIPPED[name]
-    form, measures = _form(name)
+    Raises:
+        TaskError: the items cannot be read.
+    """
+    task, file = SHIPPED[name], folder / f"{name}.jsonl"
+    try:
+        items = file.read_bytes().count(b"\n")
+    except OSError as error:
+        raise TaskError(f"{file} cannot be read ({error.strerror}).") from None
     return {
         "task": name,
         "dataset_path": "json",
@@ -95,10 +89,7 @@ def _definition(name: str, items: int) -> dict[str, Any]:
         "test_split": "test",
         "fewshot_split": "examples",
         "fewshot_config": {"sampler": "first_n"},
-        "doc_to_text": "context",
-        "target_delimiter": " " if name == "summary" else "",  # other answers bring their white space along
-        **form,
-        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in measures],
+        **asked(name),
         "num_fewshot": 0,
         "metadata": {
             "version": GENERATOR_VERSION,
@@ -110,18 +101,16 @@ def _definition(name: str, items: int) -> dict[str, Any]:
     }
 
 
-def _form(name: str) -> tuple[dict[str, Any], list[str]]:
-    """What a task asks of a model, and what it measures."""
-    measure = SHIPPED[name].measure
-    if measure in ("exact_match", "rouge_l"):
-        tokens = _SUMMARY_TOKENS if name == "summary" else _COMPLETION_TOKENS
-        form = {
-            "output_type": "generate_until",
-            "doc_to_target": "summary" if name == "summary" else "text",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": tokens, "do_sample": False},
-        }
-        return form if measure == "exact_match" else {**form, "process_results": rouge_l}, [measure]
-    if name == "last_word":
-        return {"output_type": "loglikelihood", "doc_to_target": "word"}, ["acc"]
-    form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
-    return form, ["acc", "acc_norm"]
+def asked(name: str) -> dict[str, Any]:
+    """How a task is asked and measured. Every field is looked up by name: rendering templates would cost seconds."""
+    if name == "summary":
+        form = written("summary", ["\n"], _SUMMARY_TOKENS, "rouge_l", rouge_l)
+    elif SHIPPED[name].measure == "exact_match":
+        form = written("text", ["\n"], _COMPLETION_TOKENS, "exact_match")
+    elif name == "last_word":
+        form = {"output_type": "loglikelihood", "doc_to_target": "word", "metric_list": measured("acc")}
+    else:
+        form = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
+        form |= {"metric_list": measured("acc", "acc_norm")}
+    delimiter = " " if name == "summary" else ""  # other answers bring their white space along
+    return {"doc_to_text": "context", "target_delimiter": delimiter, **form}

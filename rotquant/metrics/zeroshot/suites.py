@@ -10,6 +10,9 @@ from rotquant.foundation.errors import RecipeError, TaskError, nearest
 from rotquant.metrics.zeroshot import sandbox
 from rotquant.recipes.schemes import ZeroShot
 
+Measure = Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l"]
+"""What an item is scored by."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -25,7 +28,7 @@ class Task:
     """
 
     title: str
-    measure: Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l"]
+    measure: Measure
     chance: float | None
     description: str
 

@@ -31,15 +31,18 @@ from reproduction.tables.project import Project, load_project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, short_hash, write_json
+from tests.helpers.elsewhere import NUMBERS
+from tests.helpers.elsewhere import TABLE as OTHERS
 from tests.helpers.project import TABLES, Copy
 from tests.helpers.reports import TEXT
+from tests.helpers.settings_tables import PUBLISHED, TABLE
 from tests.helpers.speed import SPEED, record
-from tests.reproduction.test_settings import PUBLISHED, TABLE
 from tests.trials.projects import tiny
 
 NAME = "quarot_table1"
 SPEED_NAME = "quarot_table14"
 SETTINGS = "workflow/papers/quarot/settings.yaml"
+ELSEWHERE = "workflow/papers/quarot/elsewhere.yaml"
 SPEEDS = "workflow/papers/quarot/speed.yaml"
 PRINTED = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
 PRINTED_SPEED = (
@@ -61,6 +64,8 @@ def make(root: Path) -> Copy:
     about = {"paper": "quarot", "title": TABLES["title"]}
     copy.write(SETTINGS, yaml.safe_dump({**about, "tables": [told]}, sort_keys=False))
     copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
+    copy.write(ELSEWHERE, yaml.safe_dump({**about, "tables": [OTHERS]}, sort_keys=False))
+    copy.write("workflow/papers/quarot/numbers/others.csv", NUMBERS)
     copy.write(SPEEDS, yaml.safe_dump(SPEED, sort_keys=False))
     copy.write("workflow/papers/quarot/published/table14.csv", PRINTED_SPEED)
     with inside(root):

@@ -14,6 +14,7 @@ import pyarrow.parquet
 from rotquant.metrics.zeroshot import folders, paper
 from rotquant.metrics.zeroshot.definitions import write_definition
 from rotquant.metrics.zeroshot.questions import Questions
+from rotquant.metrics.zeroshot.shipped import definition
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec, corpus_identity, load_text, packages
 from rotquant.text.packages import CARRIED, PACKAGES, package_files, versions
@@ -88,24 +89,14 @@ def _definitions(root: Path) -> Format:
     """A task as the shipped suite has it, asked by us."""
     folder = root / "tasks"
     folder.mkdir()
-    definition = {
-        "task": "next_word",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{context}}",
-        "doc_to_target": "answer",
-        "target_delimiter": "",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": "next_word.jsonl", "examples": "next_word.examples.jsonl"}},
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        "metadata": {"version": 1, "items": 2},
-    }
-    write_definition(folder, definition)
     rows = {"next_word.jsonl": _lines([ITEM, ITEM]), "next_word.examples.jsonl": _lines([ITEM])}
-    files = content_of(folder) | rows
+    for name, content in rows.items():
+        (folder / name).write_bytes(content)
+    write_definition(folder, definition(folder, "next_word"))
+    files = content_of(folder)
 
     def read(place: Path) -> None:
         questions = Questions(place, "next_word", 1, None)
-        questions.prompts(), questions.setting
         for item in questions.items:
             questions.judge(item, [(-1.0, True)] * len(questions.answers(item)))
         metric = ZeroShot(suite="shipped", corpus="docstrings", tasks=("next_word",))

@@ -6,6 +6,7 @@ from pathlib import Path
 from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
+from reproduction.sources.elsewhere import ElsewhereTable
 from reproduction.tables.project import load_project, load_tables
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
@@ -13,7 +14,7 @@ from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, rotation_fields
 from rotquant.recipes.presets import preset
-from tests.trials.fuzz.example import SETTINGS, SPEEDS
+from tests.trials.fuzz.example import ELSEWHERE, SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
 
@@ -42,6 +43,8 @@ def formats(root: Path) -> list[Format]:
         Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
         Format("tables of speed", fast, kinds(SPEEDS), _speed, 2.0),
         Format("tables of settings", files, kinds(SETTINGS), _settings, 2.0),
+        Format("tables of numbers of others", files, kinds(ELSEWHERE), _elsewhere, 1.5),
+        Format("numbers of others", files, kinds("workflow/papers/quarot/numbers/others.csv"), _elsewhere),
         Format("targets", fast, kinds("config/targets.yaml"), load_targets, 0.5),
         Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
         Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
@@ -83,6 +86,12 @@ def _settings(folder: Path) -> None:
 
     for table in load_project((), folder).of(SettingsTable).values():
         markdown(settings_report(table))
+
+
+def _elsewhere(folder: Path) -> None:
+    project = load_project((), folder)
+    for table in project.of(ElsewhereTable).values():
+        table.source.collect(project, table)
 
 
 def _training(folder: Path) -> None:

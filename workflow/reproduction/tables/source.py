@@ -103,7 +103,7 @@ class Source(ABC, Generic[T, C]):
 
     @abstractmethod
     def frame(self, collected: C) -> "pd.DataFrame":
-        """Every number as a line of `frame.values`; equal names of columns mean the same for all sources."""
+        """Every number as a line (`frame.lines`); equal names of columns mean the same for all sources."""
 
     @abstractmethod
     def report(self, project: "Project", table: T, collected: C, logged: "Logged | None" = None) -> "Report":
