@@ -20,7 +20,7 @@ from reproduction.run import archives
 if workflow.storage_settings.default_storage_provider is None:
     raise WorkflowError(
         "archives need a place: name one with --default-storage-provider s3 --default-storage-prefix s3://bucket/folder "
-        "(`pip install -e .[s3]` brings that provider)."
+        "(`pip install -e ./workflow[s3]` brings that provider)."
     )
 
 

@@ -224,7 +224,7 @@ def test_without_the_driver_of_postgresql_it_is_said_how_it_is_installed(
 ) -> None:
     monkeypatch.setenv(URI, "postgresql://me:secret@127.0.0.1:1/runs")
     monkeypatch.setitem(sys.modules, "psycopg2", None)
-    with pytest.raises(TrackingError, match=r"pip install -e .\[postgresql\]"):
+    with pytest.raises(TrackingError, match=r"pip install -e ./workflow\[postgresql\]"):
         tracking.initialise(tmp_path)
 
 

@@ -48,11 +48,10 @@ BY_FORMAT = "cases of "
 
 OPENING = """# Reliability
 
-Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is
-a trial, a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run on
-the machine named there; continuous integration runs the quick form of those of SLURM, tracking, faults, foreign
-input and known vulnerabilities, after its tests. Times are no measurements: the machine did other work beside the
-trials.
+Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is a
+trial: a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run, on
+the machine named there. Continuous integration runs the short form of the trials of SLURM, tracking, faults, foreign
+input and known vulnerabilities after its tests. Times are no measurements: the machine did other work at the same time.
 
 ```
 python -m tests.trials.slurm            # again here; --quick is a short form, --seed N draws other moments and inputs

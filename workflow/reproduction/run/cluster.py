@@ -15,8 +15,8 @@ def check_executor() -> None:
     """
     if find_spec("snakemake_executor_plugin_slurm") is None:
         sys.exit(
-            "error: the profile needs Snakemake's executor for SLURM, which is not installed: "
-            "`pip install -e .[slurm]` in the project's folder, or `pip install snakemake-executor-plugin-slurm`."
+            "error: the profile needs Snakemake's executor for SLURM, which is not installed: `pip install -e "
+            "./workflow[slurm]` in the project's folder, or `pip install snakemake-executor-plugin-slurm`."
         )
 
 

@@ -168,7 +168,7 @@ def unusable(location: Location, error: Exception) -> TrackingError:
             return damage
         advice = "see to the file, unset MLFLOW_TRACKING_URI"
     elif isinstance(error, ImportError) and location.uri.startswith("postgresql"):
-        advice = "install the driver, `pip install -e .[postgresql]`, unset MLFLOW_TRACKING_URI"
+        advice = "install the driver, `pip install -e ./workflow[postgresql]`, unset MLFLOW_TRACKING_URI"
     else:
         advice = "start it, correct or unset MLFLOW_TRACKING_URI"
     return TrackingError(
