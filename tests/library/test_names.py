@@ -8,29 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Names of more than one class. Another change removes them; no new name belongs here.
-DUPLICATES = {
-    "Check",
-    "Column",
-    "Effect",
-    "Entry",
-    "Experiment",
-    "Given",
-    "Grid",
-    "Measurement",
-    "Number",
-    "Outcome",
-    "Panel",
-    "Printed",
-    "Row",
-    "Setting",
-    "Settings",
-    "Source",
-    "Text",
-    "Told",
-    "Unit",
-}
-
 
 @pytest.fixture(scope="module")
 def duplicates() -> set[str]:
@@ -46,8 +23,4 @@ def duplicates() -> set[str]:
 
 
 def test_a_public_class_name_occurs_once(duplicates: set[str]) -> None:
-    assert duplicates - DUPLICATES == set()
-
-
-def test_listed_duplicates_still_exist(duplicates: set[str]) -> None:
-    assert DUPLICATES - duplicates == set()
+    assert duplicates == set()

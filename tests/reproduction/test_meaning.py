@@ -26,7 +26,7 @@ from reproduction.render.html.pages import render_pages
 from reproduction.render.meaning.pages import Words, of_claims
 from reproduction.render.meaning.sayings import Saying, Teller, sayings
 from reproduction.render.meaning.tables import meaning_of, of_effects
-from reproduction.render.meaning.words import Unit, clause, told
+from reproduction.render.meaning.words import EffectUnit, clause, told
 from reproduction.render.pages.report import report_of
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.render.settings.report import settings_report
@@ -103,7 +103,7 @@ def decided(
 
 
 def meaning(found: list[Outcome], quantity: Quantity = PERPLEXITY, words: Words | None = None) -> list[str]:
-    unit = Unit.of(quantity)
+    unit = EffectUnit.of(quantity)
 
     def say(outcome: Outcome) -> Iterator[Saying]:
         return sayings(outcome, Teller(lambda finding: told(finding, unit), quantity))

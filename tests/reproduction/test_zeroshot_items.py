@@ -16,7 +16,7 @@ import pytest
 from reproduction.claims.guessing import COMMONEST
 from rotquant.foundation.errors import TaskError
 from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
-from rotquant.metrics.zeroshot.passages import Module, Passage, Source, read
+from rotquant.metrics.zeroshot.passages import Module, Passage, PassageSource, read
 from rotquant.recipes.corpus import Split
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES, CorpusSpec, load_rows
@@ -51,9 +51,9 @@ SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
 BUILD = """
 import sys, pathlib
 from rotquant.metrics.zeroshot import shipped
-from rotquant.metrics.zeroshot.passages import Source, read
+from rotquant.metrics.zeroshot.passages import PassageSource, read
 
-shipped.read = lambda split: Source(read(split).modules[::8])
+shipped.read = lambda split: PassageSource(read(split).modules[::8])
 shipped.build(pathlib.Path(sys.argv[1]))
 """
 
@@ -233,7 +233,7 @@ def test_models_are_chosen_by_items_of_validation_modules(folder: Path, choosing
 def test_items_that_models_are_chosen_by_are_made_without_test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Split] = []
 
-    def recorded(split: Split) -> Source:
+    def recorded(split: Split) -> PassageSource:
         asked.append(split)
         return read(split)
 

@@ -11,7 +11,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, Source, cut, number, ordered
+from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, PassageSource, cut, number, ordered
 
 LONGEST = 24
 """Characters of the longest text to complete."""
@@ -25,7 +25,7 @@ _ABOVE = 400
 _SAME = 30
 
 
-def complete_line(source: Source) -> Iterator[Item]:
+def complete_line(source: PassageSource) -> Iterator[Item]:
     """A function up to the middle of a line of code; the rest of the line, of two lexical units or more."""
     for passage in source.passages:
         found = [
@@ -40,14 +40,14 @@ def complete_line(source: Source) -> Iterator[Item]:
             yield {"context": context, "text": passage.text[len(context) : last.start + len(last.text)]}
 
 
-def complete_return(source: Source) -> Iterator[Item]:
+def complete_return(source: PassageSource) -> Iterator[Item]:
     """A function, or the lines of it above, up to what it returns; that."""
     found = {context: text for module in source.modules for context, text in _returns(module)}
     for context in ordered("return", found, str):
         yield {"context": context, "text": found[context]}
 
 
-def complete_import(source: Source) -> Iterator[Item]:
+def complete_import(source: PassageSource) -> Iterator[Item]:
     """A module's lines up to what it imports; that. Several modules have the same line."""
     lines = Counter(line for module in source.modules for line in set(module.lines) if _IMPORT.fullmatch(line))
     taken: Counter[str] = Counter()
@@ -63,7 +63,7 @@ def complete_import(source: Source) -> Iterator[Item]:
     yield from ordered("import", found, lambda item: item["context"])
 
 
-def summary(source: Source) -> Iterator[Item]:
+def summary(source: PassageSource) -> Iterator[Item]:
     """A function's or class's name and the prose below the first line of its documentation; that line, 3 to 15 words.
 
     The summary is asked for in the form in which documentation lists what it describes, one line each.

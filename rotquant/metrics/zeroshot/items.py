@@ -13,7 +13,17 @@ from functools import cache, partial
 from typing import TypeVar
 
 from rotquant.metrics.zeroshot import completion, recall
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Passage, Source, alike, choice_item, cut, depth, ordered
+from rotquant.metrics.zeroshot.passages import (
+    Item,
+    Lexeme,
+    Passage,
+    PassageSource,
+    alike,
+    choice_item,
+    cut,
+    depth,
+    ordered,
+)
 
 T = TypeVar("T", bound=tuple[object, ...])
 
@@ -30,7 +40,7 @@ _MARKS = (")", "]", ",", ":")
 _END = (tokenize.NEWLINE, tokenize.NL)
 
 
-def last_word(source: Source, passage: Passage) -> Iterator[Item]:
+def last_word(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to the last name of a line, which occurs earlier in it."""
     for place, lexeme, before in _drawn("last_word", passage, passage.names):
         if lexeme.text in before and len(lexeme.text) > 2 and _next(passage, place).kind in _END:
@@ -38,14 +48,14 @@ def last_word(source: Source, passage: Passage) -> Iterator[Item]:
             yield {"context": context, "word": space + lexeme.text}
 
 
-def mentioned(source: Source, passage: Passage) -> Iterator[Item]:
+def mentioned(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a name that occurs earlier in it; that name, and another one that does."""
     for _, lexeme, before in _drawn("mentioned", passage, passage.names):
         if lexeme.text in before:
             yield from _name_item("mentioned", passage, lexeme, before, count=1)
 
 
-def parameter(source: Source, passage: Passage) -> Iterator[Item]:
+def parameter(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a parameter in its body; that parameter, and another one."""
     names = set(passage.parameters)
     for _, lexeme, _ in _drawn("parameter", passage, passage.names):
@@ -53,7 +63,7 @@ def parameter(source: Source, passage: Passage) -> Iterator[Item]:
             yield from _name_item("parameter", passage, lexeme, names, count=1)
 
 
-def function_name(source: Source, passage: Passage) -> Iterator[Item]:
+def function_name(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a call; the name that is called among four that its module calls."""
     for place, lexeme, _ in _drawn("function_name", passage, passage.names):
         if len(lexeme.text) > 2 and _next(passage, place).text == "(":
@@ -62,7 +72,7 @@ def function_name(source: Source, passage: Passage) -> Iterator[Item]:
             yield from _name_item("function_name", passage, true, {f"{name}(" for name in calls}, count=3)
 
 
-def continuation(source: Source, passage: Passage) -> Iterator[Item]:
+def continuation(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """Whole lines of a function; the next one among four of the module's, equally deep and about as long."""
     lines = passage.text.splitlines()
     for place, line in _drawn("continuation", passage, enumerate(lines)):
@@ -73,7 +83,7 @@ def continuation(source: Source, passage: Passage) -> Iterator[Item]:
                 yield choice_item("continuation", context, line, wrong, "\n")
 
 
-def grammar(source: Source, passage: Passage) -> Iterator[Item]:
+def grammar(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a closing bracket, comma or colon; which of these comes next."""
     first: dict[str, Lexeme] = {}
     for _, lexeme, *_ in _drawn("grammar", passage, enumerate(passage.lexemes)):
@@ -85,7 +95,7 @@ def grammar(source: Source, passage: Passage) -> Iterator[Item]:
         yield choice_item("grammar", context, mark, others, space)
 
 
-def next_word(source: Source, passage: Passage) -> Iterator[Item]:
+def next_word(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a word of its documentation; that word among four of similar frequency."""
     for context, word in _prose("next_word", passage, source.ranks):
         rank = source.ranks[word]
@@ -95,14 +105,14 @@ def next_word(source: Source, passage: Passage) -> Iterator[Item]:
             yield choice_item("next_word", context, f" {word}", wrong, "")
 
 
-def preposition(source: Source, passage: Passage) -> Iterator[Item]:
+def preposition(source: PassageSource, passage: Passage) -> Iterator[Item]:
     """A function up to a preposition of its documentation; which of three it is."""
     for context, word in _prose("preposition", passage, _PREPOSITIONS):
         others = ordered(context, [f" {other}" for other in _PREPOSITIONS if other != word], str)
         yield choice_item("preposition", context, f" {word}", others[:2], "")
 
 
-CHOICES: dict[str, Callable[[Source, Passage], Iterator[Item]]] = {
+CHOICES: dict[str, Callable[[PassageSource, Passage], Iterator[Item]]] = {
     "last_word": last_word,
     "next_word": next_word,
     "continuation": continuation,
@@ -114,7 +124,7 @@ CHOICES: dict[str, Callable[[Source, Passage], Iterator[Item]]] = {
 }
 """Per task the items of one passage, in the order of a hash."""
 
-OTHERS: dict[str, Callable[[Source], Iterator[Item]]] = {
+OTHERS: dict[str, Callable[[PassageSource], Iterator[Item]]] = {
     "complete_line": completion.complete_line,
     "complete_import": completion.complete_import,
     "complete_return": completion.complete_return,
@@ -127,7 +137,7 @@ OTHERS: dict[str, Callable[[Source], Iterator[Item]]] = {
 """Per task all its items."""
 
 
-def task_items(task: str, source: Source, count: int = ITEMS) -> list[Item]:
+def task_items(task: str, source: PassageSource, count: int = ITEMS) -> list[Item]:
     """The first items of a task, no context twice."""
     items: dict[str, Item] = {}
     for item in _items(task, source):
@@ -137,14 +147,14 @@ def task_items(task: str, source: Source, count: int = ITEMS) -> list[Item]:
     return list(items.values())
 
 
-def task_examples(task: str, items: list[Item], validation: Source) -> list[Item]:
+def task_examples(task: str, items: list[Item], validation: PassageSource) -> list[Item]:
     """The first items of a task from the validation modules that are none of the `items`."""
     known = {item["context"] for item in items}
     others = (item for item in _items(task, validation) if item["context"] not in known)
     return list(itertools.islice(others, EXAMPLES))
 
 
-def _items(task: str, source: Source) -> Iterator[Item]:
+def _items(task: str, source: PassageSource) -> Iterator[Item]:
     if task in OTHERS:
         return OTHERS[task](source)
     found = itertools.chain.from_iterable(items[task] for items in _by_passage(source))
@@ -152,7 +162,7 @@ def _items(task: str, source: Source) -> Iterator[Item]:
 
 
 @cache
-def _by_passage(source: Source) -> list[dict[str, list[Item]]]:
+def _by_passage(source: PassageSource) -> list[dict[str, list[Item]]]:
     """The items of each passage by task, those passages first that have most for their length."""
     found = [
         (passage, {task: list(itertools.islice(make(source, passage), _AT_MOST)) for task, make in CHOICES.items()})

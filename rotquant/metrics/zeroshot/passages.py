@@ -183,7 +183,7 @@ class Passage:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PassageSource:
     """Held-out modules, and what all tasks read of them."""
 
     modules: tuple[Module, ...]
@@ -211,9 +211,9 @@ class Source:
         return {word: rank for rank, word in enumerate(self.common)}
 
 
-def read(split: Split) -> Source:
+def read(split: Split) -> PassageSource:
     """The modules of a split. Raises `CorpusError` where none of its packages is installed."""
-    return Source(tuple(Module(text) for text in load_rows(MODULES, split)))
+    return PassageSource(tuple(Module(text) for text in load_rows(MODULES, split)))
 
 
 def cut(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rotquant.metrics.zeroshot.items import task_items
-from rotquant.metrics.zeroshot.passages import Module, Source, number, ordered, read
+from rotquant.metrics.zeroshot.passages import Module, PassageSource, number, ordered, read
 from rotquant.text import MODULES, load_rows
 
 _SUM = re.compile(r">>> (\d+) \+ (\d+)\Z")
@@ -25,7 +25,7 @@ def practice(tasks: Sequence[str], modules: int, items: int) -> list[tuple[tuple
         CorpusError: none of the packages is installed.
     """
     texts = ordered("practice", load_rows(MODULES, "train"), str)[:modules]
-    source = Source(tuple(map(Module, texts)))
+    source = PassageSource(tuple(map(Module, texts)))
     found: list[tuple[tuple[str, str], ...]] = []
     for task in tasks:
         if task == "arithmetic":

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Module, Source, alike, choice_item, cut, number, ordered
+from rotquant.metrics.zeroshot.passages import Item, Module, PassageSource, alike, choice_item, cut, number, ordered
 
 #: Lines of a definition that are shown, and lines before the use of its name.
 _DEFINED, _BEFORE = 6, 3
@@ -18,7 +18,7 @@ _PIECE = re.compile(r"[a-zA-Z]{1,5}|\d|\n\s*| {2,}|[^\w\s]|_")
 _PIECES = 0.83
 
 
-def recall(tokens: int, source: Source) -> Iterator[Item]:
+def recall(tokens: int, source: PassageSource) -> Iterator[Item]:
     """A definition, then lines of other modules, then lines of its own up to its name; that name among four.
 
     The four are names that held-out modules define, functions or classes alike; the text shows one of them alone.
@@ -38,7 +38,7 @@ def recall(tokens: int, source: Source) -> Iterator[Item]:
             yield choice_item("recall", context, name, wrong, space)
 
 
-def arithmetic(source: Source) -> Iterator[Item]:
+def arithmetic(source: PassageSource) -> Iterator[Item]:
     """Sums of numbers of one or two digits in an interpreter's session, four of them solved; the result among four.
 
     Wrong results are off by one, by ten, or have their digits exchanged. No text takes part in it, but for its hash:

@@ -58,7 +58,7 @@ class Branch:
 
 
 @dataclass
-class Row:
+class ScoredRow:
     """A context, the trunk, and behind it what other questions have beyond it; each sees itself and its trunk."""
 
     trunk: list[int]
@@ -124,10 +124,10 @@ class Scorer:
         if lost := [branch for branch in shared if not math.isfinite(found[branch.index][0])]:
             contexts = [branch.tokens[: branch.answer] for branch in lost]
             alone = [[replace(branch, fork=branch.answer)] for branch in lost]
-            found |= self._answers([Row(*one) for one in zip(contexts, alone, strict=True)])
+            found |= self._answers([ScoredRow(*one) for one in zip(contexts, alone, strict=True)])
         return [found[index] for index in range(len(pairs))]
 
-    def _answers(self, rows: list[Row]) -> dict[int, tuple[float, bool]]:
+    def _answers(self, rows: list[ScoredRow]) -> dict[int, tuple[float, bool]]:
         """Log-likelihood and greediness of the continuations of all rows, by the index of the question."""
         found: dict[int, tuple[float, bool]] = {}
         with progress.task("answering", "question", sum(len(row.branches) for row in rows)) as under_way:
@@ -207,7 +207,7 @@ class Scorer:
             )
 
     @torch.no_grad()
-    def _answer(self, rows: list[Row]) -> list[tuple[float, bool]]:
+    def _answer(self, rows: list[ScoredRow]) -> list[tuple[float, bool]]:
         """Log-likelihood and greediness of all continuations of some rows, which are filled up on the right."""
         width = max(row.length for row in rows)
         ids = torch.full((len(rows), width), self.first_token)
@@ -298,21 +298,21 @@ def _encoded(asked: _Asked) -> tuple[Encoded, ...]:
 
 
 @lru_cache(maxsize=2)
-def _arranged(asked: _Asked, window: int | None) -> list[Row]:
+def _arranged(asked: _Asked, window: int | None) -> list[ScoredRow]:
     """Questions in rows, texts last and long ones first: those whose contexts begin alike share one, if that saves.
 
     In descending order a context comes right before those that are the beginning of it. Texts longer than a sliding
     window of attention have rows of their own: what the window hides counts from a token's place in its text.
     """
     encoded = _encoded(asked)
-    rows: list[Row] = []
+    rows: list[ScoredRow] = []
     for index in sorted(range(len(encoded)), key=lambda index: encoded[index], reverse=True):
         context, rest = encoded[index]
         tokens = context + rest
         alone = window is not None and len(tokens) > window
         fork = _common(rows[-1].trunk, context) if rows and not alone else 0
         if 2 * fork <= len(context) or rows[-1].length + len(tokens) - fork > max(_ROW_TOKENS, 2 * len(context)):
-            rows.append(Row(context))
+            rows.append(ScoredRow(context))
             fork = len(context)
         rows[-1].branches.append(Branch(index, tokens, len(context), fork))
     return sorted(rows, key=lambda row: (row.is_text, -row.length))
@@ -324,7 +324,7 @@ def _common(first: list[int], second: list[int]) -> int:
     return next(unequal, min(len(first), len(second)))
 
 
-def _branching(rows: list[Row], width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def _branching(rows: list[ScoredRow], width: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Mask [rows, 1, width, width] and positions [rows, width] by which branches see the trunk up to their fork.
 
     The mask is what attention adds: every implementation takes that.

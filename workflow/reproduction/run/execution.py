@@ -42,7 +42,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """What a worker does in one go. kind: tasks, rotation, weights or runs, the latter on equal weights.
 
     after: the units that it needs, as (kind, key). again: although it is current.
@@ -57,7 +57,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UnitOutcome:
     """What became of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes."""
 
     values: dict[str, float] = field(default_factory=dict)
@@ -97,17 +97,17 @@ def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
     return Wanted(tuple(parts), rotations, weights, runs)
 
 
-def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
+def units(plan: Plan, asked: Wanted) -> tuple[list[WorkUnit], dict[str, float]]:
     """The units of what is asked for and not current, in the order of asking, what they need first; and the values of
     the runs that are current."""
     rotations, weights, current = _needed(plan, asked)
     remade = set(weights)
-    found: dict[tuple[str, str], Unit] = {}
+    found: dict[tuple[str, str], WorkUnit] = {}
     for key in rotations:
-        found["rotation", key] = Unit("rotation", key, plan.rotations[key].label, again=asked.rotations[key])
+        found["rotation", key] = WorkUnit("rotation", key, plan.rotations[key].label, again=asked.rotations[key])
     for key in weights:
         after = frozenset({("rotation", plan.weights[key].rotation or "")} & found.keys())
-        found["weights", key] = Unit("weights", key, plan.weights[key].label, (), after, asked.weights[key])
+        found["weights", key] = WorkUnit("weights", key, plan.weights[key].label, (), after, asked.weights[key])
     values: dict[str, float] = {}
     waiting: dict[tuple[Any, ...], list[str]] = {}
     for key, again in asked.runs.items():
@@ -122,9 +122,9 @@ def units(plan: Plan, asked: Wanted) -> tuple[list[Unit], dict[str, float]]:
             first = plan.runs[together[0]]
             needs = {("weights", first.weights or ""), ("tasks", first.tasks or "")}
             if first.tasks is not None:
-                found["tasks", first.tasks] = Unit("tasks", first.tasks, "the tasks of zero-shot accuracy")
+                found["tasks", first.tasks] = WorkUnit("tasks", first.tasks, "the tasks of zero-shot accuracy")
             again = asked.runs[together[0]]
-            found["runs", together[0]] = Unit(
+            found["runs", together[0]] = WorkUnit(
                 "runs", together[0], first.label, together, frozenset(needs & found.keys()), again
             )
     return _in_order(plan, asked, found), values
@@ -202,14 +202,14 @@ def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
     return Wanted(asked.parts, rotations, weights, runs), refused
 
 
-def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
+def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
     """Compute a unit, in a worker."""
     said: list[str] = []
     problem = ""
     try:
         with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
             if not mine:
-                return Outcome(locked=True)
+                return UnitOutcome(locked=True)
             if unit.kind == "tasks":
                 jobs.prepare_tasks(plan, unit.key, lambda _: None)
             elif unit.kind == "rotation":
@@ -227,7 +227,7 @@ def perform(plan: Plan, silently: bool, unit: Unit) -> Outcome:
     results = {key: jobs.result_current(plan, key) for key in unit.runs}
     values = {key: result.value for key, result in results.items() if result is not None}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Outcome(values, tuple(said), problem, peak=peak)
+    return UnitOutcome(values, tuple(said), problem, peak=peak)
 
 
 class _Execution:
@@ -241,7 +241,7 @@ class _Execution:
         self.started = time.monotonic()
         self._open = [*asked.parts]
 
-    def run(self, todo: Sequence[Unit], workers: Workers[Unit, Outcome], shown: bool) -> None:
+    def run(self, todo: Sequence[WorkUnit], workers: Workers[WorkUnit, UnitOutcome], shown: bool) -> None:
         """Give the units to workers, each when what it needs is there, until none is left."""
         waiting = {(unit.kind, unit.key): unit for unit in todo}
         later: dict[tuple[str, str], float] = {}
@@ -251,7 +251,7 @@ class _Execution:
                 self._give(waiting, later, workers)
                 for unit, outcome in workers.outcomes(LOCKED / 4):
                     place = (unit.kind, unit.key)
-                    if isinstance(outcome, Outcome) and outcome.locked:
+                    if isinstance(outcome, UnitOutcome) and outcome.locked:
                         waiting[place], later[place] = unit, time.monotonic() + LOCKED
                         continue
                     self._ended(unit, outcome)
@@ -260,9 +260,9 @@ class _Execution:
 
     def _give(
         self,
-        waiting: dict[tuple[str, str], Unit],
+        waiting: dict[tuple[str, str], WorkUnit],
         later: Mapping[tuple[str, str], float],
-        workers: Workers[Unit, Outcome],
+        workers: Workers[WorkUnit, UnitOutcome],
     ) -> None:
         for place, unit in [*waiting.items()]:
             lost = next((self.failed[need] for need in unit.after if need in self.failed), None)
@@ -272,13 +272,15 @@ class _Execution:
             elif workers.free and later.get(place, 0) <= time.monotonic() and not self._needs(unit, waiting, workers):
                 workers.give(waiting.pop(place))
 
-    def _needs(self, unit: Unit, waiting: Mapping[tuple[str, str], Unit], workers: Workers[Unit, Outcome]) -> bool:
+    def _needs(
+        self, unit: WorkUnit, waiting: Mapping[tuple[str, str], WorkUnit], workers: Workers[WorkUnit, UnitOutcome]
+    ) -> bool:
         under_way = {(other.kind, other.key) for other in workers.jobs}
         return any(need in waiting or need in under_way for need in unit.after)
 
-    def _ended(self, unit: Unit, outcome: Outcome | str) -> None:
+    def _ended(self, unit: WorkUnit, outcome: UnitOutcome | str) -> None:
         if isinstance(outcome, str):
-            outcome = Outcome(problem=f"{outcome}.")
+            outcome = UnitOutcome(problem=f"{outcome}.")
         for line in outcome.said:
             self.say(f"{unit.label}: {line}")
         self.peak = max(self.peak, outcome.peak)
@@ -295,7 +297,7 @@ class _Execution:
             jobs.record_part(self.plan, part, self.values)
             self._open.remove(part)
 
-    def close(self, lacking: Sequence[Unit], refused: Sequence[str]) -> None:
+    def close(self, lacking: Sequence[WorkUnit], refused: Sequence[str]) -> None:
         """Say what was done.
 
         Raises:
@@ -319,20 +321,20 @@ class _Execution:
             raise ResultError(f"{_refusal(len(refused))}{missing}")
 
 
-def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], Unit]) -> list[Unit]:
+def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], WorkUnit]) -> list[WorkUnit]:
     """Units by the tables that are asked for, the largest models first, and what they need before them."""
     size = functools.cache(lambda checkpoint: folder_size(checkpoint, "*.safetensors"))
     table: dict[str, int] = {}  # the first that shows a run
     for number, part in enumerate(asked.parts):
         for run in plan.parts[part].runs:
             table.setdefault(run, number)
-    ordered: dict[tuple[str, str], Unit] = {}
+    ordered: dict[tuple[str, str], WorkUnit] = {}
 
-    def place(unit: Unit) -> tuple[int, int]:
+    def place(unit: WorkUnit) -> tuple[int, int]:
         checkpoint = plan.runs[unit.runs[0]].fields["checkpoint"]
         return table.get(unit.runs[0], 0), -size(checkpoint)
 
-    def add(unit: Unit) -> None:
+    def add(unit: WorkUnit) -> None:
         for need in sorted(unit.after):
             add(found[need])
         ordered.setdefault((unit.kind, unit.key), unit)
@@ -362,6 +364,6 @@ def _metric(plan: Plan, run: str) -> dict[str, Any]:
     return plan.shared[plan.runs[run].fields["metric"]]
 
 
-def _lacks_lm_eval(plan: Plan, unit: Unit) -> bool:
+def _lacks_lm_eval(plan: Plan, unit: WorkUnit) -> bool:
     """Whether a unit's runs need lm-eval and it is not installed."""
     return _metric(plan, unit.runs[0]).get("suite") == "paper" and find_spec("lm_eval") is None

@@ -25,13 +25,13 @@ PLANS = Path("results/plans")
 KEPT = 14 * 24 * 3600
 
 
-class Entry(BaseModel):
+class PlanEntry(BaseModel):
     """A part of the plan as plain data."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Places(Entry):
+class Places(PlanEntry):
     """The places that decide what a plan says and are not read whole for it, relative to the project or absolute.
 
     content: checkpoints, records of speed and the files of texts. hub: models and data sets of the hub, as (kind, id).
@@ -41,7 +41,7 @@ class Places(Entry):
     hub: tuple[tuple[Literal["model", "dataset"], str], ...]
 
 
-class PlannedCell(Entry):
+class PlannedCell(PlanEntry):
     """A cell of a table: its runs, one per seed."""
 
     row: str
@@ -49,7 +49,7 @@ class PlannedCell(Entry):
     runs: tuple[str, ...]
 
 
-class PlannedTable(Entry):
+class PlannedTable(PlanEntry):
     """A table of any source, or a figure.
 
     definition: digest of what its files say; codes: of the code that makes each of its outputs. figure: whose figure it
@@ -73,7 +73,7 @@ class PlannedTable(Entry):
     records: dict[str, str | None] = Field(default_factory=dict)
 
 
-class PlannedRun(Entry):
+class PlannedRun(PlanEntry):
     """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `shared`;
     weights, tasks: what has to be there before, if anything."""
 
@@ -85,7 +85,7 @@ class PlannedRun(Entry):
     tasks: str | None
 
 
-class PlannedPart(Entry):
+class PlannedPart(PlanEntry):
     """The runs that one job of the workflow computes, and the sets of tasks that it needs."""
 
     label: str
@@ -93,7 +93,7 @@ class PlannedPart(Entry):
     tasks: tuple[str, ...]
 
 
-class PlannedWeights(Entry):
+class PlannedWeights(PlanEntry):
     """Stored weights. run: the first one on them; rotation: the learned one that they are made with, if any."""
 
     label: str
@@ -102,7 +102,7 @@ class PlannedWeights(Entry):
     rotation: str | None
 
 
-class PlannedRotation(Entry):
+class PlannedRotation(PlanEntry):
     """Learned rotations, and the first run on them."""
 
     label: str
@@ -110,7 +110,7 @@ class PlannedRotation(Entry):
     run: str
 
 
-class Plan(Entry):
+class Plan(PlanEntry):
     """What is to be computed under one configuration.
 
     inputs: digest of all that the plan follows from. sources: of all code then. config: as the data of one

@@ -164,7 +164,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
     ) -> "Report":
         from reproduction.render.meaning.pages import Words, of_claims
         from reproduction.render.meaning.sayings import Teller, sayings
-        from reproduction.render.meaning.words import Unit, told
+        from reproduction.render.meaning.words import EffectUnit, told
         from reproduction.render.pages.model import Fact, Report
         from reproduction.render.pages.verdicts import claims_of
         from reproduction.run.results import table_path
@@ -175,7 +175,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
 
         def say(outcome: Any) -> Any:
             quantity = of_claim[id(outcome.claim)]
-            return sayings(outcome, Teller(lambda finding: told(finding, Unit.of(quantity)), quantity))
+            return sayings(outcome, Teller(lambda finding: told(finding, EffectUnit.of(quantity)), quantity))
 
         words = Words(where="by numbers measured elsewhere", cannot="other models")
         return Report(

@@ -24,7 +24,7 @@ BESIDE = 2
 
 
 @dataclass(frozen=True)
-class Panel:
+class HeatmapPanel:
     """A map [rows, channels], and the mean and the largest magnitude of each channel; what is not finite is masked.
 
     place: what shares its scale: a column and one of the places that the metric looks at, and the row where each panel
@@ -71,7 +71,7 @@ def _of_weights(table: RunTable) -> bool:
     return table.metrics[0].get("tensor") == "weights"
 
 
-def _lines(project: Project, table: RunTable, values: Values) -> list[list[Panel]]:
+def _lines(project: Project, table: RunTable, values: Values) -> list[list[HeatmapPanel]]:
     """The panels line by line."""
     rows, columns = drawn_rows(table), project.columns(table)
     lines = [
@@ -85,7 +85,7 @@ def _lines(project: Project, table: RunTable, values: Values) -> list[list[Panel
     return [alone[start : start + BESIDE] for start in range(0, len(alone), BESIDE)]
 
 
-def _panels(project: Project, table: RunTable, values: Values, row: str, column: str) -> Iterator[Panel]:
+def _panels(project: Project, table: RunTable, values: Values, row: str, column: str) -> Iterator[HeatmapPanel]:
     """The panels of a cell: one for each place that its metric looks at."""
     import numpy as np
 
@@ -98,10 +98,10 @@ def _panels(project: Project, table: RunTable, values: Values, row: str, column:
         title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
         arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
         own = row if table.figure is not None and table.figure.own_scales else None
-        yield Panel((column, index, own), title, *arrays)
+        yield HeatmapPanel((column, index, own), title, *arrays)
 
 
-def _draw(strip: Any, axis: Any, panel: Panel, top: float) -> Any:
+def _draw(strip: Any, axis: Any, panel: HeatmapPanel, top: float) -> Any:
     """One heat map with the strip of its channels above it; returns the image."""
     height, channels = panel.matrix.shape
     for statistic, color in ((panel.largest, LIGHT), (panel.mean, OURS)):

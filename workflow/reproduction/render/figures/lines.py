@@ -33,7 +33,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class LinePanel:
     """The series of one panel: by name, and within one by setting."""
 
     title: str
@@ -50,7 +50,7 @@ class Block:
     """Panels of one quantity that share an axis, and which numbers they show: "ours", "papers" or both."""
 
     quantity: Quantity
-    panels: list[Panel]
+    panels: list[LinePanel]
     which: tuple[str, ...]
 
     def label(self, over: str) -> str:
@@ -99,7 +99,7 @@ def _columns_are_settings(project: Project, table: RunTable) -> bool:
     return len(slots) == 1 and not slots & set(project.columns(table))
 
 
-def _panels(project: Project, table: RunTable, values: Values, quantity: Quantity) -> list[Panel]:
+def _panels(project: Project, table: RunTable, values: Values, quantity: Quantity) -> list[LinePanel]:
     """A panel per column: what each row loses on the baseline row.
 
     Where the columns are settings, a panel per row: what each column loses on the first one, so that the paper's model
@@ -111,7 +111,7 @@ def _panels(project: Project, table: RunTable, values: Values, quantity: Quantit
     if _columns_are_settings(project, table):
         cells = [[(row.name, column) for column in columns] for row in rows]
         losses = ({cell[1]: change_between(values, cell, line[0], quantity) for cell in line} for line in cells)
-        return [Panel(row.name, {"": loss}) for row, loss in zip(rows, losses, strict=True)]
+        return [LinePanel(row.name, {"": loss}) for row, loss in zip(rows, losses, strict=True)]
     found = []
     for column in columns:
         series: dict[str, dict[str, Change]] = {}
@@ -119,7 +119,7 @@ def _panels(project: Project, table: RunTable, values: Values, quantity: Quantit
             setting = str(row.labels[-1]) if row.labels else row.name
             loss = change_between(values, (row.name, column), (table.baseline, column), quantity)
             series.setdefault(_series(table, row), {})[setting] = loss
-        found.append(Panel(panel_title(project, table, column), series))
+        found.append(LinePanel(panel_title(project, table, column), series))
     return found
 
 
@@ -131,13 +131,13 @@ def _series(table: RunTable, row: Row) -> str:
     return row.name.rpartition(" ")[0] if named else ""
 
 
-def _numbers(shown: Iterable[Panel], name: str) -> list[float]:
+def _numbers(shown: Iterable[LinePanel], name: str) -> list[float]:
     """All numbers of ours or the paper's."""
     numbers = (getattr(change, name) for panel in shown for change in panel.changes)
     return [number for number in numbers if number is not None]
 
 
-def _draw(axis: Any, panel: Panel, which: tuple[str, ...], scale: PercentAxis) -> None:
+def _draw(axis: Any, panel: LinePanel, which: tuple[str, ...], scale: PercentAxis) -> None:
     """All series of a panel, a little beside each other."""
     settings = _in_order(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
     for index, changes in enumerate(panel.series.values()):

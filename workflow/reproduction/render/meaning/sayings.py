@@ -12,11 +12,11 @@ from typing import Literal
 
 from reproduction.claims.claims import Answer, Outcome, Shown, Verdict
 from reproduction.claims.findings import Finding
-from reproduction.render.meaning.words import Told, Unit, clause, short, told, whole, would_decide
+from reproduction.render.meaning.words import EffectUnit, ToldEffect, clause, short, told, whole, would_decide
 from reproduction.tables.checks import About, Claim, Explained
 from reproduction.tables.quantities import Quantity
 
-Tell = Callable[[Finding], Told]
+Tell = Callable[[Finding], ToldEffect]
 """A comparison in words."""
 
 
@@ -138,18 +138,18 @@ def _with_numbers(saying: Saying, answer: Answer, teller: Teller) -> Saying | No
         return saying
     own = short(teller.quantity)
     if agreed:  # in the paper's unit, which is named as what decides
-        bare = told(shown, Unit.of(teller.quantity)._replace(noun=""))
+        bare = told(shown, EffectUnit.of(teller.quantity)._replace(noun=""))
         return replace(saying, by=f"{short(answer.on)} and by {own}", numbers=bare.full)
-    finer = told(shown, Unit.of(answer.on))
+    finer = told(shown, EffectUnit.of(answer.on))
     coarse = next((one for one in second.findings if one.place == shown.place), None)
     return replace(
         saying,
         by=short(answer.on),
-        numbers=told(shown, Unit.of(answer.on)._replace(noun="")).full,
+        numbers=told(shown, EffectUnit.of(answer.on)._replace(noun="")).full,
         brief=finer.brief,
         other=own,
         otherwise=answer.there,
-        others_numbers=told(coarse, Unit.of(teller.quantity)._replace(noun="")).brief if coarse else "",
+        others_numbers=told(coarse, EffectUnit.of(teller.quantity)._replace(noun="")).brief if coarse else "",
     )
 
 
@@ -158,7 +158,7 @@ def _margin(finding: Finding) -> float:
     return math.inf if effect is None or math.isnan(effect.margin) else effect.margin
 
 
-def _papers(verdict: Verdict, shown: Finding, comparisons: int, teller: Teller) -> list[Told]:
+def _papers(verdict: Verdict, shown: Finding, comparisons: int, teller: Teller) -> list[ToldEffect]:
     """The paper's numbers at the place that is shown, one for each of its GPUs, or the only ones that it has."""
     found = [one for one in verdict.findings if teller.place(one) == shown.place]
     if not found and comparisons == 1:

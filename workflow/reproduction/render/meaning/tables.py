@@ -10,7 +10,7 @@ from reproduction.claims.widths import Course, courses
 from reproduction.frame.values import Values, known_quantities, main_quantities
 from reproduction.render.meaning.pages import VERDICTS, Words, clauses, grouped, of_claims, sentence
 from reproduction.render.meaning.sayings import Saying, Teller, sayings
-from reproduction.render.meaning.words import Unit, short, told, upper, whole
+from reproduction.render.meaning.words import EffectUnit, short, told, upper, whole
 from reproduction.run.results import RunResult
 from reproduction.tables.checks import Claim, Statement
 from reproduction.tables.project import Project
@@ -56,7 +56,7 @@ def _said(project: Project, table: RunTable, values: Values, outcome: Outcome) -
     claim = outcome.claim
     name = claim.quantity if isinstance(claim, Claim) else None
     quantity = project.quantities(table)[0] if name is None else known_quantities(project, table, values)[name]
-    unit = Unit.of(quantity)
+    unit = EffectUnit.of(quantity)
     return sayings(outcome, Teller(lambda finding: told(finding, unit), quantity))
 
 
@@ -78,7 +78,7 @@ def _causes(project: Project, table: RunTable, values: Values, results: Results)
         quantity = measured[experiment.quantity or next(iter(measured))]
         quantity = deciding(project, table, experiment.check, quantity, values.ours, experiment.columns)
         verdict = judge(experiment.check, table, values.ours, quantity, results, experiment.columns)
-        unit = Unit.of(quantity)
+        unit = EffectUnit.of(quantity)
         outcome = Outcome(
             Statement(text=upper(whole(experiment.cause)), section="-"), {"mechanism": Answer(verdict, Verdict(()))}
         )
@@ -141,7 +141,7 @@ def _of_rows(project: Project, table: RunTable, values: Values) -> list[str]:
             column=column,
             numbers=[show(number) for number in numbers],
             papers=[show(number.mean) for number in papers if number is not None],
-            unit=Unit.of(quantity).one,
+            unit=EffectUnit.of(quantity).one,
             noun=short(quantity),
         )
         if len(rows) == 1:

@@ -16,7 +16,7 @@ _WORDS = {"by": "more by", "it is": "", "the share": ""}
 _SHORT = {KL.name: "KL divergence", LOG_ODDS.name: "log-odds"}
 
 
-class Told(NamedTuple):
+class ToldEffect(NamedTuple):
     """A comparison in words: with both numbers and by its effect alone, and so what a paper prints, without noise."""
 
     full: str
@@ -25,7 +25,7 @@ class Told(NamedTuple):
     papers_brief: str
 
 
-class Unit(NamedTuple):
+class EffectUnit(NamedTuple):
     """A unit as it stands behind a number and behind a difference of two, and what has it, "perplexity".
 
     title: of a statistic of a distribution, of which less is not better; what it is stands in brackets.
@@ -39,7 +39,7 @@ class Unit(NamedTuple):
     falls: bool = False
 
     @classmethod
-    def of(cls, quantity: Quantity) -> "Unit":
+    def of(cls, quantity: Quantity) -> "EffectUnit":
         """That of a quantity."""
         space = f" {quantity.unit}" if quantity.unit else ""
         apart = " points" if quantity.unit == "%" else space
@@ -76,35 +76,35 @@ def upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def told(finding: Finding, unit: Unit = Unit()) -> Told:
+def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
     """A comparison of models: "a gain of 1.24 [1.11, 1.37] in perplexity (10.86 against 12.10)"."""
     effect = finding.effect
     if effect is None:
-        return Told(*[re.sub(r" ≥ (\S+)$", r" (at least \1 is asked)", finding.numbers)] * 4)
+        return ToldEffect(*[re.sub(r" ≥ (\S+)$", r" (at least \1 is asked)", finding.numbers)] * 4)
     noun = f" in {unit.noun}" if unit.noun else ""
     if effect.name == "it is":
         value = f"{signed(effect.size)}{unit.one}"
         asked = "" if effect.asked.endswith(" 0") else f"{effect.asked} is asked"
         brackets = f" ({', '.join(filter(None, (unit.title, asked)))})" if unit.title or asked else ""
         shown = f"{value}{_interval(effect)}{noun}"
-        return Told(f"{shown}{brackets}", shown, value, value)
+        return ToldEffect(f"{shown}{brackets}", shown, value, value)
     compared = re.sub(r"^(\S+), (at .+) asked$", r"\1 where \2 is asked", effect.compared)
     compared = re.sub(" [<>] ", " against ", compared)
     compared = f"{'from ' if ' to ' in compared else ''}{compared}{'' if effect.name == 'by' else unit.one}"
     if not math.isfinite(effect.size):
-        return Told(f"{compared}{noun}", f"{compared}{noun}", compared, compared)
+        return ToldEffect(f"{compared}{noun}", f"{compared}{noun}", compared, compared)
     if unit.title and effect.name in _OPPOSITE and effect.name != "by":
         better = (effect.name == "a gain of") == (effect.size > 0)
         smaller = better == unit.falls
         size = f"{'smaller' if smaller else 'larger'} by {signed(abs(effect.size))}{unit.apart}"
         full = f"{compared}, {size}{_interval(effect)}"
-        return Told(full, full, compared, compared)
+        return ToldEffect(full, full, compared, compared)
     size = _size(effect, effect.unit or unit.apart)
     if effect.name == "by":
         full = f"{compared}{noun}, {size}{_interval(effect)}"
-        return Told(full, full, compared, compared)
+        return ToldEffect(full, full, compared, compared)
     brief = f"{size}{_interval(effect)}{noun}"
-    return Told(f"{brief} ({compared})", brief, f"{size} ({compared})", size)
+    return ToldEffect(f"{brief} ({compared})", brief, f"{size} ({compared})", size)
 
 
 def _size(effect: Effect, unit: str) -> str:

@@ -9,7 +9,7 @@ from reproduction.claims.replays import show
 from reproduction.frame.speed import Measured, ShownRecord, short_gpu, shown_ratio
 from reproduction.render.meaning.pages import Words, clauses, of_claims, sentence
 from reproduction.render.meaning.sayings import Saying, Teller, sayings
-from reproduction.render.meaning.words import Told, between
+from reproduction.render.meaning.words import ToldEffect, between
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import DrawnPart, SpeedClaim, SpeedGrid, SpeedTable, matches, rows
 from reproduction.words.describe import is_of_the_paper
@@ -60,18 +60,18 @@ def _panel(table: SpeedTable, part: DrawnPart, drawn: Mapping[str, Measured]) ->
     return clauses("panel", title=part.title, ratio=grid.ratio, over=grid.baseline, ours=ends[0], papers=ends[1])
 
 
-def told_of_speed(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> Told:
+def told_of_speed(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> ToldEffect:
     """A comparison of times: "2.32 [2.30, 2.34] times the speed of FP16 (at least 1.9 is asked)"."""
     effect = finding.effect
     if effect is None:
-        return Told(*[finding.numbers] * 4)
+        return ToldEffect(*[finding.numbers] * 4)
     if effect.name == "by":
-        return Told(*[effect.compared.replace(" > ", " after ")] * 4)
+        return ToldEffect(*[effect.compared.replace(" > ", " after ")] * 4)
     interval = between(show(effect.low), show(effect.high))
     asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
     size = show(effect.size)
     brief = f"{size}{interval}{_compared(claim, grid)}"
-    return Told(f"{brief}{asked}", brief, size, size)
+    return ToldEffect(f"{brief}{asked}", brief, size, size)
 
 
 def _compared(claim: SpeedClaim, grid: SpeedGrid) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from reproduction.frame.values import collect
 from reproduction.identity.run import Run
 from reproduction.render.tracking.experiments import writer
-from reproduction.render.tracking.runs import NOTE, PARENT, Entry, Logged, ShownExperiment
+from reproduction.render.tracking.runs import NOTE, PARENT, Logged, LoggedEntry, ShownExperiment
 from reproduction.render.tracking.store import Store, opened
 from reproduction.render.tracking.views import PERCENT, TABLE, by_model, by_row
 from reproduction.run.results import (
@@ -90,9 +90,9 @@ class Paper(ShownExperiment):
             f"search for ``tags.`{TABLE}.{table.id}` != ''``."
         )
         tags = {"paper": self.paper, "title": table.title, NOTE: note}
-        return self.show(Entry(table.id, "table", table.id, tags))
+        return self.show(LoggedEntry(table.id, "table", table.id, tags))
 
-    def _run(self, key: str, result: RunResult) -> Entry:
+    def _run(self, key: str, result: RunResult) -> LoggedEntry:
         run = result.run
         short = {"bits": _bits(run.recipe), "online": _online(run.recipe)}
         fields = {**self._short(key), **short, **run.model_dump(mode="json")}
@@ -100,7 +100,7 @@ class Paper(ShownExperiment):
         main, *more = (*quantities(run.metric), *endpoints(run.metric))
         numbers = {one.key: result.metrics[one.key] for one in (main, *more) if one.key in result.metrics}
         numbers |= self._headline(main, result, str(fields["model"]))
-        return Entry(
+        return LoggedEntry(
             key,
             "run",
             f"{' / '.join(self._first_cell(key))} / {run.metric.kind} / seed {run.seed}",
@@ -149,13 +149,13 @@ class Paper(ShownExperiment):
                 self.references[key] = math.nan
         return self.references[key]
 
-    def _training(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> Entry:
+    def _training(self, key: str, record: dict[str, Any], history: list[dict[str, Any]]) -> LoggedEntry:
         """A learned rotation or trained weights, with the numbers of every step."""
         kind, what = ("rotation", "learned rotations") if "learning" in record else ("weights", "trained weights")
         short = self._short(key)
         source = {"checkpoint": record["checkpoint"], "digest": record["checkpoint_digest"]}
         settings = {name: record[name] for name in ("seed", "learning", "methods", "digest") if name in record}
-        return Entry(
+        return LoggedEntry(
             key,
             kind,
             f"{what} / {' / '.join(self._first_cell(key))} / seed {record['seed']}",

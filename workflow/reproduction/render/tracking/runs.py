@@ -59,7 +59,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LoggedEntry:
     """What one MLflow run says.
 
     key: of a run, a rotation or weights in our files; a table's id. tags: None and "" are left out.
@@ -144,7 +144,7 @@ class ShownExperiment:
         self.live = self._live_runs()
         self.shown: dict[str, str] = {}
 
-    def show(self, entry: Entry) -> str:
+    def show(self, entry: LoggedEntry) -> str:
         """The id of the one run of a key: of the live ones that which shows the same, else a new one in their place.
 
         One that is kept gets the tags that it should have: tables come and go, and rows are renamed. On a server that
@@ -192,7 +192,7 @@ class ShownExperiment:
             if run.data.tags.get(PARENT) in moved:
                 self._update_tags(run, {**run.data.tags, PARENT: moved[run.data.tags[PARENT]]})
 
-    def _stands(self, run: "MlflowRun", entry: Entry) -> bool:
+    def _stands(self, run: "MlflowRun", entry: LoggedEntry) -> bool:
         """Whether a run is whole and shows what it should, or on a server what was computed later."""
         if _shows(run, entry.digest):
             return True
@@ -229,7 +229,7 @@ class ShownExperiment:
             token = None if fresh else page.token  # more than a page of runs that started at the same time
             until = f"attributes.start_time <= {page[-1].info.start_time}" if fresh else until
 
-    def _create(self, entry: Entry) -> str:
+    def _create(self, entry: LoggedEntry) -> str:
         """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole."""
         from mlflow.entities import Param
 

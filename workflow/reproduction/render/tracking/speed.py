@@ -2,7 +2,7 @@
 
 from reproduction.benchmarks.records import Record
 from reproduction.render.tracking.experiments import writer
-from reproduction.render.tracking.runs import NOTE, Entry, Logged, ShownExperiment
+from reproduction.render.tracking.runs import NOTE, Logged, LoggedEntry, ShownExperiment
 from reproduction.render.tracking.store import opened
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
@@ -24,7 +24,7 @@ def log_speed(project: Project, record: Record, table: SpeedTable) -> Logged:
     }
     about = {"paper": table.paper, "gpu": record.gpu, "title": table.title, NOTE: table.caption}
     environment = record.sittings[-1].environment
-    entry = Entry(table.id, "speed", table.id, about, record.model_dump(mode="json"), environment, metrics)
+    entry = LoggedEntry(table.id, "speed", table.id, about, record.model_dump(mode="json"), environment, metrics)
     with opened(project.root, writer(project)) as store:
         experiment = ShownExperiment(store, project, table.paper)
         experiment.show(entry)

@@ -39,7 +39,7 @@ ITEMS_PER_WINDOW = 8
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MetricResult:
     """What a metric found.
 
     source: what provenance says of its text or tasks. arrays: what figures need. samples: what its numbers are means
@@ -88,7 +88,7 @@ class Subject:
         return self.text(self.run.corpora[corpus], split, characters, planned)
 
 
-def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
+def perplexity(metric: Perplexity, subject: Subject) -> MetricResult:
     """Perplexity of a text, and KL divergence from the full-precision model, which that has none of from itself."""
     from rotquant.metrics.perplexity import perplexity
 
@@ -98,10 +98,10 @@ def perplexity(metric: Perplexity, subject: Subject) -> Measurement:
         nothing = (0.0,) * result.windows
         result = replace(result, kl=nothing, flips=nothing)
     windows = {"perplexity": result.by_window, "kl": result.kl, "flips": result.flips}
-    return Measurement(result.as_metrics(), source, samples=pack(windows))
+    return MetricResult(result.as_metrics(), source, samples=pack(windows))
 
 
-def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
+def zero_shot(metric: ZeroShot, subject: Subject) -> MetricResult:
     """Accuracies of tasks."""
     from rotquant.metrics import zeroshot
 
@@ -111,52 +111,52 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> Measurement:
     found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size, allowed)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
     source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
-    return Measurement(found.metrics, source, samples=pack(found.items))
+    return MetricResult(found.metrics, source, samples=pack(found.items))
 
 
-def snr(metric: SNR, subject: Subject) -> Measurement:
+def snr(metric: SNR, subject: Subject) -> MetricResult:
     """Signal-to-noise ratio of the logits, against those of the checkpoint."""
     from rotquant.metrics.snr import end_to_end_snr
 
     tokens, source = subject.tokens(metric)
-    return Measurement(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
+    return MetricResult(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
 
 
-def magnitudes(metric: Magnitudes, subject: Subject) -> Measurement:
+def magnitudes(metric: Magnitudes, subject: Subject) -> MetricResult:
     """Magnitudes of activations or weights."""
     from reproduction.metrics.magnitudes import magnitudes
 
     tokens, source = subject.tokens(metric)
     metrics, arrays = magnitudes(subject.model, tokens, metric)
-    return Measurement(metrics, source, arrays)
+    return MetricResult(metrics, source, arrays)
 
 
-def outliers(metric: Outliers, subject: Subject) -> Measurement:
+def outliers(metric: Outliers, subject: Subject) -> MetricResult:
     """Statistics of outliers, site by site."""
     from reproduction.metrics.outliers import outlier_statistics
 
     tokens, source = subject.tokens(metric)
     metrics, arrays = outlier_statistics(subject.model, tokens, metric)
-    return Measurement(metrics, source, arrays)
+    return MetricResult(metrics, source, arrays)
 
 
-def range_use(metric: RangeUse, subject: Subject) -> Measurement:
+def range_use(metric: RangeUse, subject: Subject) -> MetricResult:
     """How much of a quantizer's range made-up values use; no model is looked at."""
     from reproduction.metrics.range_use import range_use
 
     metrics, arrays = range_use(metric)
-    return Measurement(metrics, {"corpora": {}}, arrays)
+    return MetricResult(metrics, {"corpora": {}}, arrays)
 
 
-def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> Measurement:
+def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> MetricResult:
     """Excess kurtosis of drawn vectors after a Hadamard transform; no model is looked at."""
     from reproduction.metrics.hadamard_kurtosis import hadamard_kurtosis
 
     metrics, arrays = hadamard_kurtosis(metric, subject.run.seed)
-    return Measurement(metrics, {"corpora": {}}, arrays)
+    return MetricResult(metrics, {"corpora": {}}, arrays)
 
 
-def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
+def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> MetricResult:
     """What rotation does to the kurtosis of weights and to output errors.
 
     Raises:
@@ -173,10 +173,10 @@ def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> Measurement:
     tokens, identity = subject.read(metric.corpus, "train", calibration.characters)
     samples = calibration_samples(tokens, calibration, subject.run.seed)
     metrics, arrays = weight_kurtosis(subject.model, subject.reference(), samples, metric)
-    return Measurement(metrics, {"corpora": {"calibration": identity}}, arrays)
+    return MetricResult(metrics, {"corpora": {"calibration": identity}}, arrays)
 
 
-def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:
+def token_maxima(metric: MaximaByToken, subject: Subject) -> MetricResult:
     """Largest magnitudes of tokens, layer by layer.
 
     Raises:
@@ -190,19 +190,19 @@ def token_maxima(metric: MaximaByToken, subject: Subject) -> Measurement:
         raise RecipeError(f"token_maxima looks at what is not quantized: leave {quantized[0]} out of the recipe.")
     tokens, source = subject.tokens(metric)
     metrics, arrays = token_maxima(subject.model, tokens, metric, recipe.rotation)
-    return Measurement(metrics, source, arrays)
+    return MetricResult(metrics, source, arrays)
 
 
-def outlier_tokens(metric: OutlierTokens, subject: Subject) -> Measurement:
+def outlier_tokens(metric: OutlierTokens, subject: Subject) -> MetricResult:
     """Content and position of outlier tokens."""
     from rotquant.metrics.outlier_tokens import outlier_tokens
 
     tokens, source = subject.tokens(metric)
     metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))
-    return Measurement(metrics, source, arrays)
+    return MetricResult(metrics, source, arrays)
 
 
-def prefix_tokens(metric: PrefixTokens, subject: Subject) -> Measurement:
+def prefix_tokens(metric: PrefixTokens, subject: Subject) -> MetricResult:
     """Number and content of the tokens that are stored in front of every text.
 
     Raises:
@@ -218,17 +218,17 @@ def prefix_tokens(metric: PrefixTokens, subject: Subject) -> Measurement:
     ids = stored_ids(subject.state.tensors[chooser.name])
     decode = cast(Any, subject.tokenizer.decode)
     metrics, texts = prefix_tokens(ids, subject.model.config.bos_token_id, decode)
-    return Measurement(metrics, {"corpora": {}}, {"ids": list(ids)}, texts=texts)
+    return MetricResult(metrics, {"corpora": {}}, {"ids": list(ids)}, texts=texts)
 
 
-def model_size(metric: ModelSize, subject: Subject) -> Measurement:
+def model_size(metric: ModelSize, subject: Subject) -> MetricResult:
     """Parameters and bits of the checkpoint under the recipe."""
     from reproduction.metrics.model_size import model_size
 
-    return Measurement(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
+    return MetricResult(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
 
 
-def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
+def training_loss(metric: TrainingLoss, subject: Subject) -> MetricResult:
     """Spikes and end of the loss of the training that made the stored weights.
 
     Raises:
@@ -246,4 +246,4 @@ def training_loss(metric: TrainingLoss, subject: Subject) -> Measurement:
     if len(losses) < 2:
         raise RecipeError("training_loss looks at a training: the recipe needs a method that trains weights by steps.")
     metrics, arrays = training_loss(losses, metric)
-    return Measurement(metrics, {"corpora": {}}, arrays)
+    return MetricResult(metrics, {"corpora": {}}, arrays)

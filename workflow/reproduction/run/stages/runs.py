@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.run import Run, named
 from reproduction.run.stages import measures
-from reproduction.run.stages.measures import Measurement, Subject
+from reproduction.run.stages.measures import MetricResult, Subject
 from reproduction.run.stages.text import token_ids
 from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
@@ -32,7 +32,7 @@ def measure_runs(
     batch_size: int,
     codes: Sequence[str],
     allow_code_execution: bool = False,
-) -> Iterator[tuple[Run, Measurement, dict[str, Any]]]:
+) -> Iterator[tuple[Run, MetricResult, dict[str, Any]]]:
     """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
 
     Args:
