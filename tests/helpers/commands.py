@@ -15,10 +15,10 @@ def rotquant(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run the command in this process; its exit status."""
     monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
     monkeypatch.setenv("COLUMNS", "300")  # so that no sentence is wrapped
-    # A command begins its own intervals: work that follows other work at once shows its progress with that.
     display = progress._display
-    monkeypatch.setattr(progress, "_display", progress.Display(display.clock, thread=display._thread))
-    with pytest.raises(SystemExit) as stop:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        # A command begins its own intervals: work that follows other work at once shows its progress with that.
+        patch.setattr(progress, "_display", progress.Display(display.clock, thread=display._thread))
         app()
     return int(stop.value.code or 0)
 
