@@ -91,12 +91,14 @@ def _run() -> int:
 
 def _usage(error: Any) -> str:
     """Typer's message about arguments that it refuses, as a sentence; nothing where it has printed the help."""
+    from typer.main import get_command
+
     from rotquant.commands.root import REPRODUCTION, cli
 
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx else "rotquant"
     asked = next(iter(sys.argv[1:]), "")
-    if asked in REPRODUCTION and all(group.name != asked for group in cli.registered_groups):
+    if asked in REPRODUCTION and asked not in get_command(cli).commands:  # pyright: ignore[reportAttributeAccessIssue]
         return f"`rotquant {asked}` is a command of the reproduction, which is not installed: see the README."
     return message and f"{message}; see `{command} --help`."
 
