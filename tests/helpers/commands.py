@@ -16,10 +16,11 @@ def rotquant(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
     monkeypatch.setenv("COLUMNS", "300")  # so that no sentence is wrapped
     display = progress._display
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        # A command begins its own intervals: work that follows other work at once shows its progress with that.
+    # A command begins its own intervals: work that follows other work at once shows its progress with that.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "_display", progress.Display(display.clock, thread=display._thread))
-        app()
+        with pytest.raises(SystemExit) as stop:
+            app()
     return int(stop.value.code or 0)
 
 
