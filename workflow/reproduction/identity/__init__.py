@@ -1,1 +1,1 @@
-"""What a result is of: run and keys, code, and whether a record is of its name and current."""
+"""Identity of results: runs and keys, code digests, and whether a record fits its name and is current."""

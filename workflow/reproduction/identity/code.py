@@ -1,9 +1,9 @@
-"""By which code a number was made: digests of the modules that a stage, or the timing of a benchmark, imports.
+"""Code digests: hashes of the modules that a stage, or the timing of a benchmark, imports.
 
-A module's digest is that of its syntax tree without documentation strings, and without where it imports our own names
-from, so comments, formatting and names of modules say nothing. A stage's is that of the modules that it imports,
-directly or not, with the methods of its recipe, and of the kernels' sources and templates that these read. Modules are
-followed by grimp and never imported.
+A module's digest hashes its syntax tree without docstrings and without the modules that our own names are imported
+from, so comments, formatting and module names do not count. A stage's digest covers the modules that it imports,
+directly or not, the methods of its recipe, and the kernel sources and templates that these read. grimp follows the
+imports; no module is imported.
 """
 
 import ast
@@ -27,10 +27,10 @@ from rotquant.foundation.parsing import parse_json
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Recipe
 
-#: The packages whose code decides results, and where they lie.
+#: The packages whose code decides results, and their folders.
 PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name in ("rotquant", "reproduction")}  # pyright: ignore
 
-#: What decides no result: how a sentence is worded, a file put in place, what a result is called.
+#: Modules that decide no result: wording of messages, writing of files, names of results.
 NEUTRAL = ("rotquant.foundation", "rotquant.models.digests", "rotquant.text.digests", "reproduction.identity")
 
 #: Where each stage of the workflow begins.
@@ -42,16 +42,16 @@ STAGES: dict[str, tuple[str, ...]] = {
     "index": ("reproduction.render.scoreboard", "reproduction.render.html", "reproduction.render.html.pages"),
 }
 
-#: How kernels include headers of ours: those beside them and those of kernels/include.
+#: Kernels' includes of our headers: those in the same folder and those of kernels/include.
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
-#: A comment of C++, or a string or character in which there is none.
+#: A C++ comment, or a string or character literal, which contains none.
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')""", re.DOTALL)
-#: Fields of syntax that say nothing of what is computed; Python 3.11 lacks the last.
+#: Syntax fields that do not affect what is computed; Python 3.11 lacks the last.
 _SILENT = frozenset({"ctx", "kind", "type_comment", "type_params"})
 
 
 def stage_digest(stage: str, recipe: "Recipe | None" = None) -> str:
-    """Digest of the code of one stage: 16 hexadecimal digits; with a recipe, of its methods that act there too.
+    """Digest of the code of one stage, with a recipe also of its methods that act there: 16 hexadecimal digits.
 
     Raises:
         ConfigError: for an unknown stage.
@@ -60,7 +60,7 @@ def stage_digest(stage: str, recipe: "Recipe | None" = None) -> str:
 
 
 def stage_entries(stage: str, recipe: "Recipe | None" = None) -> tuple[str, ...]:
-    """The modules where a stage begins, and those of the methods of a recipe that act in it.
+    """The entry modules of a stage, and the modules of a recipe's methods that act in it.
 
     Raises:
         ConfigError: for an unknown stage.
@@ -82,14 +82,14 @@ def code_digest(*entries: str, aside: tuple[str, ...] = ()) -> str:
     """Digest of the modules that some modules import, and of the kernels that these name: 16 hexadecimal digits.
 
     Args:
-        aside: modules, with all below them, that do not count beside the neutral ones.
+        aside: modules, with all below them, that are left out in addition to the neutral ones.
     """
     return short_hash("\n".join(sorted(_read(path).digest for path in code_files(*entries, aside=aside))))
 
 
 @functools.cache
 def code_files(*entries: str, aside: tuple[str, ...] = ()) -> frozenset[Path]:
-    """The files behind `code_digest`: Python, the kernels that it names, and what lies beside a module and is read."""
+    """The files that `code_digest` hashes: Python, the kernels that it names, and data files next to a module."""
     ours = imported([entry for entry in entries if _is_ours(entry)], (*NEUTRAL, *aside))
     paths = {path for module in ours for path in _files_of(module)}
     paths |= {path for entry in entries if not _is_ours(entry) for path in _foreign(entry)}
@@ -102,7 +102,7 @@ def _is_ours(module: str) -> bool:
 
 
 def root() -> Path:
-    """The folder that paths are shown from."""
+    """The folder that displayed paths are relative to."""
     return PACKAGES["rotquant"].parent
 
 
@@ -112,7 +112,7 @@ def _kernels() -> Path:
 
 
 def imported(entries: Iterable[str], aside: Collection[str]) -> set[str]:
-    """Modules of our packages, those that they import, directly or not, and the packages around them."""
+    """The entries, the modules of our packages that they import, directly or not, and the parent packages."""
     graph, found, waiting = _graph(), set(), [*entries]
     while waiting:
         module = waiting.pop()
@@ -135,7 +135,7 @@ def _graph() -> Any:
 
 
 def _files_of(module: str) -> Iterator[Path]:
-    """A module's file; of a package also the templates, styles and scripts in its folder."""
+    """A module's file; for a package also the templates, styles and scripts in its folder."""
     package, *parts = module.split(".")
     place = PACKAGES[package].joinpath(*parts)
     if not place.is_dir():
@@ -147,7 +147,7 @@ def _files_of(module: str) -> Iterator[Path]:
 
 
 def _foreign(module: str) -> list[Path]:
-    """The files of a method of another package: its module's file, or of a package all Python in its folder."""
+    """The files of a method from another package: its module's file, or all Python files of its package."""
     found = find_spec(module)
     if found is None or found.origin is None:
         return []
@@ -156,7 +156,7 @@ def _foreign(module: str) -> list[Path]:
 
 
 def _with_headers(sources: set[Path]) -> set[Path]:
-    """Sources of kernels and the headers of ours that they include."""
+    """Kernel sources and those of our headers that they include."""
     found, waiting = set(), [*sources]
     while waiting:
         path = waiting.pop()
@@ -169,7 +169,7 @@ def _with_headers(sources: set[Path]) -> set[Path]:
 
 
 class _Said(NamedTuple):
-    """What a file says: the digest of its syntax, kernel or text, and the kernels that it names."""
+    """A file's content: the digest of its syntax, kernel or text, and the kernels that it names."""
 
     digest: str
     kernels: tuple[str, ...] = ()
@@ -177,7 +177,7 @@ class _Said(NamedTuple):
 
 @functools.cache
 def _read(path: Path) -> _Said:
-    """A file's syntax without documentation strings, a kernel without comments, all of any other."""
+    """Read a file: Python syntax without docstrings, a kernel without comments, any other file whole."""
     if path.suffix == ".py":
         return _read_python(path)
     text = path.read_text(encoding="utf-8")
@@ -188,7 +188,7 @@ def _read(path: Path) -> _Said:
 
 
 def _read_python(path: Path) -> _Said:
-    """What a module says, kept in the user's cache by the file's content: parsing takes some ms."""
+    """Read a Python file, cached for the user by the file's content: parsing takes some ms."""
     source = path.read_bytes()
     kept = cache_folder("syntax") / hashlib.sha256(source + _rules()).hexdigest()
     with suppress(OSError, ValueError, TypeError):
@@ -209,17 +209,17 @@ def _read_python(path: Path) -> _Said:
 
 @functools.cache
 def _rules() -> bytes:
-    """This file: what is kept follows from it too."""
+    """The bytes of this file, on which cached digests depend too."""
     return Path(__file__).read_bytes()
 
 
 def _words(value: Any) -> Any:
-    """Syntax as plain data, the same for every Python from 3.11 on; a text that stands alone is documentation."""
+    """Syntax as plain data, equal for every Python from 3.11 on; string statements are left out as docstrings."""
     if isinstance(value, list):
         words = [_words(one) for one in value if not _is_text(one)]
         imports = [one for one in words if isinstance(one, list) and one[:1] == ["OurImport"]]
         return [*(one for one in words if one not in imports), *sorted(imports)] if imports else words
-    if isinstance(value, ast.JoinedStr):  # Python 3.12 adds an empty text behind a nested format
+    if isinstance(value, ast.JoinedStr):  # Python 3.12 adds an empty text after a nested format
         return ["JoinedStr", *(_words(one) for one in value.values if getattr(one, "value", None) != "")]
     if isinstance(value, ast.ImportFrom) and _is_ours(value.module or ""):
         return ["OurImport", sorted((one.name, one.asname or "") for one in value.names)]
@@ -230,12 +230,12 @@ def _words(value: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Whether a statement is a string and nothing else."""
+    """Whether a statement is only a string."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def sources() -> dict[str, str]:
-    """SHA-256 of every file with code behind a result, by path: our packages, kernels, methods of other packages."""
+    """SHA-256 of every file whose code can decide a result, by path: our packages, kernels, other packages' methods."""
     paths = [path for folder in (*PACKAGES.values(), _kernels()) for path in below(folder)]
     for point in entry_points(group="rotquant.methods"):
         paths += map(str, _foreign(point.module))
@@ -243,7 +243,7 @@ def sources() -> dict[str, str]:
 
 
 def below(folder: Path) -> list[str]:
-    """The files below a folder, sorted, without what Python compiled."""
+    """The files below a folder, sorted, without Python's bytecode."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -251,18 +251,18 @@ def below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-#: The files as they were when this process began to load them: SHA-256, and what shows a change without reading.
+#: The files when this process began to load them: SHA-256, and metadata that shows a change without reading.
 LOADED: Mapping[str, str] = sources()
 _STAMPS = {path: stamp(path) for path in LOADED}
 
 
 def sources_digest(found: Mapping[str, str]) -> str:
-    """Digest of `sources`: where it is the same, so is every other digest here."""
+    """Digest of `sources`: where it is equal, every other digest here is equal."""
     return short_hash(canonical_json({os.path.relpath(path, root()): digest for path, digest in found.items()}))
 
 
 def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: "Recipe") -> None:
-    """Refuse to compute by another code than the planned one, or to record what edited files may have computed.
+    """Refuse to compute with other code than planned, or to record results that edited files may have computed.
 
     Args:
         planned: the stage's digest in the plan. plan_sources: `sources_digest` when the plan was made.

@@ -1,6 +1,6 @@
-"""The recorded content hashes of the corpora that are read from installed packages, which follow their versions.
+"""Recorded content hashes of the corpora that are read from installed packages, whose text depends on the version.
 
-A report compares the hash of the text that was read with the recorded one, of the pinned packages.
+A report compares the hash of the text that was read with the hash recorded for the pinned packages.
 """
 
 import json
@@ -12,7 +12,7 @@ EXPECTED_HASHES = Path(__file__).parents[2] / "resources" / "models" / "corpus.j
 
 
 def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
-    """The recorded content hashes of a corpus that follows installed packages, by portion; none of any other."""
+    """The recorded content hashes of a corpus from installed packages, by portion; empty for other corpora."""
     if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
         return {}
     return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8")).get(spec.source, {}).get("sha256", {})

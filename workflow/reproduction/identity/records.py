@@ -1,4 +1,4 @@
-"""Whether a result that lies there is what its name says, and of the code, weights and tasks as they are now."""
+"""Checks of stored results: whether they match their names and the current code, weights and tasks."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,16 +9,16 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import file_digest
 
 Told = Mapping[str, Any]
-"""What a record says of a result."""
+"""A record of a result."""
 
 
 def signed(record: Told, identity: dict[str, Any]) -> dict[str, Any]:
-    """A record with what it is of: the identity and the key, its hash."""
+    """A record with the identity of its result and the key, the hash of the identity."""
     return {**record, "key": key_of(identity), "identity": identity}
 
 
 def check_signed(record: Told, path: Path) -> None:
-    """Refuse a record that is not what the name of its folder says, such as one that was copied there.
+    """Refuse a record whose key is not the name of its folder, such as one that was copied there.
 
     Raises:
         ResultError: its key is not the folder's name, or its identity has another key.
@@ -27,18 +27,18 @@ def check_signed(record: Told, path: Path) -> None:
     identity = record.get("identity")
     try:
         whole = isinstance(identity, dict) and key_of(identity) == name
-    except ValueError:  # a number in it is none
+    except ValueError:  # it contains nan or inf
         whole = False
     if record.get("key") != name or not whole:
         raise ResultError(f"{path} says that it is of {record.get('key')}, not of {name}: delete it and start again.")
 
 
 def rotation_is_current(record: Told, path: Path, code: str, matrices: Path, at_hand: bool) -> bool:
-    """Whether learned rotations are those of their name, whole and learned by that code.
+    """Whether learned rotations match their name, are complete and were learned by that code.
 
     Args:
-        path: of the record. matrices: their file. at_hand: whether it must be there, which weights need that are to be
-            made; results that were copied here without it are current.
+        path: the record. matrices: their file. at_hand: whether the file must exist, as for weights still to be made;
+            results copied here without it are current.
     """
     digest = file_digest(matrices)
     whole = digest == record.get("digest") or (digest is None and not at_hand)
@@ -46,17 +46,17 @@ def rotation_is_current(record: Told, path: Path, code: str, matrices: Path, at_
 
 
 def weights_are_current(record: Told, path: Path, code: str, rotation: str | None) -> bool:
-    """Whether stored weights are those of their name, made by that code with the learned rotations of that digest."""
+    """Whether stored weights match their name and were made by that code with the learned rotations of that digest."""
     made = record.get("code_digest") == code and _part(record, "rotation").get("digest") == rotation
     return made and _is_of_its_name(record, path)
 
 
 def run_is_current(provenance: Told, weights: Told | None, code: str, stored: Told | None, tasks: Told | None) -> bool:
-    """Whether a run was measured by that code, on the weights and the tasks of these records.
+    """Whether a run was measured by that code on the weights and tasks of these records.
 
     Args:
-        provenance, weights: what its file says. stored: the record of the weights that are there.
-        tasks: of the tasks; None where the run has none, or where they have not been made yet.
+        provenance, weights: from the run's file. stored: the record of the weights that exist now.
+        tasks: the record of the tasks; None where the run has none or they have not been made yet.
     """
     on_them = provenance.get("code_digest") == code and _same_weights(weights, stored)
     return on_them and same_tasks(provenance.get("tasks"), tasks)
@@ -71,7 +71,7 @@ def _is_of_its_name(record: Told, path: Path) -> bool:
 
 
 def _same_weights(one: Told | None, other: Told | None) -> bool:
-    """Whether two records are of the same weights: those of equal files are, whenever and wherever each was made."""
+    """Whether two records describe the same weights: equal files, whenever and wherever each was made."""
     if one == other:
         return True
     digests = (one or {}).get("digests")
@@ -79,7 +79,7 @@ def _same_weights(one: Told | None, other: Told | None) -> bool:
 
 
 def same_tasks(answered: Told | None, record: Told | None) -> bool:
-    """Whether a run answered the items that a record of tasks is of, wherever their files lie."""
+    """Whether a run answered the items of a record of tasks, wherever their files are."""
 
     def items(told: Told) -> dict[str, Any]:
         tasks = _part(told, "tasks")
@@ -89,13 +89,13 @@ def same_tasks(answered: Told | None, record: Told | None) -> bool:
 
 
 def _part(record: Told, name: str) -> Told:
-    """What a record says under a name; nothing where it is damaged, and so of nothing that is there."""
+    """A part of a record by name; empty where the record is damaged, so that it matches nothing."""
     part = record.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
 def none_newer(record: Path, files: Iterable[Path]) -> bool:
-    """Whether files are all there and none is newer than their record."""
+    """Whether all files exist and none is newer than their record."""
     try:
         made = record.stat().st_mtime_ns
         return all(path.stat().st_mtime_ns <= made for path in files)

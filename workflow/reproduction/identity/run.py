@@ -2,8 +2,8 @@
 
 `Run.key` names its result file, `Run.weights_key` the rotated and weight-quantized checkpoint that it needs: many runs
 that differ only in activations, KV cache or metric share one. `Run.rotation_key` names the learned rotations, which
-weights of several methods and widths share. A key is the hash of an identity, so that a file can be checked against its
-name. Nothing here computes.
+weights of several methods and widths share. A key is the hash of an identity, so a file can be checked against its
+name. Nothing here computes results.
 """
 
 from functools import cached_property
@@ -21,17 +21,17 @@ from rotquant.recipes.schemes import Calibration
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 Portion = tuple[str, Split, int | None]
-"""A corpus by its name, a split, and how many characters of its head are read; None for all."""
+"""A corpus by name, a split, and the number of characters read from its beginning; None for all."""
 
 
 class Run(Frozen):
     """One measurement: a recipe on a checkpoint with a seed, measured by a metric.
 
-    checkpoint: a local folder or a hub id; where it lies is not part of the key, `checkpoint_digest` is.
-    corpora: the text behind each corpus name that the recipe and the metric use; where it lies is no part of the key.
-    texts: digests of what is read of them, by `named`, which are part of it.
-    seed: draws the rotation, calibration samples and the order of learning (`Recipe.is_random`); normalised to 0 where
-        nothing is random, so equal cells have equal keys.
+    checkpoint: a local folder or a hub id; its location is not part of the key, `checkpoint_digest` is.
+    corpora: the text for each corpus name that the recipe and the metric use; its location is not part of the key.
+    texts: digests of the text that is read, by `named`; part of the key.
+    seed: draws the rotation, calibration samples and the order of learning (`Recipe.is_random`); set to 0 where nothing
+        is random, so equal cells have equal keys.
     dtype: floating-point type of the simulated network.
     """
 
@@ -66,7 +66,7 @@ class Run(Frozen):
 
     @property
     def portions(self) -> tuple[Portion, ...]:
-        """The texts that are read to compute it, zero-shot tasks aside, which have records of their own."""
+        """The texts that are read to compute the run, without zero-shot tasks, which have their own records."""
         makers = (self.recipe.calibration, *(method.own_text for method in self.recipe.methods.values()))
         read = [_calibrating(text) for text in makers if text is not None]
         corpus, split = self.metric.corpus, getattr(self.metric, "split", None)
@@ -79,24 +79,24 @@ class Run(Frozen):
 
     @property
     def unquantized(self) -> "Run":
-        """The same measurement of the checkpoint as it is, of which fewer texts are read."""
+        """The same measurement of the unchanged checkpoint, which reads fewer texts."""
         plain = Run.model_validate({**self.model_dump(), "recipe": {}})
         read = {named(*portion) for portion in plain.portions}
         return plain.model_copy(update={"texts": {name: text for name, text in self.texts.items() if name in read}})
 
     def identity(self) -> dict[str, Any]:
-        """What the key is the hash of."""
+        """The data whose hash is the key."""
         return self.model_dump(mode="json", exclude={"checkpoint", "corpora"})
 
     def rotation_identity(self) -> dict[str, Any] | None:
-        """What the key of its learned rotations is the hash of; None where nothing is learned."""
+        """The data whose hash is `rotation_key`; None where nothing is learned."""
         learner = self.recipe.learner
         if learner is None:
             return None
         return self._part({"recipe": self.recipe.learned(), "text": self._read(learner.own_text)})
 
     def weights_identity(self) -> dict[str, Any] | None:
-        """What the key of its stored weights is the hash of; None where it uses the checkpoint as it is."""
+        """The data whose hash is `weights_key`; None where the checkpoint is used unchanged."""
         stored = self.recipe.stored()
         if not any(stored.values()):
             return None
@@ -111,13 +111,13 @@ class Run(Frozen):
 
     @cached_property
     def rotation_key(self) -> str | None:
-        """Name of the learned rotations this run needs, or None where nothing is learned."""
+        """Name of the learned rotations that this run needs; None where nothing is learned."""
         identity = self.rotation_identity()
         return None if identity is None else key_of(identity)
 
     @cached_property
     def weights_key(self) -> str | None:
-        """Name of the stored weights this run needs, or None when it uses the checkpoint as it is."""
+        """Name of the stored weights that this run needs; None where the checkpoint is used unchanged."""
         identity = self.weights_identity()
         return None if identity is None else key_of(identity)
 
@@ -125,7 +125,7 @@ class Run(Frozen):
         return None if text is None else self.texts.get(named(*_calibrating(text)), text.corpus)
 
     def _part(self, part: dict[str, Any]) -> dict[str, Any]:
-        """The identity of a part of the run, together with checkpoint, seed and type."""
+        """The identity of a part of the run, with checkpoint, seed and floating-point type."""
         common = {"checkpoint_digest": self.checkpoint_digest, "seed": self.seed, "dtype": self.dtype}
         return {**common, **part}
 
@@ -136,7 +136,7 @@ def key_of(identity: dict[str, Any]) -> str:
 
 
 def named(corpus: str, split: Split, characters: int | None) -> str:
-    """What a text is called in a run, such as "wikitext2 train[:2000000]"."""
+    """The name of a text in a run, such as "wikitext2 train[:2000000]"."""
     return f"{corpus} {portion(split, characters)}"
 
 
