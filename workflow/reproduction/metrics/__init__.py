@@ -1,1 +1,1 @@
-"""What only a figure or table of the papers measures, and the union of all metrics."""
+"""Metrics that only the papers' figures or tables need, and the union of all metrics."""

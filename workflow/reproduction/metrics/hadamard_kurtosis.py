@@ -2,8 +2,8 @@
 
 For independent components of one distribution, Kurt(Y_i) = Kurt(X) / n for all i, which is above Kurt(X) where this is
 negative. Y_1 sums all components, whose means add up; every other Y_i adds one half and subtracts the other, so these
-have one distribution and are taken together. Nothing is put in of the lemma: means, variances and fourth moments are
-those of the samples, and the standard errors come from independent batches.
+have one distribution and are pooled. Nothing is assumed from the lemma: means, variances and fourth moments are sample
+moments, and the standard errors come from independent batches.
 """
 
 import math
@@ -18,11 +18,11 @@ from reproduction.metrics.settings import HadamardKurtosis
 from rotquant.foundation.progress import track
 from rotquant.tensors.hadamard import hadamard_transform
 
-#: Where the normal distribution is cut off on both sides, in its deviations.
+#: Truncation point of the normal distribution on both sides, in standard deviations.
 CUT = 2.0
-#: The factors that `common_scale` draws one of for all components of a vector.
+#: The factors from which `common_scale` draws one for all components of a vector.
 SCALES = (0.5, 1.0)
-#: From so many standard errors on a kurtosis counts as told apart from that of a normal distribution.
+#: Number of standard errors from which a kurtosis counts as different from a normal distribution's.
 RESOLVED = 4.0
 
 
@@ -45,7 +45,7 @@ def _two_point(shape: tuple[int, int], generator: Generator) -> Tensor:
 
 
 def _beta(shape: tuple[int, int], generator: Generator) -> Tensor:
-    """Beta(2, 2): the middle one of three uniform numbers."""
+    """Beta(2, 2): the median of three uniform numbers."""
     return torch.rand((3, *shape), generator=generator, dtype=torch.float64).median(0).values
 
 
@@ -61,7 +61,7 @@ def _laplace(shape: tuple[int, int], generator: Generator) -> Tensor:
 
 
 def _turned_two_point(shape: tuple[int, int], generator: Generator) -> Tensor:
-    """A Hadamard transform of two-point numbers: uncorrelated, of one distribution, and not independent."""
+    """A Hadamard transform of two-point numbers: uncorrelated, identically distributed, not independent."""
     return hadamard_transform(_two_point(shape, generator))
 
 
@@ -100,15 +100,15 @@ def hadamard_kurtosis(metric: HadamardKurtosis, seed: int = 0) -> tuple[dict[str
     """Excess kurtosis of Y = H X against Kurt(X) / n, for every distribution and length of the metric.
 
     Args:
-        seed: draws everything; each distribution and length draws on its own.
+        seed: seeds all draws; each distribution and length draws separately.
 
     Returns:
         Metrics, over all distributions, lengths and both kinds of component: `largest_z`, the largest distance from
-        Kurt(X) / n in standard errors; `adjusted_p`, the probability of a distance as large somewhere if that is right,
-        by Student's t and at most the sum over all tests (Bonferroni), in percent; `least_rise`, the least of
-        Kurt(Y) - Kurt(X) in standard errors; `resolved`, up to which length all kurtoses are told apart from 0, by
-        `RESOLVED` standard errors, 1 for none. Arrays: `series` by distribution, each a list over the lengths of
-        `size`, `kurtosis_x`, and for Y_1, `first`, and the other components, `others`, [kurtosis, standard error].
+        Kurt(X) / n in standard errors; `adjusted_p`, its p-value in percent by Student's t, with Bonferroni's
+        correction over all tests; `least_rise`, the least Kurt(Y) - Kurt(X) in standard errors; `resolved`, the largest
+        length up to which all kurtoses differ from 0 by `RESOLVED` standard errors, 1 for none. Arrays: `series` by
+        distribution, each a list over the lengths of `size`, `kurtosis_x`, and for Y_1, `first`, and the other
+        components, `others`, [kurtosis, standard error].
     """
     series = {
         name: [_measured(metric, name, size, seed) for size in metric.sizes]
@@ -127,7 +127,7 @@ def hadamard_kurtosis(metric: HadamardKurtosis, seed: int = 0) -> tuple[dict[str
 
 
 def _measured(metric: HadamardKurtosis, name: str, size: int, seed: int) -> dict[str, Any]:
-    """One distribution and length."""
+    """Measure one distribution and length."""
     shape = SHAPES[name]
     generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * list(SHAPES).index(name) + size)
     vectors = metric.samples // (metric.batches * size)
@@ -141,12 +141,12 @@ def _measured(metric: HadamardKurtosis, name: str, size: int, seed: int) -> dict
 
 
 def _in_errors(distance: float, error: float) -> float:
-    """A distance in standard errors; of samples without any scatter, as two of them are, none or infinitely many."""
+    """A distance in standard errors; 0 or infinite for samples without variance."""
     return distance / error if error else math.copysign(math.inf, distance) if distance else 0.0
 
 
 def _resolved(points: list[dict[str, Any]]) -> int:
-    """Up to which length the kurtosis of all components but the first, which are most, is not that of a normal one."""
+    """The largest length up to which the kurtosis of all components but the first differs from a normal one's."""
     longest = 1
     for point in points:
         kurtosis, error = point["others"]
@@ -157,7 +157,7 @@ def _resolved(points: list[dict[str, Any]]) -> int:
 
 
 def power_sums(x: Tensor) -> Tensor:
-    """How many numbers there are, and the sums of their first four powers: [5], float64."""
+    """The count of numbers and the sums of their first four powers: [5], float64."""
     flat = x.double().flatten()
     square = flat.square()
     return torch.stack(
@@ -177,8 +177,8 @@ def kurtosis_of(sums: Tensor) -> Tensor:
 def jackknife(sums: Tensor) -> tuple[float, float]:
     """Excess kurtosis and its standard error from the power sums [batches, 5] of independent batches.
 
-    By leaving out one batch at a time (Quenouille 1956, Tukey 1958), which also takes away what a ratio of moments is
-    off by to first order.
+    Leaves out one batch at a time (Quenouille 1956, Tukey 1958), which also removes the first-order bias of a ratio of
+    moments.
     """
     total, count = sums.sum(0), len(sums)
     left_out = kurtosis_of(total - sums)

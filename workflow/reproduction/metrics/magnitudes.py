@@ -1,8 +1,8 @@
-"""Magnitudes of what linear layers read, or of their weights (QuaRot Figure 1, SpinQuant Figures 2 and 8 to 11).
+"""Magnitudes of the inputs of linear layers, or of their weights (QuaRot Figure 1, SpinQuant Figures 2 and 8 to 11).
 
-The figures show the input X of linear layers before rotation and X Q after it. Before, X is the output of the RMSNorm
-with its learned scale; rotating a model first moves that scale into the weights, so after it the reading is
-(x / rms(x)) Q for the residual stream's x. Both are what the linear layers read. Nothing here changes the model.
+The figures show the input X of linear layers before rotation and X Q after it. Before rotation, X is the output of the
+RMSNorm with its learned scale. Rotation first moves that scale into the weights, so the input becomes (x / rms(x)) Q
+for the residual stream's x. Nothing here changes the model.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from rotquant.models.architectures import architecture_of, base_model, decoder_l
 from rotquant.models.limits import model_windows
 from rotquant.text import Tokens
 
-#: Larger matrices are kept as the largest of neighbouring elements, by which no outlier is lost.
+#: Larger matrices are reduced to the largest of neighbouring elements, so no outlier is lost.
 LARGEST_SIDE = 512
 
 Place = tuple[int, str]
@@ -28,20 +28,20 @@ Found = TypeVar("Found")
 def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[dict[str, float], dict[str, Any]]:
     """Absolute values at the metric's sites and depths.
 
-    Activations are read at a site's first linear layer over the first `metric.tokens` tokens of a text, after whatever
-    `rotquant.models.simulation` has put before it: an online transform, and a quantizer where the recipe quantizes.
+    Activations are read at a site's first linear layer over the first `metric.tokens` tokens of a text, after the hooks
+    of `rotquant.models.simulation`: an online transform, and a quantizer where the recipe quantizes.
 
     Args:
         model: a supported causal language model, rotated or not, wrapped or not.
         tokens: of a text (`rotquant.text.tokenize`).
 
     Returns:
-        Metrics: `peak_ratio`, the largest value of a place over its median, at the place where that is largest (with
-        `metric.within` the row, the largest over the rows of a row's largest value over its median); and
-        `largest` and `median` over all places; inf or nan where the network's numbers are. Arrays: `panels`, a list of
-        places in the metric's order, with `layer`, name of the `linear` layer and its own `peak_ratio`; `matrix` of at
-        most 512 by 512 values (tokens or output features by input features), and per feature, as wide as the matrix,
-        the `mean` and the `largest`; all of four significant digits.
+        Metrics: `peak_ratio`, the largest value over the median, at the place where this ratio is largest (with
+        `metric.within` "row", the largest ratio of any row); `largest` and `median` over all places; inf or nan where
+        the network's numbers are. Arrays: `panels`, a list of places in the metric's order, with `layer`, name of the
+        `linear` layer and its own `peak_ratio`; `matrix` of at most 512 by 512 values (tokens or output features by
+        input features), and per feature, as wide as the matrix, the `mean` and the `largest`; all of four significant
+        digits.
 
     Raises:
         CorpusError: the text is shorter than the window.
@@ -65,10 +65,10 @@ def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[di
 def read_inputs(
     model: nn.Module, window: Tensor, places: Iterable[Place], function: Callable[[Tensor], Found]
 ) -> dict[Place, Found]:
-    """What `function` makes of the input [tokens, features] that each place's linear layers read, float32 on the CPU.
+    """Apply `function` to the input [tokens, features] of each place's linear layers, float32 on the CPU.
 
     Args:
-        window: token ids, int64 [1, tokens], which the model sees once.
+        window: token ids, int64 [1, tokens], for one forward pass.
     """
     found: dict[Place, Found] = {}
 

@@ -1,7 +1,7 @@
 """Kurtosis and 4-bit rounding errors at the layers that read the residual stream (SpinQuant Sec. 2.1, Figure 3).
 
-Five linear layers of a block do: Q, K, V, gate and up projection, which read two inputs. Everything is measured on the
-network as it runs, without quantizing it.
+These are five linear layers of a block, with two inputs: Q, K, V, gate and up projection. Everything is measured on the
+running network, without quantizing it.
 """
 
 from statistics import fmean
@@ -19,7 +19,7 @@ from rotquant.tensors.distortion import kurtosis, relative_error
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens
 
-#: Which sites read the residual stream, and which projections read each.
+#: The sites that read the residual stream, and the projections of each.
 READERS = {"attention_input": ("query", "key", "value"), "mlp_input": ("gate", "up")}
 
 

@@ -1,8 +1,8 @@
-"""How a rotation evens out the ranges of two or three features, on a few points (SpinQuant Sec. 4.4, Figure 6).
+"""Example of a rotation that evens out the ranges of two or three features (SpinQuant Sec. 4.4, Figure 6).
 
-The points fill the polytope between the ends +-m_j of the axes, which is what makes the paper's numbers: turned by 45
-degrees from the first axis towards each other one, the ranges [2, 0.5, 0.5] become [1, 1, 1.414]. A quantizer that
-takes one scale for all features resolves each by its share of the largest range.
+The points fill the polytope between the ends +-m_j of the axes, which gives the paper's numbers: rotated by 45 degrees
+from the first axis towards each other one, the ranges [2, 0.5, 0.5] become [1, 1, 1.414]. A quantizer with one scale
+for all features resolves each feature by its share of the largest range.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from reproduction.metrics.settings import RangeUse
 from rotquant.tensors.stiefel import CayleySGD
 
-#: Points of the cloud that a figure shows, besides the ends of the axes.
+#: Points that a figure shows in addition to the ends of the axes.
 POINTS = 400
 _STEPS, _RATE = 200, 0.1
 
@@ -55,7 +55,7 @@ def _turn(size: int, axis: int) -> Tensor:
 def _learned(ends: Tensor, start: Tensor) -> Tensor:
     """The rotation that makes the ranges even: Cayley SGD on the sum of their fourth powers.
 
-    A rotation leaves the sum of squares of the longest end as it is, so fourth powers are least where all are equal.
+    A rotation preserves the sum of squares of the longest end, so fourth powers have the least sum where all are equal.
     """
     rotation = nn.Parameter(start.clone())
     optimizer = CayleySGD([rotation], lr=_RATE)
@@ -69,7 +69,7 @@ def _learned(ends: Tensor, start: Tensor) -> Tensor:
 
 
 def _inside(ends: Tensor) -> Tensor:
-    """Points drawn evenly from between the ends of the axes, always the same ones: [POINTS, n]."""
+    """Points drawn uniformly between the ends of the axes with a fixed seed: [POINTS, n]."""
     size, generator = len(ends), torch.Generator().manual_seed(0)
     shares = -torch.rand(POINTS, size + 1, generator=generator, dtype=ends.dtype).log()
     shares = shares[:, :size] / shares.sum(1, keepdim=True)

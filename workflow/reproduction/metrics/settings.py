@@ -1,6 +1,6 @@
 """Metrics that only a figure or table of the papers needs, as frozen data, and the union of all metrics.
 
-The other metrics, which a user of a model wants too, are in `rotquant.recipes.schemes`.
+The other metrics, which users of a model need too, are in `rotquant.recipes.schemes`.
 """
 
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from rotquant.foundation.data import Frozen
 from rotquant.recipes.schemes import SNR, OutlierTokens, Perplexity, SiteName, ZeroShot
 
 Depth = Annotated[float, Field(ge=0.0, lt=1.0)]
-"""A layer by its share of the model's depth: index floor(depth * layers), so 0.5 is the middle one."""
+"""A layer as a share of the model's depth: index floor(depth * layers), so 0.5 is the middle one."""
 
 
 class Magnitudes(Frozen):
@@ -39,8 +39,8 @@ class Magnitudes(Frozen):
 class Outliers(Frozen):
     """Kurtosis and rounding errors at the linear layers that read the residual stream, by layer (SpinQuant Figure 3).
 
-    These are Q, K, V, gate and up projection, which read two inputs a layer. Activations are rounded asymmetrically
-    with one scale per token, weights symmetrically with one per output channel (SpinQuant Eq. 1, Sec. A.4).
+    These are Q, K, V, gate and up projection, with two inputs a layer. Activations are rounded asymmetrically with one
+    scale per token, weights symmetrically with one per output channel (SpinQuant Eq. 1, Sec. A.4).
     """
 
     kind: Literal["outliers"] = "outliers"
@@ -73,7 +73,7 @@ class RangeUse(Frozen):
 class MaximaByToken(Frozen):
     """Largest magnitude of each token in every layer, and how far apart those of tokens are (PrefixQuant Sec. 4).
 
-    Of a network that quantizes neither inputs nor KV cache. Tokens of a prefix are in front of the text and not of it.
+    The network quantizes neither inputs nor KV cache. Tokens of a prefix are not part of the text.
     """
 
     kind: Literal["token_maxima"] = "token_maxima"
@@ -96,7 +96,7 @@ class MaximaByToken(Frozen):
 class PrefixTokens(Frozen):
     """How many tokens are stored in front of every text, and which (PrefixQuant Table 1).
 
-    Of stored weights whose recipe has a method that chooses a prefix. No text takes part in it.
+    The stored weights' recipe has a method that chooses a prefix. No text is read.
     """
 
     kind: Literal["prefix_tokens"] = "prefix_tokens"
@@ -107,7 +107,7 @@ class PrefixTokens(Frozen):
 class ModelSize(Frozen):
     """How many parameters a model has, and how many bits: quantized weights at theirs, all else at 16 (RCP Figure 1).
 
-    Of the checkpoint, whose tied embeddings count once. Scales and tables of groups are not counted.
+    Tied embeddings count once. Scales and tables of groups are not counted.
     """
 
     kind: Literal["model_size"] = "model_size"
@@ -137,8 +137,8 @@ WeightName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 class WeightKurtosis(Frozen):
     """What rotation does to the kurtosis of groups of weights and to output errors in 2 bits (RCP Sec. 3, A.3).
 
-    Both are taken of the run's network and of its checkpoint, and set against each other output element by output
-    element. The inputs are calibration text, drawn with the run's seed.
+    Both are measured on the run's network and on its checkpoint, and compared for each output element. The inputs are
+    calibration text, drawn with the run's seed.
     """
 
     kind: Literal["weight_kurtosis"] = "weight_kurtosis"

@@ -1,8 +1,8 @@
-"""The largest magnitude of each token, layer by layer, and how far apart those of tokens are (PrefixQuant Sec. 4).
+"""The largest magnitude of each token, layer by layer, and the spread over tokens (PrefixQuant Sec. 4).
 
-The paper's Figures 2, 3 and 8 to 17: of M, each token's largest |value|, the three largest, the median and the
-smallest. A static scale serves all tokens, so a token far above the median, or far below it, is ill served. Nothing
-here changes the model.
+The paper's Figures 2, 3 and 8 to 17 show the three largest, the median and the smallest of M, each token's largest
+|value|. A static scale serves all tokens, so it fits badly where a token is far from the median. Nothing here changes
+the model.
 """
 
 from collections import defaultdict
@@ -26,15 +26,15 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.text import Tokens
 
-#: The tensors of each kind: sites whose inputs are read, and what attention computes with.
+#: The tensors of each kind: sites whose inputs are read, and the tensors of attention.
 TENSORS = {
     "inputs": ("attention_input", "attention_output", "mlp_input", "mlp_output"),
     "attention": ("query", "key", "value"),
 }
-#: What is kept of each tensor in each layer, from the largest to the smallest.
+#: Statistics kept for each tensor in each layer, from the largest to the smallest.
 STATISTICS = ("top_1", "top_2", "top_3", "median", "min_1")
 
-#: The attention function's name in transformers, and where an attention module keeps what it is read by.
+#: The attention function's name in transformers, and the attention module's attribute for the reader.
 _NAME, _READER = "rotquant_read_attention", "_rotquant_reader"
 
 Read = dict[str, list[Tensor]]
@@ -46,12 +46,12 @@ def token_maxima(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Statistics of the tokens' largest magnitudes, over all tokens of the metric's windows together.
 
-    The model runs one decoder layer at a time, and of a layer one number per token and tensor is kept while it runs.
+    The model runs one decoder layer at a time; one number per token and tensor of a layer is kept while it runs.
 
     Args:
         model: a supported causal language model, rotated or not, with a prefix or not, without quantizers.
         tokens: of a text (`rotquant.text.tokenize`).
-        rotation: how it is rotated. Where it has R3, queries and keys are those behind it, as the cache stores them.
+        rotation: the model's rotation. With R3, queries and keys are read after it, as the cache stores them.
 
     Returns:
         Metrics: for each of the metric's tensors `<tensor>_top`, top-1 over median, and `<tensor>_bottom`, median over
@@ -92,7 +92,7 @@ def summary(maxima: Tensor) -> list[float]:
 def _reading(
     model: nn.Module, tensors: Literal["inputs", "attention"], rotation: RotationScheme | None
 ) -> Iterator[Read]:
-    """While open, every decoder layer that runs leaves its tokens' largest magnitudes here."""
+    """Collect the tokens' largest magnitudes of every decoder layer that runs while the context is open."""
     read: Read = defaultdict(list)
     with _reading_inputs(model, read) if tensors == "inputs" else _reading_attention(model, read, rotation):
         yield read
@@ -100,7 +100,7 @@ def _reading(
 
 @contextmanager
 def _reading_inputs(model: nn.Module, read: Read) -> Iterator[None]:
-    """Read sites at their first linear layer, behind all that hooks do before it."""
+    """Read sites at their first linear layer, after all hooks before it."""
 
     def reader(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _, inputs: read[name].append(_largest(inputs[0], (-1,)))
@@ -119,7 +119,7 @@ def _reading_inputs(model: nn.Module, read: Read) -> Iterator[None]:
 
 @contextmanager
 def _reading_attention(model: nn.Module, read: Read, rotation: RotationScheme | None) -> Iterator[None]:
-    """Read queries, keys and values [batch, heads, tokens, head_dim] where attention gets them, behind the cache."""
+    """Read queries, keys and values [batch, heads, tokens, head_dim] where attention receives them, after the cache."""
     config = cast(Any, config_of(model))
     if config._attn_implementation != "sdpa":
         raise RecipeError("Q, K and V are read in models with sdpa attention: load the model with it.")
@@ -130,7 +130,7 @@ def _reading_attention(model: nn.Module, read: Read, rotation: RotationScheme | 
         return hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
 
     def reader(query: Tensor, key: Tensor, value: Tensor) -> None:
-        text = query.shape[2]  # a prefix stands before it in the cache
+        text = query.shape[2]  # a prefix precedes it in the cache
         for name, x in (("query", turned(query)), ("key", turned(key[:, :, -text:])), ("value", value[:, :, -text:])):
             read[name].append(_largest(x, (1, 3)))
 
@@ -149,7 +149,7 @@ def _reading_attention(model: nn.Module, read: Read, rotation: RotationScheme | 
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Scaled dot-product attention that is read, as transformers calls it."""
+    """Scaled dot-product attention with a reader, by transformers' calling convention."""
     getattr(module, _READER)(query, key, value)
     return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What a training's loss looks like: how many spikes its beginning has and what is left at its end (RCP Figure 6)."""
+"""Statistics of a training's loss: spikes at its beginning and remaining loss at its end (RCP Figure 6)."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ def training_loss(losses: Sequence[float], metric: TrainingLoss) -> tuple[dict[s
         losses: the loss of every step, two at least.
 
     Returns:
-        Metrics: `spikes`, how many of the first steps have a loss above `factor` times the least before;
+        Metrics: `spikes`, the number of first steps whose loss is above `factor` times the least before;
         `highest_spike`, the largest of these ratios; `final_loss`, the mean over the last tenth of the steps;
-        `remaining`, that in percent of the first step's. Arrays: `losses`, and `spikes`, those steps, counted from 0.
+        `remaining`, that in percent of the first step's. Arrays: `losses`, and `spikes`, the indices of those steps.
     """
     least = itertools.accumulate(losses, min)
     ratios = [loss / before for loss, before in zip(losses[1 : metric.first], least, strict=False)]

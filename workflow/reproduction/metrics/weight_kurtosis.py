@@ -1,8 +1,8 @@
-"""What rotation does to the kurtosis of groups of weights and to output errors in 2 bits (RCP Figures 3 and 8, A.3).
+"""Effect of rotation on the kurtosis of groups of weights and on 2-bit output errors (RCP Figures 3 and 8, A.3).
 
-A weight W [out, in] has in = groups x size. The excess kurtosis of each group is averaged over the groups of a row, for
-all of them contribute to one output element, and QErr(W, X) = |X (Q(W) - W)| over the tokens of X, so that both are one
-number for each output element. Their rises by rotation are set against each other. Nothing here changes a model.
+A weight W [out, in] has in = groups x size. The excess kurtosis is averaged over the groups of a row, which all
+contribute to one output element, and QErr(W, X) = |X (Q(W) - W)| over the tokens of X, so both are one number for each
+output element. Their rises by rotation are compared. Nothing here changes a model.
 """
 
 import math
@@ -27,11 +27,11 @@ from rotquant.qat.start import clip_weight, search_clips, uniform_rounding
 from rotquant.tensors.distortion import excess_kurtosis
 from rotquant.tensors.value_range import dynamic_range
 
-#: Shares of platykurtic groups that the paper speaks of, "far below 0.5" and "about 0.5", in numbers of ours.
+#: Our bounds for the paper's shares of platykurtic groups, "far below 0.5" and "about 0.5".
 FEW, ABOUT_HALF = 0.25, (0.35, 0.65)
-#: What the histograms show of each rise: this many deviations on both sides of the mean (A.3).
+#: Range of the histograms: this many deviations on both sides of the mean (A.3).
 DEVIATIONS = 1.5
-#: Groups of normal numbers that say which share of them is platykurtic, their numbers being few.
+#: Number of groups of normal numbers that estimate the share of platykurtic ones in small groups.
 _NORMAL_GROUPS = 20_000
 #: The 97.5 % point of the normal distribution.
 _NORMAL_QUANTILE = 1.959964
@@ -51,9 +51,9 @@ Place = tuple[int, WeightName]
 
 @dataclass(frozen=True)
 class Found:
-    """What one weight shows: by output element, float64 [out], the mean kurtosis of its groups and its error.
+    """Measurements of one weight by output element, float64 [out]: the mean kurtosis of its groups and its error.
 
-    platykurtic: share of its groups with a negative excess kurtosis. normal: that of groups of normal numbers.
+    platykurtic: share of its groups with a negative excess kurtosis. normal: the share for groups of normal numbers.
     """
 
     kurtosis: Tensor
@@ -72,10 +72,10 @@ def weight_kurtosis(
         samples: calibration token ids, int64 [samples, tokens].
 
     Returns:
-        Metrics, of several weights their mean: `correlation`, Spearman's, of both rises over the output elements;
-        `kurtosis_rise`; `raised`, the share of output elements whose kurtosis rises, `error_rise`, of the mean error
-        in percent, `platykurtic`, the share of groups with negative excess kurtosis before rotation, and `normal`, that
-        of groups of normal numbers, all in percent. Of several weights also `few_kurtosis_rise`, the mean rise of the
+        Metrics, averaged over the weights: `correlation`, Spearman's, of both rises over the output elements;
+        `kurtosis_rise`; `raised`, the share of output elements whose kurtosis rises, `error_rise`, of the mean error in
+        percent, `platykurtic`, the share of groups with negative excess kurtosis before rotation, and `normal`, that of
+        groups of normal numbers, all in percent. Of several weights also `few_kurtosis_rise`, the mean rise of the
         kurtosis of those that have few platykurtic groups (`FEW`), and `half_kurtosis_rise` and `half_error_rise` of
         those of which about half are (`ABOUT_HALF`); nan where there is no such weight. Arrays: `panels`, the weights
         in the metric's order, see `_panel`.
@@ -115,7 +115,7 @@ def group_size(metric: WeightKurtosis, name: str, features: int) -> int:
 def _measure(
     model: nn.Module, samples: Tensor, metric: WeightKurtosis, sizes: dict[Place, int], *, clipped: bool
 ) -> dict[Place, Found]:
-    """What the weights of a network show, with clips or without."""
+    """Measure the weights of a network, with or without clipping."""
     inputs = _inputs(model, samples, sizes)
     found = {}
     for place, size in track(sizes.items(), "kurtosis and output error", "weight", len(sizes)):
@@ -136,11 +136,11 @@ def _measure(
 def rounded(
     weight: Tensor, x: Tensor, size: int, metric: WeightKurtosis, *, clipped: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] whose groups are clipped where the output's error is least (Eq. 6), and it rounded (Eq. 1).
+    """A weight [out, in] with groups clipped for the least output error (Eq. 6), and the rounded weight (Eq. 1).
 
     Args:
         x: the layer's inputs [tokens, in], of the weight's type and on its device. size: of a group.
-        clipped: whether there are clips; else the whole range of each group is kept.
+        clipped: whether to clip; else the whole range of each group is kept.
     """
     view, rounding = weight.unflatten(1, (-1, size)), uniform_rounding(metric.bits)
     if not clipped:
@@ -160,13 +160,13 @@ def output_error(weight: Tensor, quantized: Tensor, x: Tensor) -> Tensor:
 
 
 def share_of_normal(size: int) -> float:
-    """Which share of groups of so many normal numbers has a negative excess kurtosis: more than half."""
+    """The share of groups of `size` normal numbers with a negative excess kurtosis: more than half."""
     numbers = torch.randn(_NORMAL_GROUPS, size, generator=Generator().manual_seed(size), dtype=torch.float64)
     return (excess_kurtosis(numbers) < 0).double().mean().item()
 
 
 def _inputs(model: nn.Module, samples: Tensor, places: Iterable[Place]) -> dict[Place, Tensor]:
-    """What the weights read, [samples * tokens, in], float32 on the host."""
+    """The inputs of the weights, [samples * tokens, in], float32 on the host."""
     sites = {place: (place[0], _SITES[place[1]]) for place in places}
     windows = [read_inputs(model, sample[None], set(sites.values()), lambda x: x) for sample in samples]
     read = {site: torch.cat([window[site] for window in windows]) for site in set(sites.values())}
@@ -174,7 +174,7 @@ def _inputs(model: nn.Module, samples: Tensor, places: Iterable[Place]) -> dict[
 
 
 def _weight(model: nn.Module, place: Place) -> Tensor:
-    """A weight [out, in], at least float32; of a fused linear layer its own rows."""
+    """A weight [out, in], at least float32; from a fused linear layer only its own rows."""
     architecture, (layer, name) = architecture_of(model), place
     projection = _projection(architecture, name)
     weight = linear_of(decoder_layers(model)[layer], projection.name).weight.detach()
@@ -218,7 +218,7 @@ def spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def spearman_interval(correlation: float, count: int) -> tuple[float, float]:
-    """Its 95 % interval by Fisher's transformation, with the variance of Bonett and Wright (2000)."""
+    """The correlation's 95 % interval by Fisher's transformation, with the variance of Bonett and Wright (2000)."""
     if not math.isfinite(correlation) or abs(correlation) >= 1 or count < 5:
         return math.nan, math.nan
     half = _NORMAL_QUANTILE * math.sqrt((1 + correlation**2 / 2) / (count - 3))
@@ -226,10 +226,10 @@ def spearman_interval(correlation: float, count: int) -> tuple[float, float]:
 
 
 def histogram(x: NDArray[np.float64], y: NDArray[np.float64], bins: int) -> dict[str, Any]:
-    """How many pairs lie in each of bins x bins fields, `counts` [x][y], between `x` and `y`, each axis's edges.
+    """A 2-D histogram of pairs: `counts` [x][y] of bins x bins fields, and the edges `x` and `y` of each axis.
 
-    Each axis shows `DEVIATIONS` on both sides of its mean; `beyond` counts the pairs that do not lie in it. Nothing is
-    counted where a number is not finite.
+    Each axis covers `DEVIATIONS` on both sides of its mean; `beyond` counts the pairs outside. Nothing is counted where
+    a number is not finite.
     """
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return {"counts": [], "x": [], "y": [], "beyond": len(x)}
@@ -240,7 +240,7 @@ def histogram(x: NDArray[np.float64], y: NDArray[np.float64], bins: int) -> dict
 
 
 def _summary(panels: list[dict[str, Any]]) -> dict[str, float]:
-    """The means over the weights, and of several those of some."""
+    """The means over the weights; for several weights also the means over subsets."""
 
     def mean(name: str, chosen: Callable[[float], bool] = lambda _: True) -> float:
         numbers = [panel[name] for panel in panels if chosen(panel["platykurtic"] / 100)]
