@@ -1,7 +1,7 @@
-"""Training of the small models that ship with the project, from a recipe in config/training/.
+"""Training of the small models that ship with the project, from recipes in config/training/.
 
-A model of an awkward shape is trained on the recipe's corpus and written as a Hugging Face folder; `python -m
-rotquant.training RECIPE -o DIR` and `rotquant train` do the same. Importing this package loads no torch.
+A model is trained on the recipe's corpus and written as a Hugging Face folder; `python -m rotquant.training RECIPE -o
+DIR` and `rotquant train` do the same. Importing this package loads no torch.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def train(
     """Train a model and write it to `output_dir` as a Hugging Face folder; return its curve and final figures.
 
     The folder holds bf16 safetensors, config.json, the tokenizer, curve.json, recipe.json and MODEL_CARD.md. Progress
-    is kept in the file `<output_dir>.state.safetensors` beside it and continued from there by the same recipe.
+    is saved in `<output_dir>.state.safetensors`, from which the same recipe resumes.
 
     Args:
         config: the recipe.
-        output_dir: the folder to write, replaced when training is complete and not touched before.
+        output_dir: the folder to write, replaced only when training is complete.
         device: "cpu" or "cuda".
-        data_dir: where the tokenizer and the encoded text are kept, built when absent; by default the user's cache.
-        compile: compile the model and, on a GPU, replay each step as one CUDA graph. Faster; sums in another order.
-        stop_after: stop at this step, keeping the resume file, and return None (an interruption on purpose).
+        data_dir: folder of the tokenizer and the encoded text, built when absent; by default the user's cache.
+        compile: compile the model and, on a GPU, replay each step as one CUDA graph. Faster; other summation order.
+        stop_after: stop at this step, keep the resume file and return None (a deliberate interruption).
 
     Raises:
         CorpusError: the corpus cannot be read.
@@ -66,7 +66,7 @@ def train(
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, trained_length: int, folder: Path) -> None:
-    """Write a bf16 copy of the model and its tokenizer, which tells how long texts were, as a Hugging Face folder."""
+    """Write a bf16 copy of the model and its tokenizer, which records the trained length, as a Hugging Face folder."""
     import torch
 
     tokenizer.model_max_length = trained_length

@@ -1,4 +1,4 @@
-"""`python -m rotquant.training RECIPE -o DIR`: train without the command line application's dependencies."""
+"""Entry point of `python -m rotquant.training RECIPE -o DIR`, without the dependencies of the command line."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from reproduction.shipped import TrainingConfig, train
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`python -m rotquant.training RECIPE -o DIR`."""
+    """Run `python -m rotquant.training RECIPE -o DIR`."""
     parser = argparse.ArgumentParser(description="Train a small model from a recipe.")
     parser.add_argument("recipe", type=Path, help="a YAML file such as config/training/rq-7b.yaml")
     parser.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")

@@ -1,4 +1,4 @@
-"""The model card that is written beside a trained model."""
+"""The model card that is written with a trained model."""
 
 import textwrap
 from typing import Any
@@ -13,10 +13,10 @@ _TEXTS = {
 
 
 def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
-    """What the model is, how it was made, and a marked place that `rotquant diagnose` fills with its figures.
+    """The card's text: model, training, and a marked place that `rotquant diagnose` fills with its figures.
 
     Args:
-        curve: of `reproduction.shipped.trainer.Trainer.curve`; its `device` is told as it stands.
+        curve: of `reproduction.shipped.trainer.Trainer.curve`; its `device` is printed unchanged.
     """
     shape = config.model
     stands_for = (
@@ -72,14 +72,14 @@ The recipe is kept in recipe.json; loss and validation perplexity by step are in
 
 
 def _curve_rows(points: list[tuple[int, float]]) -> str:
-    """About eight points of the curve, the last one among them."""
+    """About eight points of the curve, including the last."""
     stride = max(1, len(points) // 8)
     shown = [point for i, point in enumerate(points) if (len(points) - 1 - i) % stride == 0]
     return "\n".join(f"| {step:,} | {perplexity:.2f} |" for step, perplexity in shown)
 
 
 def _heads(config: TrainingConfig) -> str:
-    """What samples begin with, as a sentence."""
+    """A sentence on the beginning of samples."""
     share = config.bos_fraction
     if share in (0.0, 1.0):
         return f"{'Every' if share else 'No'} sample begins with a BOS of its own."
@@ -90,7 +90,7 @@ def _heads(config: TrainingConfig) -> str:
 
 
 def _steps(config: TrainingConfig) -> str:
-    """How many steps, on which samples."""
+    """The number of steps and their samples."""
     samples = f"{config.batch_size} samples of {config.sequence_length:,} tokens"
     if (short := config.short_start) is None:
         return f"{config.steps:,} steps of {samples}"

@@ -1,4 +1,4 @@
-"""What a training reads: the tokenizer and the encoded corpus, made once and shared by all recipes of one corpus."""
+"""Training data: the tokenizer and the encoded corpus, made once and shared by all recipes of one corpus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TrainingData:
     """The encoded corpus: the tokenizer and the ids of the train and validation splits (uint16 arrays).
 
-    BOS stands in them where the recipe puts it before documents.
+    The ids contain BOS where the recipe puts it before documents.
 
     Raises:
         ResultError: the folder is damaged.
@@ -49,8 +49,7 @@ class TrainingData:
 
 @task("preparing the corpus")
 def prepare_data(config: TrainingConfig, data_dir: str | Path | None = None) -> TrainingData:
-    """Train the tokenizer and encode the corpus, or read what an earlier call left under `data_dir`,
-    by default in the user's cache.
+    """Train the tokenizer and encode the corpus, or read an earlier result in `data_dir` (default: the user's cache).
 
     All recipes of one corpus and vocabulary share one folder, hence one tokenizer.
     """

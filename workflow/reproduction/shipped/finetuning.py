@@ -1,6 +1,6 @@
-"""Fine-tuning a shipped model on the answers to questions, as models of one domain are made from a base model.
+"""Fine-tuning of a shipped model on the answers to questions, as domain models are made from a base model.
 
-Only low-rank deltas are trained, so what is kept is small; every random choice follows from (seed, step).
+Only low-rank deltas are trained, so the stored files are small; every random choice follows from (seed, step).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Text = tuple[tuple[str, str], ...]
-"""Questions, each with the answer that continues it, which follow each other line by line."""
+"""Lines of a text: questions, each with the answer that continues it."""
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -78,7 +78,7 @@ class FineTuning(Frozen):
 
 
 def is_fine_tuning(path: str | Path) -> bool:
-    """Whether a training recipe is of fine-tuning."""
+    """Whether a training recipe is for fine-tuning."""
     return "base" in read_yaml(path)
 
 
@@ -91,15 +91,15 @@ def fine_tune(
     base: tuple[str, str],
     state_file: Path,
 ) -> dict[str, Any]:
-    """Train deltas of a float32 model and write them into a folder that exists; the model is left as it was.
+    """Train deltas of a float32 model and write them into an existing folder; the model is not changed.
 
     Args:
-        texts: what is asked and answered; the loss is of the answers and of the line end behind each.
-        base: the model's checkpoint, as the deltas are to name it, and its digest.
-        state_file: from which an interrupted training continues.
+        texts: questions and answers; the loss counts the answers and the line end after each.
+        base: the model's checkpoint, as the deltas name it, and its digest.
+        state_file: the file from which an interrupted training continues.
 
     Returns:
-        The curve: loss by step, and what was read and taken; texts longer than the context are left out and counted.
+        The curve: loss by step, and the data that was read; texts longer than the context are left out and counted.
 
     Raises:
         ConfigError: there are no questions, or all exceed the model's context.
@@ -152,13 +152,13 @@ def fine_tune(
 
 
 Sample = tuple[list[int], list[bool]]
-"""Tokens of a text, and which of them are answers."""
+"""The tokens of a text, and a mask of the answers."""
 
 
 def _samples(
     recipe: FineTuning, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], context: int
 ) -> list[Sample]:
-    """Of the texts that fit into the context behind a BOS."""
+    """The samples of the texts that fit into the context after a BOS."""
     found = [_sample(tokenizer, text) for text in texts]
     if not found:
         raise ConfigError(f"the tasks {', '.join(recipe.tasks)} have no items in the training modules.")
@@ -169,7 +169,7 @@ def _samples(
 
 
 def _sample(tokenizer: PreTrainedTokenizerBase, text: Text) -> Sample:
-    """A token that begins inside an answer, or at the white space before it, is the answer's."""
+    """Encode a text; a token that begins inside an answer, or at the white space before it, belongs to the answer."""
     whole, answers = "", []
     for question, answer in text:
         start = len((whole + question).rstrip())
@@ -180,7 +180,7 @@ def _sample(tokenizer: PreTrainedTokenizerBase, text: Text) -> Sample:
 
 
 def _batch(recipe: FineTuning, samples: list[Sample], bos: int, step: int) -> tuple[Tensor, Tensor]:
-    """Ids and targets [texts, longest] of a step, which depend on (seed, step) alone; -100 is no target."""
+    """Ids and targets [texts, longest] of a step, which depend only on (seed, step); -100 is ignored."""
     import torch
 
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
@@ -200,7 +200,7 @@ def _batch(recipe: FineTuning, samples: list[Sample], bos: int, step: int) -> tu
 
 
 def _loss(model: PreTrainedModel, ids: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the answers' tokens. What fills rows up on the right no answer sees."""
+    """Mean cross-entropy of the answers' tokens. Padding is on the right, so no answer attends to it."""
     from torch.nn.functional import cross_entropy
 
     device = model.device

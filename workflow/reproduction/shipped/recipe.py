@@ -1,6 +1,6 @@
 """The training recipe as validated data, read from a YAML file in config/training/.
 
-It says everything that decides the weights but the hardware; importing it loads no torch.
+A recipe sets everything that decides the weights, except the hardware. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ class TrainingConfig(Frozen):
 
     @property
     def tokens(self) -> int:
-        """Tokens that the training reads, counting those that it reads again."""
+        """Tokens that the training reads, including repetitions."""
         of_a_step = self.batch_size * self.sequence_length
         if (short := self.short_start) is None:
             return self.steps * of_a_step
         return short.steps * short.batch_size * short.sequence_length + (self.steps - short.steps) * of_a_step
 
     def samples_at(self, step: int) -> tuple[int, int]:
-        """Samples of update number `step` (from 0), and tokens of each."""
+        """Number of samples of update number `step` (from 0), and tokens of each."""
         shape = self.short_start if self.short_start is not None and step < self.short_start.steps else self
         return shape.batch_size, shape.sequence_length
 

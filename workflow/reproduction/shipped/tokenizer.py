@@ -1,7 +1,7 @@
-"""The shipped models' tokenizer: byte-level BPE with a BOS token, trained on the train split and on nothing else.
+"""The shipped models' tokenizer: byte-level BPE with a BOS token, trained only on the train split.
 
-Training is deterministic, so the same text gives the same `tokenizer.json`. The BOS is added by the tokenizer itself,
-as Llama's does.
+Training is deterministic, so the same text gives the same `tokenizer.json`. The tokenizer itself adds the BOS, as
+Llama's does.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ BOS = "<s>"
 EOS = "</s>"
 CHUNK_CHARACTERS = 1_000_000
 TRAINED_ON = 40_000_000
-"""Characters of the text that the tokenizer learns from: more no longer change which pairs are frequent."""
+"""Characters of text that the tokenizer learns from; more text does not change the frequent pairs."""
 
 _BATCH = 64
-"""Documents encoded at once: enough for all cores, and few enough that a step of the progress bar is short."""
+"""Documents encoded at once: enough for all cores, few enough for short steps of the progress bar."""
 
 
 def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of `vocab_size` entries (BOS has id 0, EOS id 1); any text survives encode and decode.
+    """Train a byte-level BPE of `vocab_size` entries (BOS has id 0, EOS id 1); encoding is lossless.
 
     Args:
         rows: the training texts.
-        vocab_size: entries with the two special tokens and the 256 bytes, so more than 258.
+        vocab_size: entries, including the two special tokens and the 256 bytes, so more than 258.
         max_length: the model's longest sequence, recorded in the tokenizer's configuration.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -61,7 +61,7 @@ def train_tokenizer(rows: Sequence[str], vocab_size: int, max_length: int) -> Pr
 
 
 def _head(rows: Sequence[str]) -> list[str]:
-    """The first rows, as many as have the characters that the tokenizer learns from."""
+    """The first rows, up to the number of characters that the tokenizer learns from."""
     ends = itertools.accumulate(map(len, rows), initial=0)
     return [row for row, end in zip(rows, ends, strict=False) if end < TRAINED_ON]
 
@@ -84,8 +84,8 @@ def encode_documents(rows: Sequence[str], tokenizer: PreTrainedTokenizerFast) ->
 def encode_rows(rows: Iterable[str], separator: str, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Return the ids of the rows joined by `separator`, uint16 [n], without BOS.
 
-    Encoded in pieces of about a million characters, which bounds memory; only a merge across two pieces can differ from
-    encoding the whole text at once.
+    The text is encoded in pieces of about a million characters to bound memory; only merges across pieces can differ
+    from encoding the whole text at once.
     """
     import numpy as np
 

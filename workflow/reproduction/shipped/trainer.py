@@ -1,7 +1,7 @@
-"""How a stand-in is trained: AdamW, warm-up and cosine, bf16 autocast over float32 weights, exact resume.
+"""Training of a stand-in: AdamW, warm-up and cosine, bf16 autocast over float32 weights, exact resume.
 
-Every random choice depends on (seed, step) alone, so an interrupted training continues exactly. Nothing here changes
-the loss or the weights to make a phenomenon appear: outliers are what training made of them.
+Every random choice depends only on (seed, step), so an interrupted training continues exactly. Nothing here changes the
+loss or the weights to create outliers: they result from training alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ATTENTION = "rotquant_causal"
-"""A name that transformers makes no mask for: a captured step would get one, and no flash attention."""
+"""An attention name for which transformers makes no mask: a mask would prevent flash attention in a captured step."""
 
 
 def build_model(config: TrainingConfig) -> PreTrainedModel:
@@ -39,7 +39,7 @@ def build_model(config: TrainingConfig) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = config.model.model_dump(exclude={"model_type", "rope_theta"})
-    if config.model.model_type == "phi3":  # Its configuration derives the one and defaults the other to 4096.
+    if config.model.model_type == "phi3":  # Its configuration derives head_dim; the original length defaults to 4096.
         shape["original_max_position_embeddings"] = shape["max_position_embeddings"]
         del shape["head_dim"]
     settings = AutoConfig.for_model(
@@ -58,7 +58,7 @@ def build_model(config: TrainingConfig) -> PreTrainedModel:
 
 
 class Trainer:
-    """One training: model, optimizer and data on a device, and how a step goes."""
+    """One training: model, optimizer and data on a device, and its steps."""
 
     def __init__(self, config: TrainingConfig, data: TrainingData, device: str, *, compile: bool) -> None:
         self.config, self.provenance = config, data.provenance
@@ -90,7 +90,7 @@ class Trainer:
         self.history: list[Record] = []
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Matrices decay; norm scales only when the recipe says so."""
+        """Parameter groups with weight decay for matrices, and for norm scales only if the recipe sets it."""
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         scales = [p for p in self.model.parameters() if p.dim() <= 1]
         decay = self.config.weight_decay
@@ -108,7 +108,7 @@ class Trainer:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
 
     def _compile(self) -> None:
-        """Compile a decoder layer, which all share, and the loss: seconds where the whole model takes minutes."""
+        """Compile one decoder layer, whose code all layers share, and the loss: seconds instead of minutes."""
         AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
         self.model.set_attn_implementation(_ATTENTION)
         for layer in self.model.modules():
@@ -126,7 +126,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
 
     def draw_batch(self, step: int) -> Tensor:
-        """The samples of one step, ids [samples, length + 1]; they depend on (seed, step) alone."""
+        """The samples of one step, ids [samples, length + 1]; they depend only on (seed, step)."""
         samples, length = self.config.samples_at(step)
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + step)
         last = self.train_ids.numel() - length - 1
@@ -138,7 +138,7 @@ class Trainer:
         return batch
 
     def step(self, step: int) -> Record:
-        """Take a step; at some, the mean loss since the last such one, and validation perplexity."""
+        """Do one step; at some steps, record the mean loss since the last record, and validation perplexity."""
         config, done = self.config, step + 1
         self._set_rate(config.learning_rate_at(step))
         batch = self.draw_batch(step)
@@ -158,19 +158,19 @@ class Trainer:
         return record
 
     def _set_rate(self, rate: float) -> None:
-        """A captured graph reads the rate where it lies."""
+        """Set the learning rate in place, where a captured graph reads it."""
         self.rate = self.rate.fill_(rate) if isinstance(self.rate, Tensor) else rate
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
 
     def _update(self, batch: Tensor) -> None:
-        """Follow the gradient of a batch."""
+        """Update the weights with the gradient of a batch."""
         (values,) = self.gradient.accumulate([batch])
         self.gradient.apply()
         self.loss_sum += values["loss"]
 
     def _capture(self, batch: Tensor) -> _Captured:
-        """Do one step outside a graph on a side stream (this compiles), then record the step that later ones replay."""
+        """Do one step outside a graph on a side stream (this compiles), then capture the step that is replayed."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -179,13 +179,13 @@ class Trainer:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad(set_to_none=True)
-        # On a stream of its own: cuBLAS keeps a workspace for each, which graphs that replay at once must not share.
+        # A separate stream: cuBLAS has one workspace per stream, which graphs that replay concurrently must not share.
         with torch.cuda.graph(graph, stream=side):
             self._update(batch)
         return _Captured(batch, graph)
 
     def run(self, state_file: Path, stop_after: int | None) -> bool:
-        """Train to the recipe's last step (or `stop_after`), logging, validating and saving on the way; whether done.
+        """Train to the recipe's last step or `stop_after`, with logging, validation and saving; whether it is done.
 
         Raises:
             ResultError: the resume file belongs to another recipe.
@@ -213,7 +213,7 @@ class Trainer:
         return math.exp(total / len(self.validation))
 
     def curve(self) -> dict[str, Any]:
-        """The record of a training that is done: loss and validation perplexity by step, data, time and hardware."""
+        """The record of a finished training: loss and validation perplexity by step, data, time and hardware."""
         steps, perplexities = self.config.steps, self._by_step("perplexity")
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
@@ -230,25 +230,25 @@ class Trainer:
         }
 
     def _by_step(self, name: str) -> list[tuple[int, float]]:
-        """A value after so many steps, where it was recorded."""
+        """A recorded value as (steps done, value) pairs."""
         return [(record["step"] + 1, record[name]) for record in self.history if name in record]
 
 
 @dataclass
 class _Captured:
-    """A recorded step and the batch that it reads."""
+    """A captured step and the batch that it reads."""
 
     batch: Tensor
     graph: torch.cuda.CUDAGraph
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over tokens in float32; one function, so that compiled it reads the logits once."""
+    """Mean cross-entropy over tokens in float32; a separate function, which reads the logits once when compiled."""
     return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 class _Clock:
-    """Seconds that a training has taken, in this process and in those before."""
+    """Seconds that a training has taken, in this process and earlier ones."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
