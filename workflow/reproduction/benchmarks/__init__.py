@@ -1,1 +1,1 @@
-"""Benchmarks at the papers' real layer shapes: the time and memory a method costs, whatever the weights."""
+"""Benchmarks at the papers' real layer shapes: time and memory of a method, independent of the weights."""

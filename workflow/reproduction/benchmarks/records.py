@@ -1,7 +1,7 @@
-"""Records: what a speed table's cells took on a named GPU, with everything needed to judge and to repeat it.
+"""Records: the measurements of a speed table on a named GPU, with everything needed to judge and repeat them.
 
-A record is one JSON file per table, written whole and grown cell by cell; results/bench/<gpu>/ holds those that are
-committed. A cell holds numbers or the reason why it has none. Nothing here imports torch.
+A record is one JSON file per table, rewritten after each cell; results/bench/<gpu>/ holds the committed ones. A cell
+holds numbers or the reason why it has none. Nothing here imports torch.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ SPEED = Path("results/speed")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number with its unit (SI: s, B, op) and, where it was timed, its spread.
+    """One number with its unit (SI: s, B, op) and, if it was timed, its spread.
 
-    value: the median. low, high: tenth and ninetieth percentile of the replays, None for numbers that have no spread.
+    value: the median. low, high: 10th and 90th percentile of the replays, None for numbers without spread.
     """
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -37,13 +37,13 @@ class Measurement:
 
     @classmethod
     def of(cls, timing: "Timing", per_call: float = 1.0) -> "Measurement":
-        """Seconds of a timing, each divided by `per_call`, such as the tokens that one call processes."""
+        """Seconds of a timing, divided by `per_call`, such as the tokens that one call processes."""
         median, low, high = (seconds / per_call for seconds in (timing.median, timing.low, timing.high))
         return cls(median, "s", low, high, timing.replays, timing.calls_per_replay)
 
     @property
     def spread(self) -> float | None:
-        """Half the distance between the percentiles, as a share of the median."""
+        """Half the distance between the percentiles, relative to the median."""
         if self.low is None or self.high is None or not self.value:
             return None
         return (self.high - self.low) / 2 / self.value
@@ -53,7 +53,7 @@ class CellRecord(Frozen):
     """One cell: a benchmark with its arguments, and either quantities or the reason why there are none.
 
     code: digest of the kernels and modules that were measured. sitting: number of the sitting in the record.
-    seconds: wall time that measuring took, set-up included.
+    seconds: wall time of the measurement, set-up included.
     """
 
     benchmark: str
@@ -70,17 +70,17 @@ class CellRecord(Frozen):
             raise ValueError("a cell holds either quantities or the reason why it has none")
         if "seconds" in self.quantities and not self.quantities["seconds"].value:
             raise ValueError("nothing takes no time")
-        cell_key(self.benchmark, self.arguments)  # raises ValueError for a number that is none
+        cell_key(self.benchmark, self.arguments)  # raises ValueError for nan and inf
         return self
 
     @property
     def key(self) -> str:
-        """What identifies the measurement, see `cell_key`."""
+        """The key of the measurement, see `cell_key`."""
         return cell_key(self.benchmark, self.arguments)
 
 
 class Sitting(Frozen):
-    """One uninterrupted go of measuring: the circumstances, and the state of the GPU before and after."""
+    """One uninterrupted series of measurements: the conditions, and the state of the GPU before and after."""
 
     environment: dict[str, Any]
     gpu_before: dict[str, Any]
@@ -108,12 +108,12 @@ class Record(Frozen):
 
 
 def cell_key(benchmark: str, arguments: dict[str, Any]) -> str:
-    """What identifies a measurement on one machine: benchmark and complete arguments."""
+    """The key of a measurement on one machine: benchmark and complete arguments."""
     return short_hash(canonical_json([benchmark, arguments]))
 
 
 def gpu_folder(name: str) -> str:
-    """The folder of a GPU's records: "NVIDIA H200" is nvidia-h200."""
+    """The folder of a GPU's records: nvidia-h200 for "NVIDIA H200"."""
     return "-".join(name.lower().split())
 
 
@@ -126,7 +126,7 @@ def read_record(path: Path, table: str) -> Record:
     """Read the record of a table.
 
     Raises:
-        ResultError: it is missing, damaged or of another table.
+        ResultError: it is missing, damaged or for another table.
     """
     data = read_json(path, "record")
     try:
@@ -139,5 +139,5 @@ def read_record(path: Path, table: str) -> Record:
 
 
 def committed(root: Path, table: str) -> dict[str, Path]:
-    """The committed records of a table by the folder of their GPU."""
+    """The committed records of a table by their GPU's folder."""
     return {path.parent.name: path for path in sorted((root / BENCH).glob(f"*/{table}.json"))}

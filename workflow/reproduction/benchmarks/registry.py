@@ -1,8 +1,8 @@
-"""Benchmarks by name: what each takes, as validated data, and the function that measures it, most on a GPU.
+"""Benchmarks by name: the arguments of each, as validated data, and the function that measures it, mostly on a GPU.
 
-A cell of a speed table names a benchmark and gives its arguments. A function is imported when it is called, so the
-tables can be read on a machine without torch. Every function takes one argument object and returns its measurements by
-quantity, in SI units (`records.Measurement`).
+A cell of a speed table names a benchmark and gives its arguments. A function is imported when it is called, so tables
+can be read without torch. Every function takes one argument object and returns its measurements by quantity, in SI
+units (`records.Measurement`).
 """
 
 import importlib
@@ -24,18 +24,18 @@ from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.recipes.recipe import find_method
 
-#: What decides no time: recipes are data, and what is asked of a benchmark is in the cell's key.
+#: Modules that decide no time: recipes are data, and a benchmark's arguments are in the cell's key.
 _NOT_TIMED = ("rotquant.recipes",)
 
 Device = Literal["gpu", "cpu"]
-"""What a benchmark measures."""
+"""The device that a benchmark measures."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark: its arguments, what it measures, and the module that holds its function, which has its name.
 
-    methods: of the recipe that it times, where it times one.
+    methods: the methods of the recipe that it times, if any.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Benchmark:
 
     @property
     def entry(self) -> str:
-        """Where its code begins: `module:function`."""
+        """The entry of its code: `module:function`."""
         return f"{self.module}:{self.name}"
 
     def function(self) -> Callable[[Any], dict[str, Measurement]]:
@@ -110,7 +110,7 @@ BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _
 
 
 def benchmark_digest(name: str) -> str:
-    """Digest of what the time of a benchmark depends on, its kernels and the methods that it times included.
+    """Digest of the code that a benchmark's time depends on, including its kernels and the methods that it times.
 
     Raises:
         ConfigError: for an unknown benchmark.

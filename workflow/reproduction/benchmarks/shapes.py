@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 #: LlamaConfig arguments as published in the models' config files: Llama-2 (Touvron et al. 2023), Llama-3 and 3.2
-#: (Grattafiori et al. 2024). CodeLlama-7B, and so RCP's WizardCoder-7B, has llama-2-7b's layers.
+#: (Grattafiori et al. 2024). CodeLlama-7B, and thus RCP's WizardCoder-7B, has llama-2-7b's layers.
 SHAPES: dict[str, dict[str, int]] = {
     "llama-2-7b": {
         "hidden_size": 4096,
@@ -74,8 +74,8 @@ def random_model(
     """A model of the named shape on the host, its weights normal with standard deviation 0.02.
 
     Args:
-        device: where the random numbers are drawn; drawing 7 billion of them on a CPU takes minutes.
-        num_layers: fewer layers than the shape has, for a quick trial.
+        device: the device that draws the random numbers; 7 billion of them take minutes on a CPU.
+        num_layers: a smaller number of layers, for a quick trial.
 
     Raises:
         RecipeError: for an unknown shape.
@@ -99,6 +99,6 @@ def random_model(
             if parameter.ndim > 1:
                 drawn.normal_(0.0, 0.02, generator=generator)
             setattr(module, name, torch.nn.Parameter(drawn.cpu(), requires_grad=False))
-    # Buffers (the rotary frequencies) are not parameters: take them from a one-layer model made the ordinary way.
+    # Buffers (the rotary frequencies) are not parameters: take them from a one-layer model that is built normally.
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
     return model.eval()
