@@ -1,9 +1,8 @@
-"""Claims as data: what a paper says about a table's numbers, and the checks that decide it (`claims`).
+"""Claims as data: a paper's statements about a table's numbers, and the checks that decide them (`claims`).
 
-A claim has up to three checks, at least one. Its *mechanism* is a direction and is asked of any model. What holds for
-the paper's *setting* alone, magnitudes in its units, bounds from its tables and properties of its weights, is asked of
-the paper's own models. A *fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not
-judged.
+A claim has one to three checks. Its *mechanism* is a direction and is checked on any model. Its *setting* is only
+checked on the paper's own models: magnitudes in its units, bounds from its tables and properties of its weights. A
+*fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not judged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ Two = Annotated[Many[str], Field(min_length=2, max_length=2)]
 Pairs = Annotated[Many[Two], Field(min_length=1)]
 Amount = Annotated[float, Field(ge=0)]
 About = Literal["mechanism", "setting", "fact"]
-"""What a check is about."""
+"""The subject of a check."""
 
 
 class Loss(Written):
@@ -164,12 +163,12 @@ class Check(Written):
 
 Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 
-#: Checks whose bound is in the paper's units; a margin `points` of others is, too. A bound of 0 asks for a sign.
+#: Checks whose bound is in the paper's units, as is a margin `points` of others. A bound of 0 checks a sign.
 _BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
 
 
-#: Checks of which of two rows is better or nearer: a finer quantity may decide them. What asks how large a loss is, in
-#: the paper's units or on other models, is no such question.
+#: Checks of which of two rows is better or nearer, which a finer quantity may decide. A check of how large a loss is,
+#: in the paper's units or on other models, is not one.
 _DIRECTIONS = (
     *("better", "no_worse", "order", "gains_increasing", "difference_smaller", "better_than_best", "spread_smaller"),
     "best_column",
@@ -177,7 +176,7 @@ _DIRECTIONS = (
 
 
 def is_direction(check: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a check asks for the sign of what rows differ by, without a margin."""
+    """Whether a check only concerns the sign of a difference of rows, without a margin."""
     return all(kind in _DIRECTIONS and not arguments.get("points") for kind, arguments in check.items())
 
 
@@ -224,7 +223,7 @@ class Given(Written):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The rows that it names."""
+        """The rows of the condition."""
         return (*(self.differ or ()), *(() if self.at_least is None else (self.at_least.row,)))
 
 
@@ -291,13 +290,13 @@ class Claim(Explained):
 
     @property
     def checks(self) -> Mapping[About, Mapping[str, Mapping[str, Any]]]:
-        """Its checks, each a kind of check with arguments, by what they are about."""
+        """The claim's checks, each a kind of check with arguments, by subject."""
         found = {about: getattr(self, about) for about in get_args(About)}
         return {about: check for about, check in found.items() if check is not None}
 
 
 def headline(claims: Sequence[S]) -> S | None:
-    """The claim that a page's first sentence is about: the one that is marked, else the first; None of none.
+    """The claim of a page's first sentence: the marked one, else the first; None without claims.
 
     Raises:
         ValueError: several are marked.
@@ -320,13 +319,13 @@ def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
 
 
 def named_by_experiment(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """The rows and columns of its target that an experiment names, as `named_by`."""
+    """The rows and columns of its target that an experiment names, in the form of `named_by`."""
     yield from (("column", name) for name in experiment.columns or ())
     yield from names_in(experiment.check)
 
 
 def names_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The rows and columns that a check names, as `named_by`."""
+    """The rows and columns that a check names, in the form of `named_by`."""
     for kind, arguments in check.items():
         for key, value in arguments.items():
             if key in ("row", "over", "column"):
@@ -338,5 +337,5 @@ def names_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]
 
 
 def quantities_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The quantities that a check has as bounds."""
+    """The quantities that a check uses as bounds."""
     yield from (value for arguments in check.values() if isinstance(value := arguments.get("value"), str))

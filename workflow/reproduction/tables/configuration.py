@@ -1,9 +1,9 @@
-"""The configuration: which checkpoint stands for each of the papers' models, on which text, with which seeds.
+"""The configuration: the checkpoints that stand for the papers' models, the texts and the seeds.
 
-config/config.yaml is the default, for the models that ship with the project. A further file changes the keys it names,
-or stands alone (`standalone: true`): then nothing of the default is read, so that no setting of the shipped models can
-reach the papers' set-up through a key that config/paper.yaml leaves out. All of it is checked before anything is
-computed. Nothing here imports torch.
+config/config.yaml is the default, for the models that ship with the project. A further file changes the keys that it
+names, or stands alone (`standalone: true`): then the default is not read, so no setting of the shipped models affects
+the papers' set-up through a key that config/paper.yaml omits. The configuration is checked before anything is computed.
+Nothing here imports torch.
 """
 
 import functools
@@ -39,35 +39,34 @@ from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 DEFAULT = Path("config/config.yaml")
 PAPERS = Path("workflow/papers")
 
-#: What a project may be called on a server that it shares with others.
+#: Valid names of a project on a shared server.
 PROJECT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 CalibrationText = Annotated[dict[str, Any], some_of(Calibration, "corpus")]
 EvaluationText = Annotated[dict[str, Any], some_of(Perplexity, "kind", "corpus", "split", "bos")]
 Scaled = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(gt=0)]]
-"""The paper's number to the one on a checkpoint; keys are text here, as in JSON."""
+"""Map from the paper's numbers to those on a checkpoint; keys are text, as in JSON."""
 
 
 Tables = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(ge=0)]]
-"""The same, where 0 stands for a whole row."""
+"""Map like `Scaled`, where 0 stands for a whole row."""
 
 
-#: The rule behind each map of numbers; the group size that `groups_per_row` counts; numbers that the papers have.
+#: The rule for each map of numbers; the group size that `groups_per_row` counts; the papers' numbers.
 _RULES = {"group_sizes": "groups_per_row", "outlier_features": "outlier_width"}
 _PAPER_GROUP = 128
 _PAPER_NUMBERS = {"group_sizes": (512, 256, 128, 64), "outlier_features": (256, 128)}
 
 
 class MethodSettings:
-    """Annotates some settings of methods by their names: of any method there is, each checked as its own."""
+    """Annotation for settings of methods by method name, each validated by its method."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """What pydantic validates by; only methods that are named are imported. A null stays: a recipe leaves a method
-        out by it."""
+        """The validation schema; only named methods are imported. A null is kept: a recipe removes a method by it."""
         return core_schema.no_info_before_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The settings of every method there is."""
+        """The JSON schema of the settings of every method."""
         every = by_name("Methods", {name: find_method(name) | None for name in method_names()})
         return handler(TypeAdapter(Annotated[dict[str, Any], some_of(every)]).core_schema)
 
@@ -137,8 +136,8 @@ class Slot(SlotFields):
     def scaled(self, kind: str, number: int) -> int:
         """The paper's group size or number of outlier features on this slot's checkpoint.
 
-        An entry of the map of this kind stands before the rule, which gives no more than the paper's own number; with
-        neither, it is the paper's own.
+        An entry in the map of this kind overrides the rule, which gives at most the paper's number; without both, the
+        paper's number is used.
 
         Raises:
             ConfigError: when the slot's map lacks the number and there is no rule, or the rule lacks the hidden size.
@@ -164,8 +163,7 @@ class Slot(SlotFields):
         return number
 
     def mapped(self, kind: str) -> dict[int, int]:
-        """The numbers of a kind that the papers' tables have, and those that stand for them here; none without a map
-        or rule."""
+        """The papers' numbers of a kind, and the numbers that stand for them here; empty without a map or rule."""
         mapping: dict[int, int] = getattr(self, kind)
         ruled = getattr(self, _RULES[kind]) and self.hidden_size
         return {number: self.scaled(kind, number) for number in _PAPER_NUMBERS[kind]} | mapping if ruled else mapping
@@ -239,15 +237,15 @@ class Config(Settings):
 
     @property
     def alone(self) -> dict[str, Any]:
-        """The same configuration as the data of one file that stands alone."""
+        """The configuration as the data of one standalone file."""
         return {**plain(merged(self.layers)), "standalone": True}
 
     def where(self, *path: str) -> str:
-        """The place of a key for a sentence about it, as "config/paper.yaml: slots.Llama-2-7B"."""
+        """The location of a key for messages, such as "config/paper.yaml: slots.Llama-2-7B"."""
         return f"{named(self.layers, path)}: {'.'.join(path)}"
 
     def slot(self, name: str) -> Slot:
-        """The slot of a table's column.
+        """Find the slot of a table's column.
 
         Raises:
             ConfigError: for an unknown slot; the sentence lists the nearest ones.
@@ -261,8 +259,8 @@ def load_config(
     """Read config/config.yaml, each of `overrides` on top and `options` last, and validate the result.
 
     Args:
-        overrides: files; where the first stands alone, it takes the place of config/config.yaml.
-        options: what Snakemake's --config says.
+        overrides: files; if the first stands alone, it replaces config/config.yaml.
+        options: the values of Snakemake's --config.
 
     Raises:
         ConfigError: a missing or unreadable file, or a key that does not fit (the sentence names both).
@@ -275,7 +273,7 @@ def load_config(
         said = ConfigFile.model_validate(data)
     except ValidationError as error:
         keys = problem_keys(error, data)
-        mistyped = keys[:-1] == ("slots",)  # which then looks like a new one that lacks something
+        mistyped = keys[:-1] == ("slots",)  # a mistyped slot looks like an incomplete new one
         others = nearest(keys[-1], [name for name in data["slots"] if name != keys[-1]]) if mistyped else ""
         raise ConfigError(f"{named(layers, keys)}: {first_problem(error, data)}{others}.") from None
     slots = {}
@@ -289,8 +287,7 @@ def load_config(
 
 
 def hidden_size(folder: Path) -> int | None:
-    """The hidden size of a local checkpoint or of its base; None where there is none or it does not say it, which
-    loading the checkpoint tells better."""
+    """The hidden size of a local checkpoint or of its base; None if unknown: loading the checkpoint reports why."""
     with suppress(CheckpointError, OSError):
         found = read_object((base_folder(folder) or folder) / "config.json", error=CheckpointError).get("hidden_size")
         return found if isinstance(found, int) and found > 0 else None
@@ -298,13 +295,12 @@ def hidden_size(folder: Path) -> int | None:
 
 
 def _merged(shared: Any, own: Any) -> Any:
-    """A section for every slot with a slot's own on top, which says nothing where it is None."""
+    """The section for all slots with a slot's own values on top; None adds nothing."""
     return shared if own is None else merge(shared, own)
 
 
 def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[str, Any]]:
-    """The data of config/config.yaml and of each further file by the file's name; without the default's if one stands
-    alone.
+    """The data of config/config.yaml and of each further file by file name; without the default if one stands alone.
 
     Raises:
         ConfigError: a missing or unreadable file, or one that stands alone after another.
@@ -319,12 +315,12 @@ def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[s
 
 
 def merged(layers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The layers as one, each on top of those before."""
+    """Merge the layers, each on top of those before."""
     return functools.reduce(merge, layers.values(), {})
 
 
 def named(layers: Mapping[str, dict[str, Any]], path: Sequence[str]) -> str:
-    """Which layer says what stands at a path: the last that has it, or all where none does or the path is empty."""
+    """The name of the layer that sets a path: the last that has it, or all names if none does or the path is empty."""
     holding = (name for name in reversed([*layers]) if path and _holds(layers[name], path))
     return next(holding, " + ".join(layers))
 
@@ -345,15 +341,14 @@ def find_root(start: Path | None = None) -> Path:
 
 
 def plain(data: Any) -> Any:
-    """`data` with text as keys, as JSON and its schemas have them, and without entries whose value is null, by which a
-    later file removes an earlier one's key."""
+    """`data` with text keys, as in JSON, and without null entries, which remove an earlier file's keys."""
     if isinstance(data, dict):
         return {str(key): plain(value) for key, value in data.items() if value is not None}
     return [plain(value) for value in data] if isinstance(data, list) else data
 
 
 def _holds(data: Any, path: Sequence[str]) -> bool:
-    """Whether nested data has something at a path."""
+    """Whether nested data has a value at a path."""
     for part in path:
         data = plain(data)
         if isinstance(data, list) and part.isdigit() and int(part) < len(data):
@@ -366,7 +361,7 @@ def _holds(data: Any, path: Sequence[str]) -> bool:
 
 
 def _typed(value: Any) -> Any:
-    """Values of Snakemake's --config, where lists and mappings come as text: `seeds=[0]`."""
+    """Parse values of Snakemake's --config, which passes lists and mappings as text: `seeds=[0]`."""
     if isinstance(value, Mapping):
         return {key: _typed(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -375,6 +370,6 @@ def _typed(value: Any) -> Any:
 
 
 def _shown(path: str | Path, root: Path) -> str:
-    """A file's name in sentences: relative to the project where it lies inside."""
+    """A file's name in messages: relative to the project if the file is inside."""
     whole, top = Path(os.path.realpath(path)), root.resolve()
     return whole.relative_to(top).as_posix() if whole.is_relative_to(top) else str(path)

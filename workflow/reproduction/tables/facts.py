@@ -1,6 +1,6 @@
-"""Facts of a recipe in the words of the papers' tables of settings, derived from the recipe and from nothing else.
+"""Facts of a recipe in the words of the papers' tables of settings, derived only from the recipe.
 
-A fact is about a part of the network: its weights, the inputs of its linear layers, or what the KV cache stores.
+A fact concerns a part of the network: the weights, the inputs of linear layers, or the KV cache.
 """
 
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 
 Part = Literal["weights", "activations", "attention_output", "keys", "values", "cache"]
-"""What is quantized; `cache` is keys and values."""
+"""The quantized part; `cache` is keys and values."""
 
 FactName = Literal["granularity", "group_size", "extent", "symmetry", "scales", "bits", "clipping"]
 
-#: Of a part that a recipe leaves as it is.
+#: Text for a part that a recipe does not quantize.
 UNQUANTIZED = "not quantized"
 
 
 def fact(recipe: Recipe, part: Part, name: FactName) -> str:
-    """One fact of a part, such as "per-token" or "asymmetric"; of keys and values both, where they differ."""
+    """One fact of a part, such as "per-token" or "asymmetric"; both keys' and values' where they differ."""
     if part != "cache":
         return _fact(recipe, part, name)
     keys, values = (_fact(recipe, one, name) for one in ("keys", "values"))
@@ -32,7 +32,7 @@ def _fact(recipe: Recipe, part: Part, name: FactName) -> str:
 
 
 def _scheme(recipe: Recipe, part: Part) -> QuantizationScheme | None:
-    """How a part is quantized; o_proj's input as those of other layers where the recipe sets nothing else."""
+    """The quantization scheme of a part; by default o_proj's input has the scheme of other layers' inputs."""
     if part == "weights":
         return recipe.weights and recipe.weights.scheme
     if part == "attention_output" and recipe.attention_output is None:
@@ -41,17 +41,17 @@ def _scheme(recipe: Recipe, part: Part) -> QuantizationScheme | None:
 
 
 def _granularity(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """What shares a scale."""
+    """The set of numbers that share a scale."""
     return f"per-{scheme.granularity}"
 
 
 def _group_size(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """Of groups, "-" where scales are of something else."""
+    """The size of groups; "-" where scales are not per group."""
     return "-" if scheme.group_size is None else str(scheme.group_size)
 
 
 def _extent(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """The same, with the size of groups."""
+    """The set of numbers that share a scale, with the size of groups."""
     return f"groups of {scheme.group_size}" if scheme.granularity == "group" else _granularity(recipe, scheme, part)
 
 
@@ -60,7 +60,7 @@ def _symmetry(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
 
 
 def _scales(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """When scales are known: those of weights before any text."""
+    """Static or dynamic scales; weights' scales are static."""
     return "dynamic" if scheme.dynamic and part != "weights" else "static"
 
 
@@ -69,7 +69,7 @@ def _bits(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
 
 
 def _clipping(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """By which search or learning the range is clipped, or the share of it that is kept; "none" where it is all."""
+    """The search or learning that clips the range, or the share of the range that is kept; "none" without clipping."""
     if part == "weights":
         chosen = (method.clips_weights(recipe) for method in recipe.methods.values())
         searched = "search" if recipe.rounded.clip_search else None

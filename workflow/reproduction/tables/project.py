@@ -1,7 +1,7 @@
 """The tables expanded into runs: a cell of a table is one run per seed and metric; equal cells are computed once.
 
-A slot of the configuration says which checkpoint a column stands for and scales the papers' group sizes and outlier
-counts to it. Nothing here computes and nothing here imports torch.
+A slot of the configuration names the checkpoint for a column and scales the papers' group sizes and outlier counts to
+it. Nothing here computes or imports torch.
 """
 
 import functools
@@ -41,19 +41,19 @@ from rotquant.text.digests import text_digest
 
 T = TypeVar("T", bound=Table)
 
-#: Checkpoints of fewer bytes share a job.
+#: Checkpoints with fewer bytes share a job.
 SMALL = 500_000_000
 
-#: Kinds of figures that show runs and nothing printed, and name no column where there is one alone.
+#: Kinds of figures that show only runs, no printed numbers, and do not name a single column.
 NAMELESS = ("magnitudes", "outliers", "token_maxima", "outlier_tokens")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a table: the runs whose mean it is, one per seed (one alone where nothing is random).
+    """One measurement of a table: the runs whose mean it is, one per seed (only one where nothing is random).
 
-    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers, unless the table calls
-    the main one by a name of its own.
+    A cell whose metric yields several quantities (an accuracy per task) prints as many numbers, unless the table gives
+    the main one its own name.
     """
 
     table: str
@@ -64,17 +64,17 @@ class Cell:
 
     @property
     def metric(self) -> Metric:
-        """The metric that its runs share."""
+        """The metric of its runs."""
         return self.runs[0].metric
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """What it prints, the main one first."""
+        """The printed quantities, the main one first."""
         return called(self.metric, self.called)
 
     @property
     def endpoints(self) -> tuple[Quantity, ...]:
-        """What its runs say more finely, as far as their files have it."""
+        """Finer quantities of its runs, if their files have them."""
         return endpoints(self.metric, self.called)
 
 
@@ -87,7 +87,7 @@ class Project:
     tables: dict[str, Table]
 
     def table(self, name: str) -> Table:
-        """The table of that id.
+        """Find a table by id.
 
         Raises:
             ConfigError: for an unknown table; the sentence lists the nearest ones.
@@ -99,15 +99,15 @@ class Project:
         return {name: table for name, table in self.tables.items() if isinstance(table, kind)}
 
     def one(self, kind: type[T], name: str) -> T:
-        """The table of a kind and of that id.
+        """Find a table of a kind by id.
 
         Raises:
-            ConfigError: there is none; the sentence lists the nearest ones.
+            ConfigError: there is none; the message lists the nearest ones.
         """
         return lookup(self.of(kind), name, "unknown table")
 
     def columns(self, table: RunTable) -> tuple[str, ...]:
-        """The columns of a table that this configuration computes."""
+        """The columns of a table that are computed under this configuration."""
         return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
 
     def slot(self, table: RunTable, column: str) -> Slot:
@@ -115,26 +115,26 @@ class Project:
         return self.config.slot(table.column(column).slot)
 
     def quantities(self, table: RunTable) -> tuple[Quantity, ...]:
-        """What the table's cells measure, in the order of its metrics, each metric's main quantity first."""
+        """The quantities of a table's cells, in the order of its metrics, each metric's main quantity first."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.quantities)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
     def endpoints(self, table: RunTable) -> tuple[Quantity, ...]:
-        """What the table's runs say more finely than by its quantities (`quantities.endpoints`)."""
+        """Finer quantities of a table's runs (`quantities.endpoints`)."""
         found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
     def picture(self, table: RunTable) -> str | None:
-        """The table whose figure a table shows: its own, or that of an earlier one where it is the same picture.
+        """The table whose figure a table shows: its own, or an earlier table's where both are the same.
 
-        It is where both are drawn alike from the same runs of one column, whose name is not in the figure.
+        They are the same if both are drawn alike from the same runs of one column, whose name is not in the figure.
         """
         found = self._drawn_from(table)
         first = (other.id for other in self.of(RunTable).values() if found and self._drawn_from(other) == found)
         return next(first, table.id) if table.figure else None
 
     def _drawn_from(self, table: RunTable) -> tuple[Any, ...] | None:
-        """What decides a figure of runs alone; None where names of columns or printed numbers are in it."""
+        """The data that decides a figure of runs; None if the figure has column names or printed numbers."""
         if table.figure is None or table.figure.kind not in NAMELESS or len(self.columns(table)) != 1:
             return None
         looks = table.figure.model_copy(update={"caption": ""})
@@ -142,7 +142,7 @@ class Project:
 
     @functools.cache  # noqa: B019 - a project lives as long as the process
     def cells(self, name: str) -> tuple[Cell, ...]:
-        """The cells of a table of runs, metric by metric and row by row; none of other tables.
+        """The cells of a table of runs, metric by metric and row by row; empty for other tables.
 
         Raises:
             ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
@@ -183,10 +183,10 @@ class Project:
 
     @functools.cache  # noqa: B019
     def parts(self, name: str) -> dict[str, tuple[Run, ...]]:
-        """The runs of a table as {part: runs}, each part computed by one job of the workflow.
+        """The runs of a table as {part: runs}; one job of the workflow computes a part.
 
-        Where models are small, starting a job takes longer than computing a cell, so their runs are one part, called as
-        the table is. The runs on any other checkpoint are a part of their own, which a cluster computes beside others.
+        For small models, starting a job takes longer than computing a cell, so their runs are one part, named after the
+        table. The runs on any other checkpoint are a separate part, which a cluster computes in parallel.
         """
         found: dict[str, list[Run]] = {}
         for run in {run.key: run for cell in self.cells(name) for run in cell.runs}.values():
@@ -202,7 +202,7 @@ class Project:
 
     @cached_property
     def task_sets(self) -> dict[str, Run]:
-        """For each way in which zero-shot accuracy is measured, by its key, the first run that does so."""
+        """The first run of each set of zero-shot tasks, by the set's key."""
         found: dict[str, Run] = {}
         for run in self.runs.values():
             key = task_set(run)
@@ -229,8 +229,8 @@ class Project:
         """Digest of the checkpoint that a slot names.
 
         Raises:
-            ConfigError: it does not exist and the slot says no digest, it is no checkpoint, or its digest is another
-                than the slot's; the sentence names the configuration's file and key.
+            ConfigError: it does not exist and the slot has no digest, it is no checkpoint, or its digest differs from
+                the slot's; the message names the configuration's file and key.
         """
         told = self.config.slot(slot)
         place = self.checkpoint_path(told.checkpoint)
@@ -246,7 +246,7 @@ class Project:
 
     @functools.cache  # noqa: B019
     def text(self, portion: Portion) -> str:
-        """Digest of a text, or of its head; `unread` where it cannot be read now."""
+        """Digest of a text, or of its beginning; `unread` where it cannot be read now."""
         corpus, split, characters = portion
         return text_digest(self.config.corpora[corpus], split, characters)
 
@@ -261,15 +261,15 @@ class Project:
 
     @functools.cache  # noqa: B019
     def widths(self, slot: str) -> dict[str, int]:
-        """Input features of the linear layers of a slot's checkpoint, by site; nothing for one that is not here."""
+        """Input features of the linear layers of a slot's checkpoint, by site; empty if the checkpoint is not here."""
         place = Path(self.checkpoint_path(self.config.slot(slot).checkpoint))
         return site_widths(base_folder(place) or place)
 
     def checkpoint_path(self, checkpoint: str) -> str:
-        """A local checkpoint folder as a path that is valid from anywhere; a hub id as it is.
+        """A local checkpoint folder as an absolute path; a hub id unchanged.
 
-        What is not there is taken for a hub id only where it has the form of one, and where a folder has its owner's
-        name, only with its revision: it may be a mistyped path.
+        A missing path is a hub id only if it has the form of one; if a folder has the owner's name, it also needs a
+        revision, since it may be a mistyped path.
         """
         local = self.root / checkpoint
         looks_local = checkpoint.count("/") != 1 or checkpoint.startswith((".", "/", "~"))
@@ -308,7 +308,7 @@ class Project:
         return tuple({run.key: run for run in runs}.values())
 
     def seeds(self, table: RunTable) -> tuple[int, ...]:
-        """The seeds of a table's runs where something is random."""
+        """The seeds of a table's random runs."""
         if table.repeats == "trials" and self.config.trials is not None:
             return tuple(range(self.config.trials))
         return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
@@ -317,7 +317,7 @@ class Project:
 def load_project(
     overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
 ) -> Project:
-    """The project around the working folder: its configuration (unless given) and the tables of all papers.
+    """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
 
     Raises:
         ConfigError: no project here, or a file that does not satisfy its schema.
@@ -337,7 +337,7 @@ def load_tables(root: Path) -> dict[str, Table]:
     """The tables of all sources by id, in the papers' order.
 
     Raises:
-        ConfigError: a file that does not satisfy its schema, two tables of one id, or a name that refers to nothing.
+        ConfigError: a file that does not satisfy its schema, two tables with one id, or a name that refers to nothing.
     """
     found: dict[str, Table] = {}
     for path, source in files_of(root):
@@ -350,7 +350,7 @@ def load_tables(root: Path) -> dict[str, Table]:
 
 @contextmanager
 def _in_file(table: Table) -> Iterator[None]:
-    """Put the table's file before what is wrong with the table."""
+    """Put the table's file before the message of an error in the table."""
     try:
         yield
     except (ConfigError, RecipeError) as error:
@@ -358,7 +358,7 @@ def _in_file(table: Table) -> Iterator[None]:
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:
-    """Runs by a key that some of them have."""
+    """Group runs by a key that some of them have."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         if (name := key(run)) is not None:

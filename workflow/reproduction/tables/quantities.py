@@ -1,8 +1,7 @@
-"""What a metric measures, quantity by quantity: its name in result files, how it is printed, and which way is better.
+"""Quantities of metrics: names in result files, format in tables, and whether lower or higher is better.
 
-A perplexity run yields one number; a run of tasks the average and the accuracies, or ROUGE-L; a run that looks at
-activations or weights a few statistics. The first quantity of a metric is its main one. Nothing here computes or
-imports torch.
+A perplexity run yields one number; a run of tasks the average and the accuracies, or ROUGE-L; a run on activations or
+weights a few statistics. The first quantity of a metric is its main one. Nothing here computes or imports torch.
 """
 
 import math
@@ -18,18 +17,18 @@ from rotquant.recipes.schemes import ZeroShot
 class Quantity:
     """One number of a run.
 
-    name: its key among the published values, and among the metrics of a result file unless that is `stored`.
-    title: as a table's head prints it.
+    name: its key in the published values, and in a result file's metrics unless `stored` is set.
+    title: name in a table's head.
     better: whether lower or higher numbers are better.
     unit: printed where numbers are compared.
-    chance: what guessing scores, in percent, for accuracies.
-    relative: whether rows are compared by what they lose in percent of another.
-    sampled: whether it is estimated from windows of a text or items of tasks, and another sample gives another number.
-    infinite: what +inf means where it is a result, the best there is; None where it means that a network overflowed.
-    text: whether it is no number but a text, which is shown beside the paper's and never compared.
-    stored: its key in a result file, of a quantity that a table calls by a name of its own.
-    decides: the quantity in whose place it decides what is said of a mechanism on a stand-in (`endpoints`).
-    absent: what nan means where it is no number that overflowed, but one that there is not.
+    chance: the score of guessing, in percent, for accuracies.
+    relative: whether rows are compared by their loss in percent of another row.
+    sampled: whether it is estimated from a sample: windows of a text or items of tasks.
+    infinite: meaning of +inf if it is a result, the best possible; None if +inf means that a network overflowed.
+    text: whether it is a text, which is shown next to the paper's and never compared.
+    stored: its key in a result file, if a table gives the quantity its own name.
+    decides: the quantity that it replaces in deciding a mechanism on a stand-in (`endpoints`).
+    absent: meaning of nan where it stands for a missing number, not an overflow.
     """
 
     name: str
@@ -47,17 +46,17 @@ class Quantity:
 
     @property
     def key(self) -> str:
-        """Its key among the metrics of a result file."""
+        """The quantity's key in a result file's metrics."""
         return self.stored or self.name
 
     def loss(self, value: float, reference: float) -> float:
-        """How much worse `value` is than `reference`, in the quantity's own unit; negative for a gain."""
+        """The loss of `value` against `reference`, in the quantity's unit; negative for a gain."""
         if value == reference:  # also inf dB and inf dB, whose difference would be nan
             return 0.0
         return value - reference if self.better == "lower" else reference - value
 
     def checkable(self, *values: float) -> bool:
-        """Whether measured values can decide a claim: each is finite, or infinite where that is a result."""
+        """Whether measured values can decide a claim: each is finite, or infinite as a result."""
         return all(math.isfinite(value) or (self.infinite is not None and value == math.inf) for value in values)
 
 
@@ -77,7 +76,7 @@ OF_CHOICES = (
     Quantity("log_odds_median", "median item", "higher", "nats", relative=False),
     ANSWER_FLIPS,
 )
-"""Answers that differ from those of the unquantized network: known where its run file is there."""
+"""Answers that differ from the unquantized network's; known where its run file exists."""
 SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
 MAGNITUDES = (
     Quantity("peak_ratio", "max/median", "lower", relative=False),
@@ -139,7 +138,7 @@ WEIGHT_KURTOSIS = (
     Quantity("platykurtic", "p_platy before", "higher", "%", relative=False),
     Quantity("normal", "p_platy of normal numbers", "higher", "%", relative=False),
 )
-"""Of one weight or more; the following of several."""
+"""Quantities for one weight or more; the next ones need several."""
 WEIGHT_KURTOSIS_OF_SOME = (
     Quantity(
         "few_kurtosis_rise",
@@ -182,7 +181,7 @@ DESCRIPTIVE = (
     *WEIGHT_KURTOSIS_OF_SOME,
     *HADAMARD_KURTOSIS,
 )
-"""Quantities that describe a distribution: of none would a lower number as such be better."""
+"""Quantities that describe a distribution, of which neither lower nor higher is better."""
 
 _BY_KIND: dict[str, tuple[Quantity, ...]] = {
     "perplexity": (PERPLEXITY,),
@@ -217,8 +216,8 @@ def quantities(metric: Metric) -> tuple[Quantity, ...]:
 
 
 def called(metric: Metric, name: str | None) -> tuple[Quantity, ...]:
-    """The quantities of a metric in a table that calls its main one `name`: that alone, as a table may have others of
-    its kind. Without a name, all."""
+    """The quantities of a metric in a table: only the main one if the table names it `name`, else all. A table may have
+    several metrics of a kind."""
     if name is None:
         return quantities(metric)
     title = TASKS["paper"][name].title if name in TASKS["paper"] else name
@@ -227,13 +226,13 @@ def called(metric: Metric, name: str | None) -> tuple[Quantity, ...]:
 
 
 def endpoints(metric: Metric, name: str | None = None) -> tuple[Quantity, ...]:
-    """What a run says more finely than by its quantities, from the same forward passes.
+    """Finer quantities of a run, from the same forward passes.
 
     For perplexity the KL divergence from the full-precision model, for tasks with choices the log-odds of the right
-    one, over all and task by task. Older run files lack them. Nothing for other metrics.
+    one, over all and by task; empty for other metrics. Older run files lack them.
 
     Args:
-        name: what a table calls the metric's main quantity (`called`), if it does.
+        name: the table's own name for the metric's main quantity (`called`), if any.
     """
     if metric.kind == "perplexity":
         found = OF_WINDOWS

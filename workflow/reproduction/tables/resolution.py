@@ -1,7 +1,7 @@
-"""From what a table says to what is done on one model: a slot's sizes and amounts put into recipes and metrics.
+"""Resolution of a table's recipes and metrics for one model, with the slot's sizes and amounts.
 
 The papers' group sizes and numbers of outlier features are scaled, amounts of text and work are the slot's, and names
-of the configuration that no table knows are refused before anything is computed. Nothing here imports torch.
+in the configuration that no table knows are refused early. Nothing here imports torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,10 +26,10 @@ _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
 
 def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None = None) -> Recipe:
-    """A paper's recipe for one slot: group sizes and outlier counts scaled, amounts of data and work from the slot.
+    """Resolve a paper's recipe for one slot: scale group sizes and outlier counts, set amounts of data and work.
 
     Args:
-        said: the row's own changes. What they say of amounts of data and work stands, since tables vary these.
+        said: the row's own changes. Their amounts of data and work are kept, since tables vary these.
 
     Raises:
         ConfigError, RecipeError: a number that the slot does not map, or a value that the recipe refuses.
@@ -65,27 +65,27 @@ def _groups(recipe: Recipe) -> str:
 
 
 def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:
-    """What a row says of a method, with the amounts of its text that stand for the paper's on this slot."""
+    """A row's settings of a method, with the slot's amounts of text in place of the paper's."""
     return {**settings, "text": _text(settings["text"], slot)} if settings.get("text") else settings
 
 
 def _text(said: dict[str, Any], slot: Slot) -> dict[str, Any]:
-    """What a row says of a text, with the amounts that stand for the paper's on this slot."""
+    """A row's settings of a text, with the slot's amounts in place of the paper's."""
     known: Mapping[str, Mapping[int, int]] = {**slot.texts}
     return {field: known.get(field, {}).get(value, value) for field, value in said.items()}
 
 
 def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
-    """A table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
+    """Resolve a table's metric for one slot: amounts of text from the slot, the tasks of a suite by name.
 
     Raises:
-        ConfigError: a field that the metric does not have, or an impossible value, or an unknown task.
+        ConfigError: an unknown field, an impossible value or an unknown task.
     """
     texts = dict.fromkeys(("perplexity", "snr", "token_maxima", "outlier_tokens"), slot.evaluation)
     by_kind = {**texts, "zero_shot": slot.zero_shot, "weight_kurtosis": slot.weight_kurtosis}
     shared = by_kind.get(fields["kind"], {})
     fields = {**shared, **fields}
-    # by suite, since suites differ; the slot's own come first
+    # by suite, since suites differ; the slot's own values come first
     for name, default in (("tasks", ()), ("normalization", "length")):
         if isinstance(fields.get(name), dict):
             fields[name] = shared.get(name, fields[name].get(fields.get("suite", "shipped"), default))
@@ -99,8 +99,8 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
 
 
 def site_widths(folder: Path) -> dict[str, int]:
-    """Input features of a local checkpoint's linear layers by site, from its config.json; nothing where that does not
-    say them or there is none, which loading the checkpoint tells better."""
+    """Input features of a local checkpoint's linear layers by site, from its config.json; empty if they are unknown:
+    loading the checkpoint reports why."""
     path = folder / "config.json"
     with suppress(CheckpointError, KeyError, TypeError, ZeroDivisionError):
         fields = read_object(path, error=CheckpointError)
@@ -112,7 +112,7 @@ def site_widths(folder: Path) -> dict[str, int]:
 
 
 def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> None:
-    """Refuse names that neither a table nor config/config.yaml knows, and corpora that are not there.
+    """Refuse names that neither a table nor config/config.yaml knows, and missing corpora.
 
     Raises:
         ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus
@@ -141,7 +141,7 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
 
 
 def _suite_corpora(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The corpora that zero-shot tasks are made from, by their place in a configuration."""
+    """The corpora of zero-shot tasks, with their location in a configuration."""
     places = [((), data), *((("slots", name), slot) for name, slot in data["slots"].items())]
     for path, fields in places:
         if "corpus" in fields.get("zero_shot", {}):
@@ -149,7 +149,7 @@ def _suite_corpora(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]
 
 
 def _corpora(data: Any) -> Iterator[str]:
-    """What nested data says under the key `corpus`."""
+    """The values of the key `corpus` in nested data."""
     if isinstance(data, dict):
         yield from [data["corpus"]] if isinstance(data.get("corpus"), str) else []
     for value in data.values() if isinstance(data, dict) else data if isinstance(data, list | tuple) else ():

@@ -1,7 +1,7 @@
-"""Tables of settings as data: what a paper says of how methods quantize, beside what the recipes here say.
+"""Tables of settings as data: a paper's settings of methods, compared with the recipes here.
 
-Rows name recipes, columns name facts (`facts`), or the other way round where a table is about one method. Nothing
-is run for them: each cell follows from a recipe, best from that of a row of another table, which is the one computed.
+Rows name recipes and columns name facts (`facts`), or the reverse for a table about one method. Nothing is run: each
+cell follows from a recipe, preferably that of a row of another table, which is computed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -151,9 +151,9 @@ class SettingsFile(OfPaper):
 
 @dataclass(frozen=True)
 class Setting:
-    """A cell: what the recipe here says, and what the paper prints, None where it prints nothing or our text lacks it.
+    """A cell: the recipe's value and the paper's printed value, None if it prints nothing or our text lacks it.
 
-    reason: why the two differ, where the table says it.
+    reason: why the two differ, if the table gives it.
     """
 
     row: str
@@ -164,27 +164,27 @@ class Setting:
 
     @property
     def same(self) -> bool | None:
-        """Whether the recipe is as printed, whatever letters are capital; None without a printed cell."""
+        """Whether the recipe agrees with the printed cell, ignoring case; None without a printed cell."""
         return None if self.published is None else self.here.casefold() == self.published.casefold()
 
 
 class SettingsTable(SettingsFields, Table):
-    """A table of settings; once all tables are loaded with its recipes, by row, and its cells, row by row."""
+    """A table of settings; after all tables are loaded, with its recipes by row and its cells row by row."""
 
     of: ClassVar[str] = "recipes"
     recipes: dict[str, Recipe] = Field(default_factory=dict)
     cells: tuple[Setting, ...] = ()
 
     def cell(self, row: str, column: str) -> Setting:
-        """One cell."""
+        """Find a cell by row and column."""
         return next(one for one in self.cells if (one.row, one.column) == (row, column))
 
 
 def settle(table: SettingsTable, tables: Mapping[str, Table], root: Path) -> SettingsTable:
-    """A table with its recipes and cells, in which everything that a reason or a claim is about is there.
+    """Complete a table with its recipes and cells, and check that its reasons and claims refer to existing cells.
 
     Raises:
-        ConfigError: a name that refers to nothing, or a reason for a difference that there is not.
+        ConfigError: a name that refers to nothing, or a reason for a difference that does not exist.
     """
     recipes = {row.name: _recipe(row, tables, table.id) for row in table.rows}
     cells = tuple(_cells(table, recipes, _printed(table, root)))
@@ -213,7 +213,7 @@ def _recipe(row: SettingsRow, tables: Mapping[str, Table], where: str) -> Recipe
 
 
 def _printed(table: SettingsTable, root: Path) -> dict[tuple[str, str], str]:
-    """What the paper prints by row and column; of rows and columns that the table has."""
+    """The paper's printed cells by row and column, checked to be rows and columns of the table."""
     rows, columns = ({one.name: one for one in parts} for parts in (table.rows, table.columns))
     found = {} if table.published is None else read_published(table.published, root)
     for row, column, _ in found:
@@ -234,7 +234,7 @@ def _cells(
 
 
 def asked_cells(table: SettingsTable, claim: SettingsClaim) -> Iterator[tuple[Setting, str]]:
-    """The cells that a claim is about, each with what it is asked to say."""
+    """The cells of a claim, each with the expected text."""
     asked, told = claim.fact.as_printed, claim.fact.told
     for cell in table.cells:
         if asked and cell.row in (asked.rows or (cell.row,)) and cell.column in (asked.columns or (cell.column,)):

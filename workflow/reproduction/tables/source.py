@@ -1,7 +1,7 @@
-"""Sources: where the numbers of a table come from, each a class in a module of `reproduction.sources`.
+"""Sources of tables' numbers, each a class in a module of `reproduction.sources`.
 
-The plan, the workflow's rules, commands, pages, the scoreboard and MLflow work through this class and know no kind of
-table. A source's module imports what measures, renders and draws inside of functions, since tables are loaded without.
+The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use this class and know no kind of table. A
+source's module imports measuring, rendering and drawing inside functions, since loading tables does not need them.
 """
 
 import functools
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GROUP = "reproduction.sources"
 
 Output = Literal["table", "figure", "page"]
-"""What the workflow makes of a table: its numbers as a file, its figure, its page."""
+"""The workflow's outputs of a table: its numbers as a file, its figure, its page."""
 
 Status = Literal["computed", "recorded", "elsewhere", "not yet"]
 
@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 class Reached(NamedTuple):
-    """How far a table is, on which other machines it was recorded, and its report once its numbers are there."""
+    """Progress of a table, the other machines with records of it, and its report once its numbers exist."""
 
     status: Status
     machines: Sequence[str] = ()
@@ -41,9 +41,9 @@ class Reached(NamedTuple):
 
 
 class Source(ABC, Generic[T, C]):
-    """All that differs by where numbers come from. T: the source's tables; C: what is collected for one.
+    """Base class of sources. T: the source's kind of table; C: the numbers collected for one.
 
-    `patterns` say which files hold its tables, from the folder workflow/, and `schema` what these say. `code`: the
+    `patterns`: the files with its tables, relative to workflow/. `schema`: the model of such a file. `code`: the
     modules that make each output.
     """
 
@@ -54,60 +54,60 @@ class Source(ABC, Generic[T, C]):
 
     @abstractmethod
     def load(self, path: Path, root: Path) -> Iterator[T]:
-        """The tables of a file.
+        """Load the tables of a file.
 
         Raises:
-            ConfigError: what is wrong with one, in a sentence with file and field.
+            ConfigError: an error in a table, in a message with file and field.
         """
 
     @property
     def file_kind(self) -> str:
-        """How its files are called, those of any name `tables`."""
+        """The name of its kind of file; `tables` for files of any name."""
         return Path(self.patterns[0]).stem.replace("*", "tables")
 
     def settled(self, table: T, tables: "Mapping[str, Table]", root: Path) -> T:
-        """A table with what follows from others, once all are loaded.
+        """Complete a table with data from other tables, once all are loaded.
 
         Raises:
-            ConfigError: it names something of another table that is not there.
+            ConfigError: it names something in another table that does not exist.
         """
         return table
 
     @abstractmethod
     def planned(self, project: "Project", table: T) -> dict[str, Any]:
-        """What the plan holds of a table by the fields of `run.plan.PlannedTable`, at least its definition."""
+        """The plan's data for a table by the fields of `run.plan.PlannedTable`, at least its definition."""
 
     @abstractmethod
     def collect(self, project: "Project", table: T) -> C:
-        """A table's numbers, from what was measured.
+        """Collect a table's numbers from the measurements.
 
         Raises:
             ResultError: something is not measured yet, or its file is damaged.
         """
 
     def written(self, project: "Project", table: T) -> C:
-        """A table's numbers as they were collected last, though what is measured since may be newer.
+        """A table's numbers as last collected; measurements may be newer.
 
         Raises:
-            ResultError: they were not collected yet, or are damaged.
+            ResultError: they are not collected yet, or damaged.
         """
         return self.collect(project, table)
 
     def agreed(self, project: "Project", table: T) -> C:
-        """A table's numbers as they were collected, by which its page is made.
+        """A table's collected numbers, checked against the measurements; its page is made from them.
 
         Raises:
-            ResultError: they are others than what is measured now says.
+            ResultError: they differ from the current measurements.
         """
         return self.collect(project, table)
 
     @abstractmethod
     def frame(self, collected: C) -> "pd.DataFrame":
-        """Every number as a line (`frame.lines`); equal names of columns mean the same for all sources."""
+        """A data frame with one line per number (`frame.lines`); column names mean the same for all sources."""
 
     @abstractmethod
     def report(self, project: "Project", table: T, collected: C, logged: "Logged | None" = None) -> "Report":
-        """What a table's page says. logged: where MLflow shows it."""
+        """The content of a table's page. logged: where MLflow shows the table."""
 
     def draw(self, project: "Project", table: T, path: Path, width: str | None = None) -> list[Path]:
         """Draw a table's figure and return the files (`render.figures.draw.draw`)."""
@@ -115,14 +115,14 @@ class Source(ABC, Generic[T, C]):
 
     @abstractmethod
     def reached(self, project: "Project", table: T, rendered: bool) -> Reached:
-        """How far a table is. rendered: whether its page is there."""
+        """Progress of a table. rendered: whether its page exists."""
 
     def is_tracked(self, project: "Project", table: T) -> bool:
-        """Whether there is something of a table that MLflow shows."""
+        """Whether MLflow shows anything for a table."""
         return False
 
     def log(self, project: "Project", tables: Sequence[T], collected: Mapping[str, C]) -> "dict[str, Logged]":
-        """Make MLflow show tables, and say where by their ids; those that it has nothing of are left out.
+        """Log tables to MLflow and return their locations there by id; tables without anything to show are left out.
 
         Args:
             collected: by the tables' ids.
@@ -153,13 +153,13 @@ def find_source(name: str) -> Source[Any, Any]:
 
 
 def patterns() -> list[tuple[str, Source[Any, Any]]]:
-    """Which files have the tables of which source; a pattern with a file's name goes before one for any."""
+    """File patterns with their sources; a pattern with a file's name precedes one for any name."""
     found = ((pattern, source) for source in sources().values() for pattern in source.patterns)
     return sorted(found, key=lambda pair: pair[0].endswith("*.yaml"))
 
 
 def files_of(root: Path) -> list[tuple[Path, Source[Any, Any]]]:
-    """Every file with tables, and the source whose they are."""
+    """Every file with tables, and its source."""
     found: dict[Path, Source[Any, Any]] = {}
     for pattern, source in patterns():
         for path in (root / "workflow").glob(pattern):

@@ -1,6 +1,6 @@
-"""Tables as data: what tables of all sources say, and those of runs, read from workflow/papers/<paper>/.
+"""Tables as data: the common fields of all tables, and tables of runs, read from workflow/papers/<paper>/.
 
-Everything is validated on reading, names that must refer to each other too. Nothing here expands recipes (see
+Everything is validated on reading, including names that refer to each other. Nothing here expands recipes (see
 `project`), computes or imports torch.
 """
 
@@ -27,9 +27,9 @@ T = TypeVar("T", bound="Table")
 
 
 class Printed(NamedTuple):
-    """A number of the paper's and its deviation over seeds, None where it prints a dash or none, and their file.
+    """A number of the paper and its deviation over seeds, None where it prints a dash or none, and their file.
 
-    text: of a cell that is no number; None where it is one.
+    text: the text of a cell that is no number; else None.
     """
 
     value: float | None
@@ -39,14 +39,14 @@ class Printed(NamedTuple):
 
 
 Published = dict[tuple[str, str, str], Printed]
-"""What the paper prints by (row, column, quantity)."""
+"""The paper's printed cells by (row, column, quantity)."""
 
 Suite = Literal["paper", "shipped"]
 BY_SUITE: dict[str, Any] = {
     "tasks": Many[str] | dict[Suite, Many[str]],
     "normalization": Normalization | dict[Suite, Normalization],
 }
-"""What a table may say for each suite of zero-shot tasks, since suites differ."""
+"""Fields that a table may set for each suite of zero-shot tasks, since suites differ."""
 
 _CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu beside an average of other tasks."
 CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CALLED)]}
@@ -55,7 +55,7 @@ METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind i
 
 Methods = Annotated[dict[str, dict[str, Any] | None], MethodSettings()]
 Changes = Annotated[dict[str, Any], some_of(Recipe, methods=Methods)]
-"""Changes to a recipe, nested as the recipe is."""
+"""Changes to a recipe, nested like the recipe."""
 
 
 class Column(Written):
@@ -169,7 +169,7 @@ class Titled(Written):
 
 
 class Table(Titled):
-    """A table of any source, with what its file says of the paper; paths are relative to the project."""
+    """A table of any source, with its file's data about the paper; paths are relative to the project."""
 
     of: ClassVar[str]
     """The name of its source."""
@@ -182,17 +182,17 @@ class Table(Titled):
 
     @property
     def source(self) -> "Source[Any, Any]":
-        """Where its numbers come from."""
+        """The source of its numbers."""
         return find_source(self.of)
 
     @property
     def drawn(self) -> str | None:
-        """The caption of the figure that goes with it; None without one."""
+        """The caption of the table's figure; None without one."""
         return None
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns that claims about runs and about numbers from elsewhere are about; nothing of other tables."""
+        """The columns for claims about runs and numbers from elsewhere; empty for other tables."""
         return ()
 
 
@@ -266,7 +266,7 @@ class RunTableFields(Titled):
 
 
 def name_of(metric: dict[str, Any]) -> str:
-    """What a column says for one of a table's metrics."""
+    """The name by which columns refer to a metric of a table."""
     return metric.get("called") or metric["kind"]
 
 
@@ -287,11 +287,11 @@ class RunTable(RunTableFields, Table):
 
     @property
     def computed_rows(self) -> tuple[Row, ...]:
-        """The rows that have a recipe; the others hold the paper's numbers alone."""
+        """The rows with a recipe; the others only hold the paper's numbers."""
         return tuple(row for row in self.rows if row.method is not None)
 
     def row(self, name: str) -> Row:
-        """The row of that name.
+        """Find a row by name.
 
         Raises:
             ConfigError: for an unknown row; the sentence lists the nearest ones.
@@ -299,7 +299,7 @@ class RunTable(RunTableFields, Table):
         return lookup({row.name: row for row in self.rows}, name, f"table {self.id}: unknown row")
 
     def column(self, name: str) -> Column:
-        """The column of that name.
+        """Find a column by name.
 
         Raises:
             ConfigError: for an unknown column; the sentence lists the nearest ones.
@@ -308,7 +308,7 @@ class RunTable(RunTableFields, Table):
 
 
 class OfPaper(Written):
-    """What every file of tables says first."""
+    """The fields that every file of tables begins with."""
 
     paper: Annotated[str, Field(pattern="^[a-z0-9]+$")]
     """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
@@ -325,13 +325,13 @@ class TableFile(OfPaper):
 
 
 def in_order(table: Table) -> tuple[Any, ...]:
-    """Sorts tables of any kind by paper, then tables, figures, our own reports, and table 2 before table 10."""
+    """Sort key of tables: by paper, then tables, figures, our own reports, and table 2 before table 10."""
     rank = next((i for i, kind in enumerate(("table", "figure")) if table.label.startswith(kind)), 2)
     return table.paper, rank, int(re.sub(r"\D", "", table.label) or 0), table.label
 
 
 def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> Iterator[T]:
-    """The tables of a file, of whatever source, validated.
+    """Load and validate the tables of a file, of any source.
 
     Raises:
         ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
@@ -349,7 +349,7 @@ def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> I
 
 
 def with_path(part: P, folder: Path) -> P:
-    """A table or column whose path of published values is relative to the project instead of its file.
+    """A table or column with its path of published values relative to the project instead of its file.
 
     Raises:
         ConfigError: a path that leaves the folder of the file.
@@ -362,7 +362,7 @@ def with_path(part: P, folder: Path) -> P:
 
 
 def published_values(table: RunTable, root: Path) -> Published:
-    """The paper's numbers of all quantities: the table's own, and of the columns that stand in other tables.
+    """The paper's numbers of all quantities: the table's own, and those of columns printed in other tables.
 
     Raises:
         ConfigError: a missing file, a missing column, or a value that is neither a number nor a dash.
@@ -377,10 +377,10 @@ def published_values(table: RunTable, root: Path) -> Published:
 
 
 def read_published(file: str, root: Path) -> Published:
-    """The cells of a long-format CSV; a file without a column of deviations has none.
+    """Read the cells of a long-format CSV; deviations are optional.
 
     Raises:
-        ConfigError: as `published_values`.
+        ConfigError: see `published_values`.
     """
     path = root / file
     lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
@@ -391,7 +391,7 @@ def read_published(file: str, root: Path) -> Published:
 
 
 def _printed(line: Mapping[str, str], file: str) -> Printed:
-    """A cell: a number, or a text where its unit says so."""
+    """Parse a cell: a number, or a text if its unit says so."""
     if line.get("unit") == "text":
         return Printed(None, None, file, None if line["value"] == "-" else line["value"])
     return Printed(_number(line["value"]), _number(line.get("deviation", "-")), file)
@@ -407,10 +407,10 @@ def _number(text: str) -> float | None:
 
 
 def check_published(table: RunTable, root: Path) -> None:
-    """The paper's numbers are there, and of rows and columns that the table has.
+    """Check that the paper's numbers exist and refer to rows and columns of the table.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: they do not.
     """
     where = f"{table.file}: tables.{table.id}.published"
     rows, columns = ({part.name: part for part in parts} for parts in (table.rows, table.columns))

@@ -1,4 +1,4 @@
-"""The list of targets: every table and figure of the papers that this project sets out to reproduce."""
+"""Targets: every table and figure of the papers that this project aims to reproduce."""
 
 from pathlib import Path
 from typing import Self
@@ -47,5 +47,5 @@ class Targets(Written):
 
 
 def load_targets(root: Path) -> Targets:
-    """config/targets.yaml: every table and figure of the papers."""
+    """Load config/targets.yaml, the list of the papers' tables and figures."""
     return parse(Targets, read_yaml(root / TARGETS), str(TARGETS))
