@@ -1,1 +1,1 @@
-"""The plan, the stages and the processes that compute them, and the states of their outputs."""
+"""The plan, the stages, the processes that compute them, and the states of their outputs."""

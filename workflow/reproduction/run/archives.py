@@ -1,11 +1,11 @@
-"""Archives: what one job computed as one tar file, for machines that share no file system (workflow/storage.smk).
+"""Archives: the results of one job as one tar file, for machines without a shared file system (workflow/storage.smk).
 
-An archive's name holds a digest of all that its content follows from, runs and code. So an archive that is there is
-current and is never replaced, and several configurations, projects and people may share one place for them.
+An archive's name contains a digest of everything that determines its content: runs and code. So an existing archive is
+current and never replaced, and several configurations, projects and people may share one storage.
 
-Archives hold files of `results/` by their paths, data before the record that says what it is of. The archive of a
-table's part has everything that pages are made from: runs, tasks, and of weights and rotations all but the tensors. An
-export is the same of whole tables in one compressed file, under any name: its runs say themselves what they are of.
+Archives hold files of `results/` by their paths, data before the record that identifies it. The archive of a table's
+part has everything that pages need: runs, tasks, and weights and rotations without the tensors. An export holds the
+same for whole tables in one compressed file of any name: its runs identify themselves.
 """
 
 import filecmp
@@ -33,16 +33,16 @@ from reproduction.run.stages import jobs
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import atomic_path, canonical_json, check_regular, folder_beside, short_hash
 
-#: The folders of `results/` that an archive's files lie in, and the files there that say what the others are of.
+#: The folders of `results/` that hold an archive's files, and the record files there.
 _RECORDS = {"rotations": ROTATION_RECORD, "weights": WEIGHTS_RECORD, "runs": None, "tasks": None}
 _KINDS = ("rotations", "weights", "measured")
 
 
 def archive_of(plan: Plan, kind: str, key: str) -> str:
-    """The name of an archive, a path below the place where archives are kept.
+    """The name of an archive, a path relative to the storage of archives.
 
     Args:
-        kind: rotations, weights or measured. key: of the rotations, of the weights, or the part of a table.
+        kind: rotations, weights or measured. key: the key of rotations or weights, or the part of a table.
 
     Raises:
         ConfigError: the plan has no such thing.
@@ -59,7 +59,7 @@ def archive_of(plan: Plan, kind: str, key: str) -> str:
 
 
 def archives_needed(plan: Plan, kind: str, key: str) -> list[str]:
-    """The archives that a job needs: of rotations for weights, of weights for the part of a table.
+    """The archives that a job needs: rotations for weights, weights for the part of a table.
 
     Raises:
         ConfigError: the plan has no such thing.
@@ -74,10 +74,10 @@ def archives_needed(plan: Plan, kind: str, key: str) -> list[str]:
 
 
 def target_of(plan: Plan, archive: str) -> str:
-    """What `rotquant runs execute` computes for an archive.
+    """The target of `rotquant runs execute` for an archive.
 
     Raises:
-        ConfigError: the archive's name is not one of this plan, as where another machine has other code.
+        ConfigError: the archive's name is not in this plan, for example because another machine has other code.
     """
     kind, _, name = archive.rpartition("/")
     kind, key = PurePosixPath(kind).name, name.removesuffix(".tar").rpartition("-")[0]
@@ -92,18 +92,18 @@ def target_of(plan: Plan, archive: str) -> str:
 
 
 def pack(plan: Plan, archive: Path) -> None:
-    """Write the archive of that name from the results that are here.
+    """Write the archive of that name from the local results.
 
     Raises:
-        ConfigError: the name is not one of this plan.
-        ResultError: something of it is not here.
+        ConfigError: the name is not in this plan.
+        ResultError: a part of it is missing.
     """
     key = target_of(plan, archive.as_posix())
     _write(archive, _files(plan, archive.parent.name, key), "w")
 
 
 def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
-    """Tables by their names or those of their papers; without names all whose runs are here.
+    """Find tables by their names or those of their papers; without names all tables whose runs are here.
 
     Raises:
         ResultError: without names, none is here.
@@ -117,11 +117,11 @@ def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 def export(plan: Plan, tables: Iterable[str], archive: Path) -> int:
-    """Write all that tables' pages are made from to one compressed file; how many runs that is.
+    """Write everything that tables' pages need to one compressed file; return the number of runs.
 
     Raises:
         ConfigError: there is no such table.
-        ResultError: a run of theirs is not here, or not current.
+        ResultError: one of their runs is missing or not current.
     """
     parts = list(dict.fromkeys(part for table in tables for part in plan.table(table).parts))
     runs = dict.fromkeys(run for part in parts for run in plan.part(part).runs)
@@ -143,14 +143,14 @@ def _write(archive: Path, paths: Iterable[Path], mode: Literal["w", "w:xz"]) -> 
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A file without who made it."""
+    """Remove the owner from an archive member."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 def _files(plan: Plan, kind: str, key: str) -> list[Path]:
-    """The files of an archive in their order: each record after what it is of."""
+    """The files of an archive in order: each record after its data."""
     if kind == "rotations":
         return [rotation_path(key) / name for name in (ROTATIONS_FILE, HISTORY_FILE, ROTATION_RECORD)]
     if kind == "weights":
@@ -162,7 +162,7 @@ def _files(plan: Plan, kind: str, key: str) -> list[Path]:
 
 
 def _learned(plan: Plan, weights: Iterable[str]) -> list[Path]:
-    """What pages need of the rotations that weights are made with."""
+    """The files that pages need of the rotations used for weights."""
     keys = dict.fromkeys(key for one in weights if (key := plan.stored(one).rotation))
     return [rotation_path(key) / name for key in keys for name in (HISTORY_FILE, ROTATION_RECORD)]
 
@@ -176,16 +176,16 @@ def _stored(key: str, tensors: bool) -> list[Path]:
 
 
 def unpack(plan: Plan, archives: Sequence[Path]) -> dict[str, bool]:
-    """Write the files of archives where results lie, but for those that are here and current or not of this plan.
+    """Extract the files of archives into the results, except those that are current here or not in this plan.
 
-    The record of a folder is removed before its data is written, and comes last: an interruption leaves nothing that
-    looks whole.
+    The record of a folder is removed before its data is written, and written last, so that an interrupted folder does
+    not look complete.
 
     Returns:
-        The archives' runs, and of each whether it is of this plan: of its settings and code.
+        The archives' runs, each with whether it is in this plan, with its settings and code.
 
     Raises:
-        ResultError: an archive is damaged, or holds a file that is no result; the disk is full.
+        ResultError: an archive is damaged or holds a file that is no result, or the disk is full.
     """
     runs: dict[str, bool] = {}
     for archive in archives:
@@ -210,7 +210,7 @@ def unpack(plan: Plan, archives: Sequence[Path]) -> dict[str, bool]:
 
 
 def record_whole(plan: Plan, part: str) -> bool:
-    """Record a part of a table if all of its runs are here and current; whether they are."""
+    """Record a part of a table if all of its runs are here and current; return whether they are."""
     results = {run: jobs.result_current(plan, run) for run in plan.part(part).runs}
     found = {run: result.value for run, result in results.items() if result is not None}
     if len(found) == len(results):
@@ -219,7 +219,7 @@ def record_whole(plan: Plan, part: str) -> bool:
 
 
 def received(plan: Plan, part: str) -> bool:
-    """Whether a part's runs are all here and current, and recorded."""
+    """Whether a part's runs are all here, current and recorded."""
     return part_path(part).exists() and all(jobs.result_current(plan, run) for run in plan.part(part).runs)
 
 
@@ -231,7 +231,7 @@ def _check(archive: Path, member: tarfile.TarInfo) -> None:
 
 
 def _is_planned(plan: Plan, folder: Path, path: Path) -> bool:
-    """Whether an unpacked run is one of the plan's, by its settings and its code.
+    """Whether an unpacked run is in the plan, by its settings and its code.
 
     Raises:
         ResultError: it is damaged.
@@ -249,14 +249,14 @@ def _is_planned(plan: Plan, folder: Path, path: Path) -> bool:
 
 
 def _behind(plan: Plan, run: str) -> list[str]:
-    """The keys of a run and of what it was measured with: weights, learned rotations, tasks."""
+    """The keys of a run and of the weights, learned rotations and tasks that it was measured with."""
     planned = plan.planned(run)
     rotation = None if planned.weights is None else plan.stored(planned.weights).rotation
     return [key for key in (run, planned.weights, rotation, planned.tasks) if key is not None]
 
 
 def _is_here(plan: Plan, path: Path) -> bool:
-    """Whether what a file belongs to is here and current, hence stays as it is."""
+    """Whether the result that a file belongs to is here and current, hence is kept."""
     kind, key = path.parts[1], Path(path.parts[2]).stem
     if kind == "runs":
         return key in plan.runs and jobs.result_current(plan, key) is not None
@@ -272,7 +272,7 @@ def _is_here(plan: Plan, path: Path) -> bool:
 
 
 def _place(source: Path, path: Path) -> None:
-    """Move an unpacked file to its place, unless the same is there."""
+    """Move an unpacked file to its place, unless an equal file is there."""
     if path.is_file() and filecmp.cmp(source, path, shallow=False):
         return
     if record := _RECORDS[path.parts[1]]:

@@ -1,4 +1,4 @@
-"""What a run on a SLURM cluster needs of this environment before it starts, and what it says of jobs that it lost."""
+"""Runs on a SLURM cluster: check of the environment before the start, and messages about lost jobs."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def check_executor() -> None:
-    """End this program with a sentence where Snakemake's executor for SLURM is not installed.
+    """Exit with a message if Snakemake's executor for SLURM is not installed.
 
-    A profile asks this while Snakemake reads it, which shows any other error below a hundred lines of usage; without
-    this one it calls the choice of executor invalid.
+    A profile calls this while Snakemake reads it; Snakemake shows other errors below a hundred lines of usage, and by
+    itself reports only an invalid choice of executor.
     """
     if find_spec("snakemake_executor_plugin_slurm") is None:
         sys.exit(
@@ -20,7 +20,7 @@ def check_executor() -> None:
         )
 
 
-#: Why SLURM ended a job, by its states; of others the job's own log says it.
+#: Reasons why SLURM ended a job, by state; for other states the job's own log gives the reason.
 _ENDINGS = {
     "CANCELLED": "it was cancelled, by scancel or by an administrator",
     "NODE_FAIL": "its node was lost",
@@ -28,7 +28,7 @@ _ENDINGS = {
     "PREEMPTED": "another job took its place",
     "TIMEOUT": "its time limit passed: give it more with --set-resources {rule}:runtime=MINUTES",
 }
-# Of Snakemake's own log; the messages are those of its executor for SLURM.
+# Patterns of Snakemake's log; the messages are those of its executor for SLURM.
 _ERROR = re.compile(
     r"^Error in rule (?P<rule>\w+):\n    message: (?P<message>.*?)\n    jobid: (?P<number>\d+)\n"
     r".*?^    log: (?P<logs>[^\n]*) \(check log",
@@ -44,24 +44,24 @@ _REFUSED = re.compile(
 
 
 def lost_jobs(log: Path) -> list[str]:
-    """A sentence for each job that failed on a cluster and that no retry completed: why, and where its logs are.
+    """A message for each job that failed on a cluster and that no retry completed: the reason and its logs.
 
-    SLURM ends a job without last words in the job's log, and its state stands in the middle of what Snakemake prints.
+    SLURM ends a job without a message in the job's log, and its state is in the middle of Snakemake's output.
 
     Args:
-        log: Snakemake's own of this run.
+        log: Snakemake's log of this run.
     """
     text = log.read_text(encoding="utf-8", errors="replace")
     found = {}
     for error in _ERROR.finditer(text):
         completed = re.search(rf"^Finished jobid: {error['number']} ", text[error.end() :], re.MULTILINE)
         if sentence := "" if completed else _sentence(error):
-            found[error["number"]] = sentence  # of several attempts the last
+            found[error["number"]] = sentence  # the last of several attempts
     return [*found.values()]
 
 
 def _sentence(error: re.Match[str]) -> str:
-    """What became of a job; empty where SLURM had no part in it."""
+    """The message for a failed job; empty if SLURM did not end it."""
     own, *others = error["logs"].split(", ")
     rule = error["rule"]
     if refused := _REFUSED.search(error["message"]):
@@ -75,7 +75,7 @@ def _sentence(error: re.Match[str]) -> str:
 
 
 def _last_words(own: str, others: list[str]) -> str:
-    """What SLURM complains of in its log of a job, such as a lost node; else the last line of the job's log."""
+    """SLURM's error in its log of a job, such as a lost node; else the last line of the job's log."""
     complaints = [line for log in others for line in _lines(Path(log)) if _COMPLAINT.match(line)]
     said = complaints or _lines(Path(own))
     return said[-1] if said else "it left no message"

@@ -1,8 +1,8 @@
-"""Executing a plan without Snakemake: what is asked for and not current is computed by worker processes.
+"""Execution of a plan without Snakemake: worker processes compute requested results that are not current.
 
-Learned rotations, stored weights and runs are units, each once, in an order that computes first what others need; every
-result is a file written at once, so whatever ends an execution, the next one continues. Several may run on one project:
-a unit that another has locked is left to it.
+Learned rotations, stored weights and runs are units, ordered by their dependencies. Every result is a file written at
+once, so after any interruption the next execution continues. Several executions may run on one project: a unit that
+another has locked is left to it.
 """
 
 import functools
@@ -25,7 +25,7 @@ from rotquant.foundation.files import check_output_file, folder_size
 from rotquant.metrics.zeroshot.suites import RUN_CODE
 from rotquant.tensors.devices import check_gpu
 
-#: Runs that a worker measures on weights which it has loaded, at most: so many share the time that loading takes.
+#: Largest number of runs that a worker measures on weights that it has loaded once.
 TOGETHER = 6
 #: Seconds until a unit that another execution has locked is tried again.
 LOCKED = 2.0
@@ -33,7 +33,7 @@ LOCKED = 2.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for, by keys; each dictionary in the order of asking, its values whether to compute it anew."""
+    """Requested results by key, in the order of the request; the values tell whether to compute them anew."""
 
     parts: tuple[str, ...]
     rotations: dict[str, bool]
@@ -43,9 +43,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """What a worker does in one go. kind: tasks, rotation, weights or runs, the latter on equal weights.
+    """One unit of a worker's work. kind: tasks, rotation, weights or runs, the latter on equal weights.
 
-    after: the units that it needs, as (kind, key). again: although it is current.
+    after: the units that it needs, as (kind, key). again: compute it although it is current.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class WorkUnit:
 
 @dataclass(frozen=True)
 class UnitOutcome:
-    """What became of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes."""
+    """The outcome of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes."""
 
     values: dict[str, float] = field(default_factory=dict)
     said: tuple[str, ...] = ()
@@ -68,10 +68,10 @@ class UnitOutcome:
 
 
 def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
-    """What targets mean: tables, papers, parts of tables, or keys of runs, weights or rotations; without any, all.
+    """Resolve targets: tables, papers, parts of tables, or keys of runs, weights or rotations; all without targets.
 
     Args:
-        again: compute anew what a target names, and the runs of a table.
+        again: compute anew the named results, and the runs of named tables.
 
     Raises:
         ConfigError: a target is none of these.
@@ -98,8 +98,8 @@ def wanted(plan: Plan, targets: Sequence[str], again: bool = False) -> Wanted:
 
 
 def units(plan: Plan, asked: Wanted) -> tuple[list[WorkUnit], dict[str, float]]:
-    """The units of what is asked for and not current, in the order of asking, what they need first; and the values of
-    the runs that are current."""
+    """The units of requested results that are not current, in order of request after their dependencies; and the values
+    of current runs."""
     rotations, weights, current = _needed(plan, asked)
     remade = set(weights)
     found: dict[tuple[str, str], WorkUnit] = {}
@@ -131,10 +131,10 @@ def units(plan: Plan, asked: Wanted) -> tuple[list[WorkUnit], dict[str, float]]:
 
 
 def _needed(plan: Plan, asked: Wanted) -> tuple[list[str], list[str], dict[str, RunResult | None]]:
-    """What of the rotations and of the weights is to be made, and of each run the result where it is current.
+    """The rotations and weights to be made, and the result of each run if it is current.
 
-    Results may have been copied here without the weights and rotations behind them, which are made again only where
-    something is still to be computed with them.
+    Results may have been copied here without their weights and rotations, which are made again only if something still
+    needs them.
     """
     current = {key: None if again else jobs.result_current(plan, key) for key, again in asked.runs.items()}
     measured = {plan.runs[key].weights for key in asked.runs}
@@ -156,15 +156,15 @@ def _needed(plan: Plan, asked: Wanted) -> tuple[list[str], list[str], dict[str, 
 
 
 def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, again: bool = False) -> None:
-    """Compute what is asked for and not current, and record the parts of tables that are then whole.
+    """Compute requested results that are not current, and record the parts of tables that are then complete.
 
     Args:
-        targets: see `wanted`. workers: how many processes compute. say: takes a line for each result.
-        again: compute anew what is there.
+        targets: see `wanted`. workers: how many processes compute. say: called with a line for each result.
+        again: compute existing results anew.
 
     Raises:
         ConfigError: a target does not exist.
-        ResultError: results cannot be written, or something could not be computed; all else was.
+        ResultError: results cannot be written, or some could not be computed; the others were.
     """
     asked, refused = permitted(plan, wanted(plan, targets, again))
     if refused:
@@ -178,15 +178,15 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     if todo := [unit for unit in todo if unit.kind != "tasks" or ("tasks", unit.key) in needed]:
         check_output_file(LOCKS)
         check_gpu(plan.device)
-        several = workers > 1  # one alone says itself how far it is
+        several = workers > 1  # a single worker shows its own progress
         with Workers(workers, functools.partial(perform, plan, several)) as processes:
             execution.run(todo, processes, several)
     execution.close(lacking, refused)
 
 
 def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
-    """What is asked for without the runs that would execute what a model writes where that is not allowed, and without
-    the weights and rotations that only these are on; and these runs. Results that are current stay."""
+    """The permitted part of a request, and the refused runs: those that would execute a model's code where that is not
+    allowed. Weights and rotations that only these use are left out; current results are kept."""
     refused = tuple(
         key
         for key, again in asked.runs.items()
@@ -203,7 +203,7 @@ def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
 
 
 def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
-    """Compute a unit, in a worker."""
+    """Compute a unit in a worker."""
     said: list[str] = []
     problem = ""
     try:
@@ -231,7 +231,7 @@ def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
 
 
 class _Execution:
-    """An execution under way: what is known, what failed, and what is said of it."""
+    """A running execution: known values, failures and messages."""
 
     def __init__(self, plan: Plan, asked: Wanted, values: dict[str, float], say: jobs.Say) -> None:
         self.plan, self.asked, self.values, self.say = plan, asked, values, say
@@ -242,7 +242,7 @@ class _Execution:
         self._open = [*asked.parts]
 
     def run(self, todo: Sequence[WorkUnit], workers: Workers[WorkUnit, UnitOutcome], shown: bool) -> None:
-        """Give the units to workers, each when what it needs is there, until none is left."""
+        """Give the units to workers, each when its dependencies exist, until none is left."""
         waiting = {(unit.kind, unit.key): unit for unit in todo}
         later: dict[tuple[str, str], float] = {}
         under_way = progress.task("computing", "step", len(todo)) if shown else nullcontext()
@@ -292,13 +292,13 @@ class _Execution:
         self.record()
 
     def record(self) -> None:
-        """Record the parts that are whole now."""
+        """Record the parts that are complete now."""
         for part in [part for part in self._open if all(run in self.values for run in self.plan.parts[part].runs)]:
             jobs.record_part(self.plan, part, self.values)
             self._open.remove(part)
 
     def close(self, lacking: Sequence[WorkUnit], refused: Sequence[str]) -> None:
-        """Say what was done.
+        """Report what was done.
 
         Raises:
             ResultError: something is missing.
@@ -322,9 +322,9 @@ class _Execution:
 
 
 def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], WorkUnit]) -> list[WorkUnit]:
-    """Units by the tables that are asked for, the largest models first, and what they need before them."""
+    """Units in order of the requested tables, the largest models first, each after its dependencies."""
     size = functools.cache(lambda checkpoint: folder_size(checkpoint, "*.safetensors"))
-    table: dict[str, int] = {}  # the first that shows a run
+    table: dict[str, int] = {}  # the first table that shows a run
     for number, part in enumerate(asked.parts):
         for run in plan.parts[part].runs:
             table.setdefault(run, number)
@@ -347,7 +347,7 @@ def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], WorkUni
 
 
 def _runs_code(plan: Plan, run: str) -> bool:
-    """Whether a run executes what a model writes."""
+    """Whether a run executes code that a model writes."""
     metric = _metric(plan, run)
     return metric.get("suite") == "paper" and not set(RUN_CODE).isdisjoint(metric["tasks"])
 
@@ -360,7 +360,7 @@ def _refusal(count: int) -> str:
 
 
 def _metric(plan: Plan, run: str) -> dict[str, Any]:
-    """What a run measures."""
+    """The metric of a run."""
     return plan.shared[plan.runs[run].fields["metric"]]
 
 

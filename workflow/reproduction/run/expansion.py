@@ -1,6 +1,6 @@
-"""Making a plan: every table of a project expanded, with digests of the code behind each result and of what tables say.
+"""Expansion of all tables of a project into a plan, with digests of tables and of the code of each result.
 
-It takes seconds, so it is done once per configuration and state of the sources (`reproduction.run.planning`).
+Expansion takes seconds, so it is done once per configuration and state of the sources (`reproduction.run.planning`).
 """
 
 import os
@@ -29,7 +29,7 @@ from rotquant.text.digests import files_of_text
 
 
 def places_seen(project: Project) -> Places:
-    """The places that a plan of the project looks at without reading them whole."""
+    """The places that a plan of the project depends on without reading them whole."""
     checkpoints = {slot.checkpoint for slot in project.config.slots.values()}
     bases = (base_folder(project.checkpoint_path(name)) for name in checkpoints)
     checkpoints |= {os.path.relpath(base, project.root.resolve()) for base in bases if base is not None}
@@ -48,10 +48,10 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
     """The plan of a project.
 
     Args:
-        inputs: digest of all that it follows from. sources: of the files with all code, taken before.
+        inputs: digest of everything that it depends on. sources: digest of all code, taken before.
 
     Raises:
-        ConfigError, RecipeError, CheckpointError: what is wrong with a table, a checkpoint or a source.
+        ConfigError, RecipeError, CheckpointError: an error in a table, a checkpoint or a source.
     """
     shared: dict[str, Any] = {}
     return Plan(
@@ -76,7 +76,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
 
 
 def _index_digest() -> str:
-    """Of the scoreboard's code, which renders reports of all sources."""
+    """Digest of the scoreboard's code, which renders reports of all sources."""
     return code_digest(*stage_entries("index"), *(type(source).__module__ for source in all_sources().values()))
 
 
@@ -110,7 +110,7 @@ def _rotation(project: Project, key: str) -> PlannedRotation:
 
 
 def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
-    """A run for its job; its large fields go to `shared` by their digest."""
+    """Prepare a run for its job; its large fields go to `shared` by their digest."""
     fields = run.model_dump(mode="json")
     for name in LARGE:
         value = fields[name]

@@ -1,7 +1,7 @@
-"""Locks: of several processes that compute for one project, each result is one's.
+"""Locks of results: only one of several processes of a project computes a result.
 
-A lock is on one byte of a file, at the place that the result's key names. The system drops it when the process ends,
-however that ends; where a file system has no locks, every one is granted, and a result may be computed twice.
+A lock is on one byte of a file, at an offset from the result's key. The system releases it when the process ends in any
+way. On a file system without locks every lock is granted, and a result may be computed twice.
 """
 
 import errno
@@ -19,9 +19,9 @@ LOCKS = Path("results/units.lock")
 
 @contextmanager
 def locked(keys: Sequence[str]) -> Iterator[bool]:
-    """Lock results by their keys, all or none, while the block runs; yields whether they were free.
+    """Lock results by their keys, all or none, while the block runs; yield whether they were free.
 
-    A process may have one such block at a time: closing the file drops all of its locks.
+    A process may have one such block at a time: closing the file releases all of its locks.
 
     Raises:
         ResultError: the file cannot be written.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PLANS = Path("results/plans")
-#: Plans that no job has read for so many seconds are removed when a new one is written.
+#: Age in seconds since the last read at which old plans are removed when a new one is written.
 KEPT = 14 * 24 * 3600
 
 
@@ -32,9 +32,9 @@ class PlanEntry(BaseModel):
 
 
 class Places(PlanEntry):
-    """The places that decide what a plan says and are not read whole for it, relative to the project or absolute.
+    """The places that decide a plan's content and are not read whole for it, relative to the project or absolute.
 
-    content: checkpoints, records of speed and the files of texts. hub: models and data sets of the hub, as (kind, id).
+    content: checkpoints, speed records and text files. hub: models and data sets of the hub, as (kind, id).
     """
 
     content: tuple[str, ...]
@@ -52,11 +52,11 @@ class PlannedCell(PlanEntry):
 class PlannedTable(PlanEntry):
     """A table of any source, or a figure.
 
-    definition: digest of what its files say; codes: of the code that makes each of its outputs. figure: whose figure it
-    shows. has_numbers: whether any are its own, beside those that a figure draws of other tables.
-    cells, parts: its runs, and the jobs that compute them. benchmarks, kernels: what is measured for it, and by which
-    code; on_gpu: whether on a GPU; records: the tables whose records it shows, each with the committed one that stands
-    for it where there is none of this machine.
+    definition: digest of its files' content; codes: digests of the code of each output. figure: the table whose figure
+    it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure. cells,
+    parts: its runs, and the jobs that compute them. benchmarks, kernels: its measurements, and their code; on_gpu:
+    whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
+    this machine has none.
     """
 
     source: str
@@ -74,8 +74,8 @@ class PlannedTable(PlanEntry):
 
 
 class PlannedRun(PlanEntry):
-    """A run as it is given to its job. fields: of a `Run`, the large ones by their name in the plan's `shared`;
-    weights, tasks: what has to be there before, if anything."""
+    """A run for its job. fields: of a `Run`, the large ones by their name in the plan's `shared`; weights, tasks: the
+    keys of what it needs, if any."""
 
     label: str
     fields: dict[str, Any]
@@ -94,7 +94,7 @@ class PlannedPart(PlanEntry):
 
 
 class PlannedWeights(PlanEntry):
-    """Stored weights. run: the first one on them; rotation: the learned one that they are made with, if any."""
+    """Stored weights. run: the first run on them; rotation: the key of their learned rotations, if any."""
 
     label: str
     code: str
@@ -111,11 +111,11 @@ class PlannedRotation(PlanEntry):
 
 
 class Plan(PlanEntry):
-    """What is to be computed under one configuration.
+    """The computations of one configuration.
 
-    inputs: digest of all that the plan follows from. sources: of all code then. config: as the data of one
-    file that stands alone. codes: digest of the code of the stages that do not depend on a recipe. local: checkpoints
-    that are folders. shared: recipes, metrics and corpora of the runs, each once.
+    inputs: digest of everything that the plan depends on. sources: digest of all code then. config: the data of one
+    standalone file. codes: digests of the stages that do not depend on a recipe. local: checkpoints that are folders.
+    shared: recipes, metrics and corpora of the runs, each once.
     """
 
     inputs: str
@@ -141,11 +141,11 @@ class Plan(PlanEntry):
 
     @property
     def of_runs(self) -> dict[str, PlannedTable]:
-        """The tables whose runs are to be computed."""
+        """The tables with runs to compute."""
         return {name: table for name, table in self.tables.items() if table.parts}
 
     def table(self, name: str) -> PlannedTable:
-        """The table of that id.
+        """Find a table by id.
 
         Raises:
             ConfigError: for an unknown table; the sentence lists the nearest ones.
@@ -153,7 +153,7 @@ class Plan(PlanEntry):
         return lookup(self.tables, name, "unknown table")
 
     def part(self, name: str) -> PlannedPart:
-        """A part of a table.
+        """Find a part of a table.
 
         Raises:
             ConfigError: no table has it under this configuration.
@@ -161,7 +161,7 @@ class Plan(PlanEntry):
         return known(self.parts, name, "no table has a part")
 
     def stored(self, key: str) -> PlannedWeights:
-        """Stored weights.
+        """Find stored weights by key.
 
         Raises:
             ConfigError: no run uses them under this configuration.
@@ -169,7 +169,7 @@ class Plan(PlanEntry):
         return known(self.weights, key, "no run uses weights")
 
     def rotation(self, key: str) -> PlannedRotation:
-        """Learned rotations.
+        """Find learned rotations by key.
 
         Raises:
             ConfigError: when no run is on them under this configuration.
@@ -177,7 +177,7 @@ class Plan(PlanEntry):
         return known(self.rotations, key, "no run has learned rotations")
 
     def planned(self, key: str) -> PlannedRun:
-        """A run as the plan holds it.
+        """Find a run's data in the plan.
 
         Raises:
             ConfigError: when no table asks for it under this configuration.
@@ -185,7 +185,7 @@ class Plan(PlanEntry):
         return known(self.runs, key, "no table asks for a run")
 
     def run(self, key: str) -> "Run":
-        """A run, built from the plan.
+        """Build a run from the plan.
 
         Raises:
             ConfigError: when no table asks for it under this configuration.
@@ -200,7 +200,7 @@ class Plan(PlanEntry):
             raise ResultError(f"the plan {self.path} is damaged at run {key}; start Snakemake again.") from None
 
     def place(self, run: "Run") -> str:
-        """Where a run's checkpoint lies: a path that is valid from anywhere, or its id on the hub with the commit."""
+        """The location of a run's checkpoint: an absolute path, or its id on the hub with the commit."""
         return str(Path.cwd() / run.checkpoint) if run.checkpoint in self.local else run.checkpoint_digest
 
 
@@ -209,14 +209,14 @@ LARGE = ("recipe", "metric", "corpora")
 
 
 def known(found: Mapping[str, T], key: str, missing: str) -> T:
-    """The entry of a key; `missing` begins the sentence that says there is none."""
+    """Look up the entry of a key; `missing` begins the error message."""
     if key not in found:
         raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
     return found[key]
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan's file; doing so keeps it from being removed as forgotten.
+    """Read a plan's file and mark it as used, so that it is not removed.
 
     Raises:
         ResultError: it is missing, damaged or not what its name says.
@@ -227,7 +227,7 @@ def read_plan(path: Path) -> Plan:
         if digest != short_hash(text):
             raise ValueError
         plan = Plan.model_validate_json(text)
-        canonical_json(plan.config)  # raises ValueError for a number that is none
+        canonical_json(plan.config)  # raises ValueError for nan and inf
     except FileNotFoundError:
         raise ResultError(f"the plan {path} does not exist; start Snakemake again, or name --config.") from None
     except (OSError, ValueError, ValidationError):
@@ -240,7 +240,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(root: Path, plan: Plan) -> None:
-    """Write a plan and its configuration atomically, and remove plans that nobody has read for long."""
+    """Write a plan and its configuration atomically, and remove plans that have not been read for long."""
     text = plan.model_dump_json()
     config_file(root, plan)
     write_text(root / plan.path, f"{short_hash(text)}\n{text}")
@@ -251,10 +251,10 @@ def write_plan(root: Path, plan: Plan) -> None:
 
 
 def config_file(root: Path, plan: Plan) -> Path:
-    """The plan's configuration as one file, for the commands that expand tables themselves; written where it is not."""
-    import yaml  # which readers of a plan do without
+    """The plan's configuration file, for commands that expand tables themselves; written if missing."""
+    import yaml  # not needed by readers of a plan
 
     path = root / "results/config" / f"{short_hash(canonical_json(plan.config))}.yaml"
-    if not path.exists():  # as YAML, to which 3e-05, as JSON has it, is text
+    if not path.exists():  # as YAML, which reads JSON's 3e-05 as text
         write_text(path, yaml.safe_dump(plan.config, sort_keys=False))
     return path

@@ -1,7 +1,7 @@
-"""Which plan is the current one: that of the configuration, tables, sources and checkpoints as they are now.
+"""The current plan: that of the present configuration, tables, sources and checkpoints.
 
-A plan's file is named by everything that it follows from, so a plan in use is never replaced: another configuration,
-an edited source or a changed checkpoint has another file. Where that file is there, nothing is expanded again.
+A plan's file name depends on all of its inputs, so a plan in use is never replaced: another configuration, an edited
+source or a changed checkpoint has another file. If the file exists, nothing is expanded again.
 """
 
 import contextlib
@@ -18,30 +18,30 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 from rotquant.foundation.hub import commit_of
 
-#: Part of every plan's name: to be raised when a plan of the same inputs says something else than before.
+#: Part of every plan's name, to be raised when the plan's content for equal inputs changes.
 FORMAT = 4
 
 
 def current_plan(
     root: Path, overrides: Sequence[str | Path] = (), options: Mapping[str, Any] | None = None, *, write: bool = True
 ) -> Plan:
-    """The plan of a configuration as the files are now: read where it was written, else made and written.
+    """The plan of a configuration for the present files: read if it exists, else made and written.
 
     Args:
         root: the project's folder.
-        overrides: files on top of config/config.yaml, or the first of them alone.
-        options: what Snakemake's --config says.
-        write: False leaves a plan that is made unwritten, as for a single command.
+        overrides: files on top of config/config.yaml, or on top of the first if it stands alone.
+        options: the values of Snakemake's --config.
+        write: whether to write a new plan; False for a single command.
 
     Raises:
-        ConfigError, RecipeError, CheckpointError: what is wrong with the configuration or a table.
+        ConfigError, RecipeError, CheckpointError: an error in the configuration or a table.
     """
     code = sources_digest(sources())
     said = _said_digest(root, overrides, options or {}, code)
     with contextlib.suppress(ResultError, OSError, ValueError):
         seen = Places.model_validate_json(_content(root / PLANS / f"{said}.seen"))
         return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
-    from reproduction.run.expansion import make_plan, places_seen  # what an unchanged project does without
+    from reproduction.run.expansion import make_plan, places_seen  # not needed for an unchanged project
     from reproduction.tables.configuration import load_config
     from reproduction.tables.project import load_project
 
@@ -55,7 +55,7 @@ def current_plan(
 
 
 def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any], code: str) -> str:
-    """Digest of what files say: sources of the package, tables, published numbers and the configuration's layers."""
+    """Digest of files' content: the package's sources, tables, published numbers and the configuration's layers."""
     folders = (root / "workflow" / name for name in ("papers", "kernels", "schemas"))
     files = (path for folder in folders for path in below(folder))
     layers = (root / "config/config.yaml", *overrides)
@@ -66,26 +66,26 @@ def _files_digest(basis: Any, root: Path, files: Iterable[str | Path]) -> str:
     """Digest of a basis and of files, each with its path from `root`."""
     digest = hashlib.sha256(canonical_json(basis).encode())
     for path in files:
-        with contextlib.suppress(OSError, ResultError):  # told by whoever reads the file for what it says
+        with contextlib.suppress(OSError, ResultError):  # reported when the file's content is read
             content = hashlib.sha256(_content(Path(path))).hexdigest()
             digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, which may be anything but is not waited for."""
+    """The bytes of a file of any type, without blocking."""
     check_regular(path)
     return path.read_bytes()
 
 
 def _inputs(root: Path, said: str, seen: Places) -> str:
-    """Digest of what files say, of the places that a plan looks at without reading them whole, and of hubs' commits."""
+    """Digest of files' content, of the places that a plan depends on without reading them whole, and of hub commits."""
     whole = [[place, _stamps(root / place)] for place in seen.content]
     commits = [[kind, name, commit_of(kind, name)] for kind, name in seen.hub]
     return short_hash(canonical_json([said, whole, commits]))
 
 
 def _stamps(place: Path) -> list[Any]:
-    """What tells a changed file from an unchanged one, for a file or all of a folder; nothing where there is none."""
+    """Metadata that changes with a file, for a file or all files of a folder; empty if there is none."""
     paths = below(place) if place.is_dir() else [str(place)]
     return [[os.path.relpath(path, place), found] for path in paths if (found := stamp(path))]

@@ -1,7 +1,7 @@
-"""What run files and records say of how a number was made, checked as they are read: pages and tracking print it.
+"""Provenance in run files and records, validated when read: pages and tracking print it.
 
-Everything may be missing, since records of other versions say less, and more is let through; but what is there is of
-its type, so that a damaged record is told apart when it is read and not when a page is half written.
+Every field may be missing, since records of other versions have fewer, and further fields are allowed. Existing fields
+must have their type, so that a damaged record is detected when it is read and not when a page is half written.
 """
 
 from datetime import datetime
@@ -21,7 +21,7 @@ def _is_date(text: str) -> str:
 
 
 class TextRecord(_Part):
-    """A text that was read. expected_sha256: the hash that was recorded for a corpus of installed packages."""
+    """A text that was read. expected_sha256: the recorded hash of a corpus from installed packages."""
 
     characters: int
     sha256: str
@@ -29,7 +29,7 @@ class TextRecord(_Part):
 
 
 class CorpusRecord(_Part):
-    """A corpus, and what was read of it by split."""
+    """A corpus, and the text that was read by split."""
 
     name: str
     source: str = ""
@@ -52,7 +52,7 @@ class TasksRecord(_Part):
 
 
 class Provenance(_Part):
-    """When, where and by which code something was made, and of which texts."""
+    """Time, machine, code and texts of a result."""
 
     date: Annotated[str, AfterValidator(_is_date)] = "-"
     git_commit: str | None = None
@@ -70,17 +70,17 @@ class Provenance(_Part):
 
 
 Loss = float | Literal["nan", "inf", "-inf"]
-"""A number of a training, as JSON has it where it is none."""
+"""A number of a training; JSON stores nan and inf as text."""
 
 
 class LengthRecord(_Part):
-    """How long the samples of a text were, in tokens."""
+    """Lengths of the samples of a text, in tokens."""
 
     sequence_length: int | Literal["-"] = "-"
 
 
 class LearningRecord(_Part):
-    """With which settings rotations were learned, as far as pages print them."""
+    """Settings with which rotations were learned, as far as pages print them."""
 
     network: str = "-"
     steps: int | Literal["-"] = "-"
@@ -89,7 +89,7 @@ class LearningRecord(_Part):
 
 
 class RotationProvenance(Provenance):
-    """The same of learned rotations. key: their name; first, last: numbers of those steps of their learning."""
+    """Provenance of learned rotations. key: their name; first, last: numbers of those steps of their learning."""
 
     key: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     checkpoint: str = "-"
@@ -100,7 +100,7 @@ class RotationProvenance(Provenance):
 
 
 class WeightsProvenance(Provenance):
-    """The same of stored weights. digests: of their files. bits_per_weight: by part and in `total`."""
+    """Provenance of stored weights. digests: of their files. bits_per_weight: by part and in `total`."""
 
     rotation: RotationProvenance | None = None
     digests: dict[str, str] = Field(default_factory=dict)
@@ -108,5 +108,5 @@ class WeightsProvenance(Provenance):
 
 
 def told(record: dict[str, Any], kind: type[Provenance] = Provenance) -> dict[str, Any]:
-    """A record as a page prints it; where it says less, it has what stands for that."""
+    """A record for a page, with defaults for missing fields."""
     return kind.model_validate(record).model_dump()

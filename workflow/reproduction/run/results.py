@@ -1,4 +1,4 @@
-"""Result files: where each lies and how it is read and checked. A run's file holds everything needed to recompute it.
+"""Result files: paths, reading and checks. A run's file holds everything needed to recompute it.
 
 Paths are relative to the project folder. Nothing here imports torch.
 """
@@ -36,11 +36,11 @@ ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE = "rotation.json", "rotations.safe
 class RunResult:
     """A computed run.
 
-    metrics: numbers by quantity (`quantities`) and whatever else the metric yields; inf and nan are results.
-    provenance: when, where and by which code; `weights`: the same of the stored weights.
-    arrays: what figures are drawn from, as nested lists; empty for metrics that are numbers alone.
-    texts: what the metric yields that is no number, by quantity; empty for most.
-    samples: what the numbers are means of (`study.samples`), from which their noise is known; empty in older files.
+    metrics: numbers by quantity (`quantities`) and other numbers of the metric; inf and nan are results.
+    provenance: time, machine and code; `weights`: the same for the stored weights.
+    arrays: data of figures, as nested lists; empty for metrics with only numbers.
+    texts: the metric's texts by quantity; empty for most.
+    samples: the samples whose means the numbers are (`run.samples`), for their noise; empty in older files.
     """
 
     run: Run
@@ -63,7 +63,7 @@ class RunResult:
 
     @property
     def rotation(self) -> dict[str, Any] | None:
-        """The record of the learned rotations that its weights were made with; None where none were learned."""
+        """The record of its weights' learned rotations; None where none were learned."""
         return (self.weights or {}).get("rotation")
 
     @property
@@ -74,7 +74,7 @@ class RunResult:
 
 
 def rotations_of(results: Iterable[RunResult]) -> dict[str, dict[str, Any]]:
-    """The records of all learned rotations behind some results, by key."""
+    """The records of all learned rotations used by some results, by key."""
     return {result.rotation["key"]: result.rotation for result in results if result.rotation}
 
 
@@ -84,27 +84,27 @@ def run_path(key: str) -> Path:
 
 
 def table_path(name: str) -> Path:
-    """The CSV of a table's numbers; the Parquet file beside it holds the same."""
+    """The CSV of a table's numbers; the Parquet file next to it holds the same."""
     return TABLES / f"{name}.csv"
 
 
 def rotation_path(key: str) -> Path:
-    """The folder of learned rotations. Its record says how they were learned and is written last."""
+    """The folder of learned rotations. Its record of how they were learned is written last."""
     return ROTATIONS / key
 
 
 def part_path(part: str) -> Path:
-    """The record of a part of a table: written when all of its runs are measured."""
+    """The record of a part of a table, written when all of its runs are measured."""
     return MEASURED / f"{part}.json"
 
 
 def task_set_path(key: str) -> Path:
-    """The record of a set of zero-shot tasks: written when their definitions and data are there and checked."""
+    """The record of a set of zero-shot tasks, written when their definitions and data exist and are checked."""
     return TASKS / f"{key}.json"
 
 
 def weights_path(weights_key: str) -> Path:
-    """The folder of stored weights. Its weights.json says how they were made."""
+    """The folder of stored weights. Its weights.json records how they were made."""
     return WEIGHTS / weights_key
 
 
@@ -126,7 +126,7 @@ def read_result(path: Path) -> RunResult:
     """Read a run file.
 
     Raises:
-        ResultError: it is missing, damaged, or not what its name says.
+        ResultError: it is missing, damaged, or does not match its name.
     """
     data = read_object(path, "run file")
     try:

@@ -1,9 +1,9 @@
-"""What a run's numbers are means of: windows of a text, items of tasks. Stored with a run, so that its noise is known.
+"""Samples of a run: the windows of a text or items of tasks whose means its numbers are, stored to know their noise.
 
-Perplexity has each window's negative log-likelihood, KL divergence and share of flips, a task each item's score: text
-of 0 and 1 for right and wrong, and numbers for ROUGE-L; of a task with choices also the log-odds of the right one, and
-which was taken, a digit each. A quantity of a run is always read back as `observations`, whatever it is computed from.
-Other metrics store none, and neither do networks whose outputs are not finite.
+Perplexity stores each window's negative log-likelihood, KL divergence and share of flips. A task stores each item's
+score: text of 0 and 1 for wrong and right, and numbers for ROUGE-L. A task with choices also stores the log-odds of the
+right one, and the choice, a digit each. A quantity of a run is always read back as `observations`. Other metrics, and
+networks whose outputs are not finite, store none.
 """
 
 import math
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 Answers = Annotated[str, StringConstraints(pattern="^[0-9]+$")]
 Samples = dict[str, Answers | list[FiniteFloat]]
-"""Windows' negative log-likelihoods under "perplexity", and so on; items' scores under their task."""
+"""Windows' values by quantity, such as negative log-likelihoods under "perplexity"; items' scores by task."""
 
 _SAMPLES = TypeAdapter(Samples)
-#: Means are summed in another order than the run did.
+#: Tolerance of means, whose summation order differs from the run's.
 _TOLERANCE = 1e-6
 
 
 def pack(found: Mapping[str, Sequence[float]]) -> Samples:
-    """Samples as a run file stores them; those with a number that is not finite are left out."""
+    """Format samples for a run file; those with a number that is not finite are left out."""
     kept = {name: values for name, values in found.items() if values and all(map(math.isfinite, values))}
     digits = {float(digit) for digit in range(10)}
     return {
@@ -41,11 +41,11 @@ def pack(found: Mapping[str, Sequence[float]]) -> Samples:
 
 
 def check_samples(metric: Metric, metrics: Mapping[str, float], samples: object) -> Samples:
-    """Samples as they were read, of a run with these numbers.
+    """Validate the samples that were read for a run with these numbers.
 
     Raises:
         ValidationError: they are no samples.
-        ValueError: they are of another metric, or their mean is not the run's number.
+        ValueError: they belong to another metric, or their mean is not the run's number.
     """
     found = _SAMPLES.validate_python(samples)
     for name, values in found.items():
@@ -65,12 +65,12 @@ def check_samples(metric: Metric, metrics: Mapping[str, float], samples: object)
 def observations(
     metric: Metric, quantity: str, metrics: Mapping[str, float], samples: Samples
 ) -> "NDArray[np.float64] | None":
-    """A run's quantity, window by window or item by item: float64 [n]; None where the run stores no samples of it.
+    """A run's quantity by window or item: float64 [n]; None where the run stores no samples of it.
 
     Their mean is the quantity, and their deviation over sqrt(n) its standard error. So a perplexity p of windows with
     negative log-likelihoods x is p (1 + x - mean(x)), the delta method for exp (Miller 2024, "Adding Error Bars to
-    Evals", for other means), and in the average of T tasks the deviations of one task's n_t items from its mean are
-    stretched by n / (T n_t), since a task counts as one whatever its items.
+    Evals", for other means). In the average of T tasks, the deviations of one task's n_t items from its mean are scaled
+    by n / (T n_t), since all tasks have equal weight.
     """
     import numpy as np
 
@@ -94,9 +94,9 @@ def _numbers(values: "str | list[float]") -> "NDArray[np.float64]":
 
 
 def flipped(metric: Metric, samples: Samples, others: Samples) -> float | None:
-    """The share of items of which two runs took different choices, in percent, the mean over tasks.
+    """The share of items for which two runs chose differently, in percent, the mean over tasks.
 
-    None where one of them lacks the choices of a task, or has those of another number of items.
+    None if one of them lacks the choices of a task, or has another number of items.
     """
     shares = []
     for name in _choices(metric):
@@ -108,14 +108,14 @@ def flipped(metric: Metric, samples: Samples, others: Samples) -> float | None:
 
 
 def _names(metric: Metric) -> tuple[str, ...]:
-    """What a metric's samples may be of."""
+    """The possible names of a metric's samples."""
     if metric.kind == "perplexity":
         return (PERPLEXITY.name, KL.name, "flips")
     return (*task_names(metric), *_odds(metric), *_choices(metric)) if metric.kind == "zero_shot" else ()
 
 
 def _members(metric: Metric, quantity: str) -> tuple[str, ...]:
-    """The samples that a quantity is the mean of."""
+    """The names of the samples whose mean a quantity is."""
     names = _names(metric)
     if metric.kind == "zero_shot" and quantity == LOG_ODDS.name:
         return _odds(metric)
@@ -126,12 +126,12 @@ def _members(metric: Metric, quantity: str) -> tuple[str, ...]:
 
 
 def _odds(metric: Metric) -> tuple[str, ...]:
-    """Those of the log-odds of tasks with choices."""
+    """The names of log-odds samples of tasks with choices."""
     return tuple(log_odds_of(name) for name in _with_choices(metric))
 
 
 def _choices(metric: Metric) -> tuple[str, ...]:
-    """Those that are choices, of which there is no mean."""
+    """The names of samples of choices, which have no mean."""
     return tuple(choices_of(name) for name in _with_choices(metric))
 
 
@@ -142,5 +142,5 @@ def _with_choices(metric: Metric) -> tuple[str, ...]:
 
 
 def _scale(name: str) -> float:
-    """What the mean of samples is multiplied by: shares are printed in percent, nats as they are."""
+    """The factor of the mean of samples: 100 for shares, which are printed in percent, 1 for nats."""
     return 1.0 if name == KL.name or name.endswith(log_odds_of("")) else 100.0

@@ -1,7 +1,7 @@
-"""What a start of the workflow sets right: the lock of a Snakemake that was killed, and files dated in the future.
+"""Repairs at the start of the workflow: the lock of a killed Snakemake, and files dated in the future.
 
-Snakemake's lock is a file, which stays where a Snakemake was killed; and its question is whether a file is newer than
-another, which a clock that was set back answers wrongly for as long as it was set back.
+Snakemake's lock is a file, which remains when a Snakemake is killed. Snakemake compares file times, which are wrong for
+a while after a clock was set back.
 """
 
 import errno
@@ -15,23 +15,23 @@ from typing import BinaryIO
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_output_file
 
-#: Held by every Snakemake that runs here, for as long as it lives.
+#: Lock file held by every Snakemake that runs here until it ends.
 RUNNING = Path(".snakemake/running.lock")
-#: Where Snakemake keeps its own lock: lists of the files that it works on.
+#: Folder of Snakemake's own lock: lists of the files that it works on.
 LISTS = Path(".snakemake/locks")
-#: Bytes that Snakemake's records of a run may take.
+#: Bytes that Snakemake's records of a run may need.
 ROOM = 1_000_000
 #: Files whose times Snakemake or `States` compare.
 DATED = ("results/*.json", "results/*/*.*", "results/*/*/*.json", "reports/**/*.*", "config/**/*.yaml")
-#: Nanoseconds that a file's time may be ahead of its file system's: clocks of times are coarse.
+#: Nanoseconds that a file's time may be ahead of its file system's, whose clock is coarse.
 AHEAD = 1_000_000_000
 
 
 def begin() -> BinaryIO:
-    """Set right what earlier starts left in the working folder; the file returned is to be kept open by Snakemake.
+    """Repair the state that earlier starts left in the working folder; Snakemake keeps the returned file open.
 
     Raises:
-        ResultError: there is no place for Snakemake's records.
+        ResultError: there is no disk space for Snakemake's records.
     """
     check_output_file(RUNNING)
     RUNNING.parent.mkdir(exist_ok=True)
@@ -47,9 +47,9 @@ def begin() -> BinaryIO:
 
 
 def _drop_stale_lock(running: BinaryIO) -> None:
-    """Remove Snakemake's lock where no Snakemake runs. The system drops the lock on `running` when a process ends.
+    """Remove Snakemake's lock if no Snakemake runs. The system releases the lock on `running` when a process ends.
 
-    Where a file system has no locks nothing is known, and `snakemake --unlock` is the user's to say.
+    Without file locks this is unknown, and the user must call `snakemake --unlock`.
     """
     try:
         fcntl.lockf(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,11 +63,11 @@ def _drop_stale_lock(running: BinaryIO) -> None:
 
 
 def _redate() -> None:
-    """Give files of the future the present time, in their order: so they stay newer than all before them, and what is
-    made from them will be newer still."""
+    """Give files dated in the future the present time, in their order, so that they stay newer than earlier files and
+    older than their future outputs."""
     times = sorted((path.stat().st_mtime_ns, path) for pattern in DATED for path in Path().glob(pattern))
     os.utime(RUNNING)
-    now = RUNNING.stat().st_mtime_ns  # by the clock of the file system
+    now = RUNNING.stat().st_mtime_ns  # the file system's clock
     future = groupby((dated for dated in times if dated[0] > now + AHEAD), key=lambda dated: dated[0])
     for rank, (_, files) in enumerate(future):
         for _, path in files:

@@ -1,12 +1,12 @@
-"""The states of the workflow's outputs: what each follows from, and what became of it.
+"""States of the workflow's outputs: the inputs of each, and its condition.
 
-A rule's one parameter is such a state: Snakemake runs a job again when it is not what it was at the job's last end.
-It changes with the code behind an output, with what the output is defined by, and with what became of the output.
+A rule's one parameter is such a state: Snakemake runs a job again when it differs from that at the job's last end. The
+state changes with the output's code, its definition and its condition.
 
-Snakemake deletes a job's old outputs before it starts, and a failing re-run would cost an earlier good result; outputs
-marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's own. So a job has
-a mark from its start on, which at its end becomes the state that it was started for (workflow/scripts/job.sh): one
-that failed or was interrupted in any way is of another state, and is tried again.
+Snakemake deletes a job's old outputs before it starts, so a failing re-run would lose an earlier good result; outputs
+marked `update` are kept. Then, however, Snakemake takes the kept file of a failed job for that job's result. So a job
+has a mark from its start on, which at its end becomes the state that it was started for (workflow/scripts/job.sh): a
+job that failed or was interrupted has another state and is tried again.
 """
 
 from functools import cached_property
@@ -30,12 +30,12 @@ from reproduction.run.results import (
 from reproduction.tables.source import Output
 from rotquant.foundation.files import canonical_json, short_hash, write_text
 
-#: Where the marks of jobs lie, each under the path of the job's first output.
+#: Folder of the marks of jobs, each under the path of the job's first output.
 MARKS = Path(".snakemake/attempts")
 
 
 def rotation_files(key: str) -> list[Path]:
-    """What learning rotations leaves for pages; the rotations themselves are for weights that are still to be made."""
+    """The files of learned rotations that pages need; only weights still to be made need the rotations themselves."""
     return [rotation_path(key) / name for name in (ROTATION_RECORD, HISTORY_FILE)]
 
 
@@ -52,8 +52,8 @@ class States:
     def part(self, name: str) -> str:
         """The state of a part of a table.
 
-        Its record stands for the files of its runs and of the rotations behind them. Where one was deleted, damaged or
-        made anew by hand, the job runs again: it finds the others there.
+        Its record represents the files of its runs and their rotations. If one was deleted, damaged or made anew by
+        hand, the job runs again and reuses the others.
         """
         keys = self.plan.part(name).runs
         runs = [self.plan.runs[run] for run in keys]
@@ -65,7 +65,7 @@ class States:
         return self._state(record, [sorted(codes), keys], whole and none_newer(record, map(run_path, keys)))
 
     def table(self, name: str) -> str:
-        """The state of a table's numbers, which are made again where one of their files was deleted."""
+        """The state of a table's numbers, which are made again if one of their files was deleted."""
         return self._output("table", name, TABLES / f"{name}.csv", self._has_numbers(name))
 
     def figure(self, name: str) -> str:
@@ -73,14 +73,14 @@ class States:
         return self._output("figure", name, FIGURES / f"{name}.svg")
 
     def page(self, name: str) -> str:
-        """The state of a table's page, which says of what was timed whether the code is still the same.
+        """The state of a table's page, which reports whether the code of timings is still the same.
 
-        It is made again where the table's numbers were deleted.
+        The page is made again if the table's numbers were deleted.
         """
         return self._output("page", name, REPORTS / f"{name}.md", self._has_numbers(name))
 
     def _has_numbers(self, name: str) -> bool:
-        """Whether all numbers that a table has are there."""
+        """Whether the files of all of a table's numbers exist."""
         forms = (TABLES / f"{name}{suffix}" for suffix in (".csv", ".parquet"))
         return not self.plan.table(name).has_numbers or all(form.exists() for form in forms)
 
@@ -89,7 +89,7 @@ class States:
         return self._state(file, [table.codes.get(output), table.definition, table.kernels], whole)
 
     def speed(self, name: str) -> str:
-        """The state of a measured record: a renamed row is not measured anew."""
+        """The state of a measured record, which does not change when a row is renamed."""
         table = self.plan.table(name)
         return self._state(SPEED / f"{name}.json", [table.benchmarks, table.kernels])
 
@@ -98,17 +98,17 @@ class States:
         return self._state(REPORTS / "index.md", self.plan.codes["index"])
 
     def tracking(self, place: str) -> str:
-        """The state of MLflow's database, for where it lies and under which name this project's runs are in it."""
+        """The state of MLflow's database, for its location and the name of this project's runs in it."""
         return self._state(Path("results/tracking.json"), [place, self.plan.tracking])
 
     def _state(self, output: Path, basis: Any, whole: bool = True) -> str:
-        """What an output is computed from, and after a dash what became of it: nothing where all went well."""
+        """Digest of an output's inputs, and after a dash its condition, which is empty after success."""
         mark = self._marks.get(str(output), "")
         if output.exists() and not whole:
             made = output.stat().st_mtime_ns
             if not mark.endswith(f".{made}"):
                 mark = self._marks[str(output)] = f"{short_hash(mark)}.{made}"
-                write_text(MARKS / output, mark)  # Snakemake asks again when what was lacking is there
+                write_text(MARKS / output, mark)  # Snakemake tries again when the missing input exists
         return f"{short_hash(canonical_json(basis))}-{mark}"
 
     @cached_property

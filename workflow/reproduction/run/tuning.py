@@ -1,7 +1,7 @@
-"""Settings of methods that are chosen for one model: a grid of them, each quantized with several seeds and measured.
+"""Tuning of methods' settings for one model: a grid of settings, each quantized with several seeds and measured.
 
-A paper's rates are made for its models and amounts of text; a stand-in needs its own, for every method that learns and
-by the same rule: the least perplexity on validation text. Test text is what tables report, so it decides nothing here.
+A paper's rates are chosen for its models and amounts of text; a stand-in needs its own. The rule is the same for every
+method that learns: the least perplexity on validation text. Tables report test text, so it is not used here.
 """
 
 import itertools
@@ -33,22 +33,20 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, check_widths, override_all
 from rotquant.recipes.schemes import Perplexity
 
-#: Records of choices, which are committed beside the models that they are for.
+#: Folder of tuning records, which are committed with their models.
 RECORDS = Path("workflow/resources/tuning")
 
 Grid = dict[tuple[str, str], tuple[Any, ...]]
 """Values to try, by method and field."""
 Point = dict[str, dict[str, Any]]
-"""One value for each field of a grid, as a configuration's `methods` has them."""
+"""One value for each field of a grid, in the form of a configuration's `methods`."""
 
 
 def read_grid(options: Sequence[str], recipe: Recipe) -> Grid:
-    """The grid that `field=v1,v2` options say; a field is one of the recipe's methods,
-    `method.field` where two have it.
+    """Parse a grid from `field=v1,v2` options; a field of the recipe's methods, `method.field` where two have it.
 
     Raises:
-        RecipeError: an option that is not written so, a field that no method of the recipe has or that two have, or one
-            that occurs twice.
+        RecipeError: an option in another form, or a field that is unknown, ambiguous or given twice.
     """
     fields = [(name, field) for name, method in recipe.methods.items() for field in type(method).model_fields]
     grid: Grid = {}
@@ -70,7 +68,7 @@ def read_grid(options: Sequence[str], recipe: Recipe) -> Grid:
 
 
 def _value(text: str) -> Any:
-    """A value as YAML reads it, but for 2e-4, which it takes for text."""
+    """Parse a value as YAML, and numbers such as 2e-4, which YAML reads as text."""
     try:
         value = yaml_value(text, f"--grid: {text.strip()!r}")
     except ConfigError:
@@ -91,13 +89,13 @@ def points(grid: Grid) -> Iterator[Point]:
 
 
 def tuning_run(project: Project, slot: Slot, recipe: Recipe, changes: dict[str, Any], metric: Metric, seed: int) -> Run:
-    """The run of one point on one slot with one seed.
+    """Make the run of one point on one slot with one seed.
 
     Args:
-        changes: of the user and of the point, which stand before the slot's own settings.
+        changes: the user's and the point's, which override the slot's own settings.
 
     Raises:
-        ConfigError, RecipeError: what does not fit; or a metric that is not of validation text.
+        ConfigError, RecipeError: invalid settings, or a metric on other than validation text.
     """
     if getattr(metric, "split", None) != "validation":
         raise ConfigError("settings are chosen on validation text: test text is for the tables' own numbers.")
@@ -131,17 +129,17 @@ def tune(
 ) -> dict[str, Any]:
     """Measure every point of a grid on validation text with every seed; write and return the record.
 
-    Each number is recorded at once, and those that the record has already by the same code are kept: an interrupted
-    tuning continues, and a wider grid costs what it adds.
+    Each number is recorded at once, and recorded numbers of the same code are reused: an interrupted tuning continues,
+    and a wider grid only measures new points.
 
     Args:
         method: a preset. changes: to its recipe.
         record: the JSON file.
-        max_windows: windows of validation text; None for as many as the slot evaluates on.
-        workers: processes that measure; one measures in this process.
+        max_windows: windows of validation text; None for the slot's number.
+        workers: number of processes; one measures in this process.
 
     Raises:
-        RotquantError: bad input, before the first number where it can be seen so early; or a process was ended.
+        RotquantError: bad input, detected before the first number where possible; or a process was ended.
     """
     fewer = {} if max_windows is None else {"max_windows": max_windows}
     metric = Perplexity.model_validate({**slot.evaluation, "split": "validation", **fewer})
@@ -181,7 +179,7 @@ def tune(
 
 
 def recorded_runs(record: Path) -> dict[str, dict[str, Any]]:
-    """What the record of a tuning says of each run that was measured, by the run's key.
+    """The entries of a tuning record for measured runs, by the run's key.
 
     Raises:
         ResultError: it is damaged.
@@ -193,14 +191,14 @@ def recorded_runs(record: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_measured(run: Any) -> bool:
-    """Whether a record says of a run what is computed with."""
+    """Whether an entry of a record has the fields that are used in computations."""
     numbers = [run.get(name) for name in ("perplexity", "seconds")] if isinstance(run, dict) else [None]
     return all(isinstance(number, int | float) or number in ("inf", "nan") for number in numbers)
 
 
 @dataclass(frozen=True)
 class TuningJob:
-    """A run to be measured. code: the digest of the code that does it."""
+    """A run to measure. code: the digest of the code that measures it."""
 
     run: Run
     checkpoint: str
@@ -215,7 +213,7 @@ def _code(run: Run) -> str:
 
 
 def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJob, dict[str, float]]]:
-    """What was measured of each job, in the order in which they end."""
+    """The measurements of each job, in the order of completion."""
     if workers == 1 or len(jobs) < 2:
         yield from ((job, measure_run(job)) for job in jobs)
         return
@@ -233,7 +231,7 @@ def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJ
 
 
 def _perform(measure: Callable[[TuningJob], dict[str, float]], job: TuningJob) -> dict[str, float] | RotquantError:
-    """Measure a job in a worker, whose parent shows how far all are."""
+    """Measure a job in a worker, whose parent shows the progress of all."""
     with silenced():
         try:
             return measure(job)
@@ -264,14 +262,14 @@ def measure_run(job: TuningJob) -> dict[str, float]:
             ((_, measured, _),) = measure_runs([run], checkpoint, weights, device, job.batch_size, [code])
             found = {name: measured.metrics[name] for name in ("perplexity", "nll")}
         except RotquantError as error:
-            if type(error) is not RotquantError:  # which alone is the rate's fault and not the input's
+            if type(error) is not RotquantError:  # only this type can result from the rate, not from bad input
                 raise
             found = {"perplexity": math.inf, "nll": math.inf}
     return found | {"seconds": time.perf_counter() - started}
 
 
 def at_an_end(found: Mapping[str, Any]) -> list[str]:
-    """The fields of a record whose chosen value is the least or the largest of its grid: a better may lie beyond."""
+    """The fields of a record whose chosen value is at an end of its grid, so a better value may be outside."""
     ends = []
     for place, values in found["grid"].items():
         method, field = place.split(".")
@@ -282,7 +280,7 @@ def at_an_end(found: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(point: Point, numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and deviation over the seeds of one point; a perplexity that is no number counts as infinite."""
+    """Mean and deviation over the seeds of one point; a nan perplexity counts as infinite."""
     values = [float(one["perplexity"]) for one in numbers]
     mean = fmean(values) if all(map(math.isfinite, values)) else math.inf
     spread = stdev(values) if len(values) > 1 and math.isfinite(mean) else None

@@ -1,7 +1,7 @@
-"""Worker processes that stay alive between jobs, so that what takes seconds to load is loaded once for all of them.
+"""Worker processes that stay alive between jobs, so that slow imports are loaded once for all of them.
 
-They are forked from a server that has loaded it and computed nothing. A worker that is killed costs its job alone, and
-all end with the process that started them, however that ends.
+Workers are forked from a server that has loaded the imports and computed nothing. If a worker is killed, only its job
+is lost. All workers end with the process that started them, however that ends.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass
 class _Worker(Generic[Job]):
-    """A process, the way to it, and what it is doing."""
+    """A process, its pipe and its current job."""
 
     process: BaseProcess
     pipe: Any
@@ -35,9 +35,9 @@ class _Worker(Generic[Job]):
 
 
 class Workers(Generic[Job, Outcome]):
-    """Processes that perform one job at a time each; a context, at whose end they are killed.
+    """Processes that perform one job at a time each; a context manager that kills them at its end.
 
-    count: how many. perform: what a worker does with a job; it can be pickled, as can jobs and what it returns.
+    count: number of processes. perform: the function of a job; it, jobs and its results can be pickled.
     """
 
     def __init__(self, count: int, perform: Callable[[Job], Outcome]) -> None:
@@ -47,7 +47,7 @@ class Workers(Generic[Job, Outcome]):
         self._workers: list[_Worker[Job]] = []
 
     def __enter__(self) -> "Workers[Job, Outcome]":
-        # Snakemake gives the libraries of a job as many threads as the job has; here each worker would take as many.
+        # Snakemake sets the libraries' threads to those of the job; here each worker would use as many.
         threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.update(dict.fromkeys(_THREADS, threads))
         return self
@@ -60,23 +60,23 @@ class Workers(Generic[Job, Outcome]):
 
     @property
     def free(self) -> int:
-        """How many more jobs can be given now."""
+        """The number of jobs that can be given now."""
         return self.count - len(self.jobs)
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs under way."""
+        """The running jobs."""
         return [worker.job for worker in self._workers if worker.job is not None]
 
     def give(self, job: Job) -> None:
-        """Have a free worker perform a job; one is started where none waits."""
+        """Give a job to a free worker; start a worker if none waits."""
         worker = next((worker for worker in self._workers if worker.job is None), None) or self._start()
         worker.job = job
-        with suppress(OSError):  # the process is gone, which `outcomes` tells
+        with suppress(OSError):  # the process is gone, which `outcomes` reports
             worker.pipe.send(job)
 
     def outcomes(self, seconds: float) -> Iterator[tuple[Job, Outcome | str]]:
-        """The jobs that have ended, each with what it returned, or how its process ended; waits so long for one."""
+        """Ended jobs with their results, or how their process ended; waits up to `seconds` for one."""
         busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
         for pipe in wait([*busy], timeout=seconds):
             worker = busy[pipe]
@@ -91,14 +91,14 @@ class Workers(Generic[Job, Outcome]):
     def _start(self) -> _Worker[Job]:
         pipe, theirs = self._context.Pipe()
         process = self._forked(theirs) or self._forked(theirs)
-        theirs.close()  # so that its end is seen here
+        theirs.close()  # so that its end is detected here
         if process is None:
             raise RotquantError("The server that workers are forked from was ended twice; start again.")
         self._workers.append(_Worker(process, pipe))
         return self._workers[-1]
 
     def _forked(self, pipe: Any) -> BaseProcess | None:
-        """A process that serves; None where the server was ended meanwhile: the next call starts another."""
+        """Start a worker process; None if the server was ended meanwhile: the next call starts another."""
         process = self._context.Process(target=_serve, args=(pipe, self._perform), daemon=True)
         with suppress(EOFError, OSError):
             process.start()
@@ -107,13 +107,13 @@ class Workers(Generic[Job, Outcome]):
 
 
 def usual_workers(device: str) -> int:
-    """How many processes compute where nothing else is said: one for each core, and for a GPU one."""
+    """Default number of worker processes: one for each core, and one for a GPU."""
     gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
     return 1 if gpu else len(os.sched_getaffinity(0))
 
 
 def _serve(pipe: Any, perform: Callable[[Job], Outcome]) -> None:
-    """What a worker does. Ctrl-C, which a terminal sends to all processes, is its parent's to answer."""
+    """Main loop of a worker. It ignores Ctrl-C, which a terminal sends to all processes; its parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError):
@@ -129,7 +129,7 @@ def _end_with_parent() -> None:
 
 
 def _ending(status: int | None) -> str:
-    """How a process ended, in words."""
+    """Description of how a process ended."""
     if status is not None and status < 0:
         name = signal.Signals(-status).name
         memory = ", which is how a system short of memory ends a process" if name == "SIGKILL" else ""
