@@ -1,1 +1,1 @@
-"""What claims of the papers ask of our numbers, and the verdicts."""
+"""Checks of the papers' claims on our numbers, and the verdicts."""

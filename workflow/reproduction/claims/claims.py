@@ -1,31 +1,30 @@
 """Claims: statements of a paper about a table, decided by the table's numbers, ours and the paper's own.
 
-The rule. A check says in which region an effect lies: a gain above 0, a loss of at most 2 %. Of our numbers the effect
-is the mean of paired differences over the same seeds and the same windows or items, with a 95 % interval (`estimates`).
-A comparison *holds* where the whole interval lies in the region and is *contradicted* where all of it lies outside,
-each with a probability of 2.5 % at most where the truth lies on the border; between it is *undecided*, with the number
-of seeds or items that would decide it at this effect and this noise.
+The rule. A check states the region of an effect: a gain above 0, a loss of at most 2 %. For our numbers the effect is
+the mean of paired differences over the same seeds and the same windows or items, with a 95 % interval (`estimates`). A
+comparison *holds* where the whole interval is inside the region, and is *contradicted* where all of it is outside. Each
+is wrong with a probability of at most 2.5 %, if the truth is on the border. Otherwise it is *undecided*, with the
+number of seeds or items that would decide it at this effect and this noise.
 
-A claim of several comparisons holds where all do: since all must, their number calls for no allowance (Berger 1982,
-intersection-union tests). It is contradicted where one is, and there the number counts: by Holm's rule (1979) the
-probability that any is contradicted wrongly stays at 2.5 %, at 5 % where a region has two borders that are near.
+A claim of several comparisons holds where all do. Since all must, their number needs no correction (Berger 1982,
+intersection-union tests). It is contradicted where one is, and there the number matters: Holm's rule (1979) limits the
+probability that any is contradicted wrongly to 2.5 %, or to 5 % where a region has two near borders.
 
-What has no noise, a fact of one network or the paper's printed number, is compared as it is. Something random that has
-run with one seed decides nothing. *Not checkable* is what lacks a number or its noise, what overflowed, and what was
-measured on different windows or items. So is a direction of rows at chance, none of which is above what a network that
-knows nothing scores (`guessing`): there neither accuracy nor the log-odds of the same answers say which is better. An
-Inf or NaN that a paper prints is its word for a network that broke down, and ranks worst. No network is compared with
-itself, under whatever names, and columns computed by the same runs count once. A column where what the claim takes for
-granted is not so by our numbers is not compared (`given`).
+Numbers without noise, a fact of one network or the paper's printed number, are compared directly. A random number of
+one seed decides nothing. *Not checkable* is a comparison that lacks a number or its noise, overflowed, or was measured
+on different windows or items. So is a direction of rows at chance, none of which exceeds the score of knowing nothing
+(`guessing`): neither accuracy nor the log-odds of the same answers say which is better. An Inf or NaN printed by a
+paper means that the network broke down, and ranks worst. No network is compared with itself, under any names, and
+columns computed by the same runs count once. A column where our numbers refute an assumption is left out (`given`).
 
-A claim's mechanism is judged anywhere, what it says of the paper's setting on the paper's own models or its GPU alone,
-and a fact nowhere (`tables.checks`). What is not reproduced is followed by what its experiment found.
+A claim's mechanism is judged anywhere, its statement about the paper's setting only on the paper's own models or GPU,
+and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed by its experiment's finding.
 
 On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
-in place of perplexity, log-odds of the right answer in place of accuracy. Every number of the rows that are compared
-must be known by it, and none be the full-precision model's own KL, which is 0 whatever any row does. The paper's
-quantity is shown beside it and decides nothing; where it says the opposite, the page says so. On the paper's own models
-the paper's quantity decides, as it does anywhere of how large a loss is.
+instead of perplexity, log-odds of the right answer instead of accuracy. All compared numbers must have that quantity,
+and none may be the full-precision model's own KL, which is always 0. The paper's quantity is shown next to it and
+decides nothing; the page reports where it says the opposite. On the paper's own models the paper's quantity decides, as
+it does anywhere for the size of a loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,14 +68,14 @@ _WORDS: dict[Decision, Shown] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one set of numbers says about a check. `missing` names what could not be compared for want of a number."""
+    """The verdict of one set of numbers on a check. `missing` names comparisons that lack a number."""
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
 
     @property
     def decision(self) -> Decision:
-        """The rule for several comparisons; what is not checkable among them leaves the rest without a verdict."""
+        """The rule for several comparisons: one that is not checkable prevents any verdict but contradicted."""
         found = [finding.decision for finding in self.findings if finding.compares]
         if "contradicted" in found:
             return "contradicted"
@@ -89,7 +88,7 @@ class Verdict:
 class Answer:
     """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide.
 
-    on: the quantity that decides. by, second: the paper's quantity and what it says here, where another one decides.
+    on: the deciding quantity. by, second: the paper's quantity and its verdict here, where another one decides.
     """
 
     ours: Verdict
@@ -106,13 +105,13 @@ class Answer:
 
     @property
     def there(self) -> Shown | None:
-        """What the paper's quantity would say where another one decides."""
+        """The decision by the paper's quantity, where another one decides."""
         return None if self.second is None else _WORDS[self.second.decision]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim with an answer to each of its checks, and by our numbers to that of its experiment.
+    """A claim with an answer to each of its checks, and our numbers' verdict on its experiment.
 
     experiment: None where there is none, where it is not needed, and where its numbers are not computed.
     """
@@ -133,18 +132,18 @@ class Outcome:
 
     @property
     def fact(self) -> Answer | None:
-        """The numbers of what is not judged."""
+        """The numbers of a fact, which is not judged."""
         return self.answers.get("fact")
 
     @property
     def is_not_reproduced(self) -> bool:
-        """Whether something that is judged is not reproduced."""
+        """Whether a judged check is not reproduced."""
         return _calls_for_a_cause(self.answers)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many mechanisms are reproduced, not reproduced, undecided and not checkable."""
+    """Numbers of mechanisms that are reproduced, not reproduced, undecided and not checkable."""
 
     reproduced: int = 0
     not_reproduced: int = 0
@@ -153,7 +152,7 @@ class Score:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Number of all mechanisms."""
         return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
 
 
@@ -162,12 +161,12 @@ def decided(
     answers: Callable[[S], Iterable[tuple[About, Answer]]],
     tested: Callable[[S], Verdict | None] = lambda _: None,
 ) -> tuple[Outcome, ...]:
-    """Claims of any source with what became of them.
+    """Decide the claims of any source.
 
     Args:
-        answers: to each check of a claim, by numbers as their source has them: with seeds and windows (`outcomes`),
-            percentiles of replays (`replays`), as facts (`facts`), or as they were printed elsewhere.
-        tested: what a claim's experiment says, asked where a check is not reproduced.
+        answers: to each check of a claim, by its source's numbers: with seeds and windows (`outcomes`),
+            percentiles of replays (`replays`), as facts (`facts`), or as printed elsewhere.
+        tested: verdict of a claim's experiment, requested where a check is not reproduced.
     """
     found = []
     for claim in claims:
@@ -177,12 +176,12 @@ def decided(
 
 
 def outcomes(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
-    """Every claim of a table, decided by our numbers and by all that the paper prints, column computed here or not.
+    """Decide every claim of a table by our numbers and by all that the paper prints, column computed here or not.
 
-    Without a column to compute nothing says what the claims are about, and none is decided.
+    Without a column to compute, the claims have no subject, and none is decided.
 
     Args:
-        results: the runs behind the values by key, which know the windows or items; some may be missing.
+        results: the runs of the values by key, which know the windows or items; some may be missing.
 
     Raises:
         ConfigError: a claim about a quantity that is neither measured nor printed.
@@ -223,10 +222,10 @@ def endpoint(
     numbers: Numbers,
     columns: Sequence[str] | None = None,
 ) -> Quantity | None:
-    """The finer quantity that decides a check in place of another, or None where that one decides itself.
+    """The finer quantity that decides a check instead of another; None where that one decides itself.
 
-    It must be a question of direction, and all its rows have the finer quantity wherever they have the other. KL is no
-    measure of the full-precision model, whose own is exactly 0.
+    The check must ask for a direction, and all its rows must have the finer quantity wherever they have the other. KL
+    does not measure the full-precision model, whose own is exactly 0.
     """
     finer = next((one for one in known if one.decides == quantity.name), None)
     if finer is None or not is_direction(check):
@@ -245,7 +244,7 @@ def endpoint(
 
 
 def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
-    """Whether all columns that a claim is about are the paper's own models, or no model takes part."""
+    """Whether all columns of a claim are the paper's own models, or no model takes part."""
     computed = {column: project.slot(table, column) for column in project.columns(table)}
     asked = [computed[name] for name in columns or computed if name in computed]
     return not is_about_models(table) or not any(map(is_stand_in, asked))
@@ -256,7 +255,7 @@ def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
 
 
 def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
-    """What a claim's experiment says by our numbers; None without one, or where some of its runs are not here."""
+    """Verdict of a claim's experiment by our numbers; None without one, or where some of its runs are missing."""
     if (experiment := claim.experiment) is None:
         return None
     if (experiment.target or table.id) not in project.tables:
@@ -289,14 +288,14 @@ def deciding(
     numbers: Numbers,
     columns: Sequence[str] | None = None,
 ) -> Quantity:
-    """What decides a check of an experiment: the finer quantity on stand-ins, where it can."""
+    """The quantity that decides a check of an experiment: the finer one on stand-ins, where possible."""
     if _is_the_papers(project, target, columns):
         return quantity
     return endpoint(check, project.endpoints(target), quantity, numbers, columns) or quantity
 
 
 def score(decided: Sequence[Outcome]) -> Score:
-    """Count the mechanisms by our numbers; settings and facts are no part of a score."""
+    """Count the mechanisms by our numbers; settings and facts do not count."""
     found = [outcome.mechanism.here for outcome in decided if outcome.mechanism is not None]
     return Score(*(found.count(name) for name in _WORDS.values()))
 
@@ -313,8 +312,8 @@ def judge(
     """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
 
     Args:
-        columns: those that it is about; default all.
-        given: what it takes for granted, asked of our numbers alone.
+        columns: the columns to check; default all.
+        given: assumption of the claim, checked by our numbers alone.
     """
     ((kind, arguments),) = check.items()
     chosen = [name for name in table.column_names if columns is None or name in columns]

@@ -1,7 +1,7 @@
-"""The kinds of checks (`tables.checks`): each names the effects that it is about, and the region that they must lie in.
+"""The kinds of checks (`tables.checks`): each names its effects and the region that they must lie in.
 
-Which of two numbers is better follows the quantity: lower for perplexity, higher for accuracy. A gain is by how much
-a row is better than another, a loss by how much it is worse. What lacks a number is named and left out.
+The quantity says which of two numbers is better: lower for perplexity, higher for accuracy. A gain is by how much a row
+is better than another, a loss by how much it is worse. Places without a number are named and left out.
 """
 
 import itertools
@@ -35,11 +35,11 @@ _BROKEN = Estimate.exact(math.nan)
 
 
 class View:
-    """What one check is decided by: the numbers of one quantity, and the columns it is about, none computed twice.
+    """The data of one check: the numbers of one quantity, and its columns, none computed twice.
 
-    results: the runs behind numbers of ours; None for the paper's. rows: those that it is about; columns with the same
-    runs in all of them are one. direction: whether it asks which of its rows is better or nearer, which rows that are
-    all at chance cannot say; a bound on a difference or on one row they can miss.
+    results: the runs of our numbers; None for the paper's. rows: those of the check; columns with the same runs in all
+    of them are one. direction: whether the check asks which of its rows is better or nearer. Rows that are all at
+    chance cannot answer that; a bound on a difference or on one row they can miss.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class View:
         return self.results is None
 
     def estimate(self, row: str, column: str) -> Estimate:
-        """A number as an estimate; inf where a paper says that it broke down."""
+        """A number as an estimate; inf where a paper reports that the network broke down."""
         if (row, column) not in self._estimates:
             self._estimates[row, column] = self._estimate(self.numbers[row, column])
         return self._estimates[row, column]
@@ -80,7 +80,7 @@ class View:
         return self._observed(self.quantity.key, number)
 
     def _observed(self, key: str, number: Number) -> Estimate:
-        """A number of ours, by its key in result files, with the windows or items of its runs where they are known."""
+        """Our number, by its key in result files, with the windows or items of its runs where they are known."""
         runs = [(self.results or {}).get(run) for run in number.runs]
         random = len(number.values) > 1 or any(run is not None and run.run.recipe.is_random for run in runs)
         items = [observed(run, key) for run in runs if run is not None]
@@ -91,21 +91,22 @@ class View:
         return Estimate(rows, number.seeds if random else (), None if first is None else source(first))
 
     def beside(self, row: str, column: str, name: str) -> Estimate | None:
-        """Another quantity of the same place; None where it is not known or no result."""
+        """Another quantity of the same place; None where it is unknown or not a result."""
         number = self._all.get((row, column, name))
         if number is None or not math.isfinite(number.mean):
             return None
         return self._observed(name, number) if number.values and not self.printed else Estimate.exact(number.mean)
 
     def gain(self, row: str, over: str, column: str) -> Estimate:
-        """By how much a row is better than another, in the quantity's unit."""
+        """Gain of a row over another, in the quantity's unit."""
         mine, other = self.estimate(row, column), self.estimate(over, column)
         return other - mine if self.quantity.better == "lower" else mine - other
 
     def loss(self, row: str, over: str, column: str, *, percent: bool) -> Estimate:
-        """How much worse a row is than another, in points or percent; inf if it broke down, nan if the other did.
+        """Loss of a row against another, in points or percent; inf if it broke down, nan if the other did.
 
-        What is never compared in percent stays in its unit: nats of KL divergence are what percents of perplexity are.
+        A quantity that is never compared in percent keeps its unit: nats of KL divergence correspond to percents of
+        perplexity.
         """
         reference = self.estimate(over, column)
         if self.printed and not math.isfinite(reference.mean):
@@ -116,18 +117,18 @@ class View:
 
     @property
     def unit(self) -> str:
-        """What losses in percent are printed in."""
+        """The unit of losses in percent."""
         return " %" if self.quantity.decides is None else f" {self.quantity.unit}"
 
     def values(self, row: str, column: str) -> Array:
-        """Each seed's value of a place, float64 [seeds]; none where there is no number, or no more than a mean."""
+        """Each seed's value of a place, float64 [seeds]; empty where there is no number, or only a mean."""
         number = self.numbers.get((row, column))
         return np.array(number.values if number else ())
 
     def lacking(self, column: str, *rows: str) -> "list[Finding | str]":
-        """What keeps these places from being compared: those without a number, else those whose number is no result.
+        """Obstacles to a comparison of these places: those without a number, else those whose number is no result.
 
-        Every check asks this before it compares.
+        Every check calls this before it compares.
         """
         absent: list[Finding | str] = [f"{row}, {column}" for row in rows if (row, column) not in self.numbers]
         if absent:
@@ -147,7 +148,7 @@ class View:
         return broken or (self.at_chance(*((row, column) for row in rows)) if len(rows) > 1 else [])
 
     def at_chance(self, *places: tuple[str, str]) -> "list[Finding | str]":
-        """What keeps (row, column)s from being compared of which none is known to know more than nothing."""
+        """Obstacles to a comparison of (row, column)s: none is known to score above knowing nothing."""
         scores = [self._score(*place) for place in places] if self.direction else []
         known = [score for score in scores if score is not None]
         if not known or len(known) < len(scores) or any(score.low > guess for score, guess in known):
@@ -159,7 +160,7 @@ class View:
         return [Finding(where, f"an accuracy of {shown}, {_AT_CHANCE.format(least)}", "not checkable")]
 
     def _score(self, row: str, column: str) -> tuple[Interval, float] | None:
-        """The accuracy of a place and what knowing nothing scores there; None without one of each of its runs."""
+        """The accuracy of a place and the score of knowing nothing there; None unless each of its runs has one."""
         number, known = self.numbers[row, column], self.results or {}
         runs = [known[key] for key in number.runs if key in known]
         found = knowing_nothing(runs[0].run.metric, self.quantity.key) if runs else None
@@ -177,7 +178,7 @@ class View:
         return list(dict.fromkeys((runs[0][0], *others))) if others else []
 
     def find(self, place: str, numbers: str, what: str, effect: Estimate, region: Region, unit: str = "") -> Finding:
-        """Decide one comparison. what: the effect's name; numbers: what is compared, as shown before it."""
+        """Decide one comparison. what: the effect's name; numbers: the compared numbers, as shown before it."""
         if not self.printed and effect.is_nothing:
             text = f"{numbers}, {_SAME_NETWORK.format(self._items)}"
             return Finding(place, text, "not checkable", compares=False)
@@ -222,7 +223,7 @@ class View:
         return f"{' and '.join(seeds + items)} would decide"
 
     def compared(self, row: str, other: str, column: str) -> str:
-        """Two numbers and the relation that is asked for, such as "6.10 < 8.87"."""
+        """Two numbers and the requested relation, such as "6.10 < 8.87"."""
         mine, others = (self.numbers[name, column].mean for name in (row, other))
         return "".join(_apart(mine, others, " < " if self.quantity.better == "lower" else " > "))
 
@@ -282,7 +283,7 @@ def _at_least(view: View, row: str, value: float | str) -> Results:
 
 
 def _limited(view: View, row: str, value: float | str, word: str, *, upper: bool) -> Results:
-    """A bound that is another quantity of the row has noise of its own, and a seed's are compared with each other."""
+    """Compare a row with a bound; a bound that is another quantity of the row has noise and is compared by seed."""
     for column in view.columns:
         bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value)
         lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
@@ -324,7 +325,7 @@ def _loss_larger(view: View, row: str, over: str, pairs: Sequence[Sequence[str]]
 
 
 def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
-    """The gain of a pair is what its second row loses on its first; two broken second rows cannot be told apart."""
+    """Compare gains: a pair's gain is its second row's loss on its first; two broken second rows do not compare."""
     for column in view.columns:
         gains: list[tuple[str, Estimate]] = []
         for better, worse in pairs:
@@ -340,7 +341,7 @@ def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
 
 
 def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> Results:
-    """To first order, so that a difference near 0 on either side is taken as it came out."""
+    """Compare magnitudes of differences to first order, with the sign of the mean even near 0."""
     for column in view.columns:
         lacking = view.lacking(column, *of, *than)
         for pair in () if lacking else (of, than):
@@ -357,7 +358,7 @@ def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estima
 
 
 def _better_than_best(view: View, row: str, than: Sequence[str]) -> Results:
-    """The best seed is one network, which is compared as such with the mean over the row's seeds."""
+    """Compare the best seed, which is one network, with the mean over the row's seeds."""
     for column, other in itertools.product(view.columns, than):
         values = view.values(other, column)
         unknown = [] if len(values) else [f"{other}, {column}, by seed"]
@@ -393,7 +394,7 @@ def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
 
 
 def _range_at_least(view: View, row: str, points: float) -> Results:
-    """A fact of the seeds that were drawn: how far the best and the worst are apart."""
+    """Compare the distance of the best and the worst drawn seed, a fact without noise."""
     for column in view.columns:
         values = view.values(row, column)
         lacking = view.lacking(column, row) or ([] if len(values) else [f"{row}, {column}, by seed"])
@@ -443,7 +444,7 @@ def _place(column: str, than: Sequence[str], other: str) -> str:
 
 
 def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
-    """Two numbers with two decimals, or four where these do not tell them apart or from 0, and what stands between."""
+    """Two numbers with two decimals, or four where these do not tell them apart or from 0, and the text between."""
     texts = _show(one), _show(other)
     if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
         texts = _show(one, 4), _show(other, 4)
@@ -451,7 +452,7 @@ def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
 
 
 def signed(value: float) -> str:
-    """An effect or an end of its interval; small ones with two digits that count."""
+    """An effect or an end of its interval with its sign; small ones with two significant digits."""
     if not math.isfinite(value) or abs(value) >= 0.1 or abs(value) < 1e-9:
         return _show(value)
     return f"{value:.2g}"

@@ -1,11 +1,11 @@
 """Estimates with their noise: arithmetic on numbers that are means over seeds, and over windows or items.
 
-An estimate keeps what it is the mean of, seed by seed and item by item. Differences, ratios and magnitudes of estimates
-are taken observation by observation (ratios to first order, the delta method), so that whatever two networks share, the
-seed's rotation and sample, a difficult window or item, cancels: the comparison is paired.
+An estimate holds its observations by seed and item. Differences, ratios and magnitudes of estimates are taken
+observation by observation (ratios to first order, the delta method). Anything that two networks share, the seed's
+rotation and sample, a difficult window or item, cancels: the comparison is paired.
 
 Source: Cornfield and Tukey 1956 (variance components of two crossed random factors), Cameron, Gelbach and Miller 2011
-(two-way clustering: the variances of both less what is in both), Graybill and Wang 1980 (interval of a sum of
+(two-way clustering: the sum of both variances less their common part), Graybill and Wang 1980 (interval of a sum of
 components: the root of the sum of the squares of each one's), Miller 2024 (paired comparison on items).
 """
 
@@ -23,14 +23,14 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 _TAIL = (1 + CONFIDENCE) / 2
-#: A smaller chance is none.
+#: Smaller chances count as none.
 _LEAST = 1e-12
-#: More seeds, or times more items, than these are not counted out.
+#: Limit of added seeds, and of the factor on seeds and items.
 MOST = 1000
 
 
 class Components(NamedTuple):
-    """The variances that seeds, items and both together make in single observations, float64 [...] each, at least 0."""
+    """The variances of single observations due to seeds, items and both together, float64 [...] each, at least 0."""
 
     seeds: Array
     items: Array
@@ -40,7 +40,7 @@ class Components(NamedTuple):
 def components(observed: Array) -> Components:
     """The variance components of observations float64 [..., seeds, items], by the analysis of variance.
 
-    What seeds and items do together is known with two of each; without it a single factor has it all.
+    The interaction of seeds and items needs two of each; without it a single factor has all the variance.
     """
     count, items = observed.shape[-2:]
     by_seed, by_item = observed.mean(axis=-1), observed.mean(axis=-2)
@@ -58,10 +58,10 @@ def half_width(
 ) -> Array:
     """Half of the interval of a mean over so many seeds and items (float64 [...]).
 
-    The variance of the mean is the sum of the components' shares, so that what seeds and items do together counts once:
-    the variance of the seeds' means, and what items add to it. Each is multiplied by the square of Student's t for its
-    own degrees of freedom. Where seeds' means vary no more than their items explain, seeds have no share; so the sum is
-    never negative and never below the larger of both factors' own.
+    The variance of the mean is the sum of the components' shares, so that the interaction of seeds and items counts
+    once: the variance of the seeds' means, and the items' addition to it. Each is multiplied by the square of Student's
+    t for its own degrees of freedom. Where seeds' means vary no more than their items explain, seeds have no share; so
+    the sum is never negative and never below the larger of both factors' own.
     """
     of_seeds, of_items, both = known.seeds / seeds, known.items / items, known.both / (seeds * items)
     few, many = np.maximum(seeds - 1, 1), np.maximum(items - 1, 1)
@@ -74,9 +74,9 @@ def half_width(
 class Interval:
     """An effect with its 95 % interval.
 
-    seeds, items: over how many it was taken; 0 where nothing is random, and for items that are not known.
-    half_width: of the interval that other numbers of seeds and of items (float64 [n] each) give at the same noise.
-    tail: how probable an effect at least this far beyond a bound is where the truth lies on it, one-sided. Both are
+    seeds, items: their numbers; 0 where nothing is random, and for unknown items.
+    half_width: of the interval for other numbers of seeds and of items (float64 [n] each) at the same noise.
+    tail: one-sided probability of an effect at least this far beyond a bound if the truth is on the bound. Both are
     None without noise.
     """
 
@@ -89,10 +89,10 @@ class Interval:
     tail: Callable[[float], float] | None = None
 
     def to_decide(self, bound: float) -> tuple[int, int] | None:
-        """How many seeds and items would leave a bound outside the interval.
+        """Numbers of seeds and items that would leave a bound outside the interval.
 
         More seeds alone where these are enough, else more items alone, else the same multiple of both; None where more
-        than `MOST` seeds, or `MOST` times as many, would not do.
+        than `MOST` seeds, or `MOST` times as many, would not be enough.
         """
         if self.half_width is None:
             return None
@@ -110,9 +110,9 @@ class Interval:
 class Estimate:
     """A number as the mean of observations.
 
-    observed: float64 [seeds, items]; one column where items are not known or there are none.
-    seeds: of the rows; empty for the single row of what is not random.
-    source: what the items are of. Those of two sources are no pairs, however many they are; None pairs with any.
+    observed: float64 [seeds, items]; one column where items are unknown or there are none.
+    seeds: of the rows; empty for the single row of a number that is not random.
+    source: origin of the items. Items of two sources are no pairs, however many they are; None pairs with any.
     """
 
     observed: Array
@@ -131,28 +131,28 @@ class Estimate:
 
     @property
     def items(self) -> int:
-        """How many windows or items; 0 where they are not known."""
+        """The number of windows or items; 0 where they are unknown."""
         return 0 if self.observed.shape[1] == 1 else self.observed.shape[1]
 
     def __neg__(self) -> "Estimate":
         return replace(self, observed=-self.observed)
 
     def __abs__(self) -> "Estimate":
-        """Its magnitude, to first order."""
+        """The magnitude, to first order."""
         return -self if self.mean < 0 else self
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        if not math.isfinite(self.mean - other.mean):  # of a paper's Inf, or of infinite decibels
+        if not math.isfinite(self.mean - other.mean):  # a paper's Inf, or infinite decibels
             return Estimate.exact(0.0 if self.mean == other.mean else self.mean - other.mean)
         mine, others, seeds = _paired(self, other)
         return Estimate(mine - others, seeds, _common(self, other))
 
     def times(self, factor: float) -> "Estimate":
-        """It times a number."""
+        """The estimate times a number."""
         return replace(self, observed=factor * self.observed)
 
     def percent_of(self, whole: "Estimate") -> "Estimate":
-        """It in percent of another; nan of nothing."""
+        """The estimate in percent of another; nan if that is 0."""
         base = whole.mean
         if not base or not math.isfinite(self.mean / base):
             return Estimate.exact(math.nan if not base else 100 * self.mean / base)
@@ -166,10 +166,10 @@ class Estimate:
         return self.observed.size > 1 and not self.observed.any()
 
     def interval(self) -> Interval:
-        """Its 95 % interval, from Student's t.
+        """The 95 % interval of the mean, from Student's t.
 
-        Of drawn tables of 3, 5 and 10 seeds 93 to 98 % have the true effect in the interval, whatever the shares of
-        seeds, items and both together; it is widest where only both together count. A bootstrap over so few seeds would
+        Of drawn tables of 3, 5 and 10 seeds, 93 to 98 % have the true effect in the interval, whatever the shares of
+        seeds, items and their interaction; it is widest with the interaction alone. A bootstrap over so few seeds would
         be too narrow by a fifth.
         """
         count, items = self.observed.shape
@@ -191,7 +191,7 @@ class Estimate:
 def deviation_ratio(mine: Array, others: Array) -> Interval:
     """The ratio of two deviations over seeds, float64 [seeds] each, with its 95 % interval from the F distribution.
 
-    nan where neither has any.
+    nan where both are zero.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float(np.divide(mine.std(ddof=1), others.std(ddof=1)))
@@ -210,7 +210,7 @@ def deviation_ratio(mine: Array, others: Array) -> Interval:
 
 
 def _tail(half: Callable[[float], float], distance: float) -> float:
-    """One half of what lies outside the interval that just reaches so far; its half width grows with the level."""
+    """Half the probability outside the interval that just reaches this far; its half width grows with the level."""
     if half(0.5) == 0 or half(1 - _LEAST) < distance:
         return 0.0 if distance else 0.5
     level: Any = brentq(lambda level: half(level) - distance, 0.0, 1 - _LEAST)
@@ -220,8 +220,8 @@ def _tail(half: Callable[[float], float], distance: float) -> float:
 def _paired(one: Estimate, other: Estimate) -> tuple[Array, Array, tuple[int, ...]]:
     """The observations of two estimates on the seeds and items of both.
 
-    What is not random has the same numbers on every seed. Without the items of one the other's are of no use. Items of
-    different texts are no pairs: each estimate stands still on the other's, and is stretched on its own.
+    A number that is not random is the same on every seed. If one has no items, the other's are not used. Items of
+    different texts are no pairs: each estimate is constant on the other's, and is stretched on its own.
     """
     seeds = one.seeds or other.seeds
     if one.seeds and other.seeds:

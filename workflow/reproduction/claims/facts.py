@@ -1,4 +1,4 @@
-"""What a paper says of settings, cell by cell, beside the recipes here and beside what its own table prints."""
+"""Statements of a paper about settings, cell by cell, compared with the recipes here and with its own table."""
 
 from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import Finding
@@ -6,7 +6,7 @@ from reproduction.tables.settings import Setting, SettingsClaim, SettingsTable, 
 
 
 def outcomes(table: SettingsTable) -> tuple[Outcome, ...]:
-    """Every claim of a table."""
+    """Decide every claim of a table."""
     return decided(table.claims, lambda claim: [("fact", Answer(_ours(table, claim), _papers(table, claim)))])
 
 
@@ -15,7 +15,7 @@ def _ours(table: SettingsTable, claim: SettingsClaim) -> Verdict:
 
 
 def _papers(table: SettingsTable, claim: SettingsClaim) -> Verdict:
-    """By the cells that the paper's table prints; where it prints none, a sentence of the paper stands alone."""
+    """The verdict of the cells in the paper's table; where it prints none, a sentence of the paper stands alone."""
     cells = asked_cells(table, claim)
     return Verdict(tuple(_finding(cell, cell.published, asked) for cell, asked in cells if cell.published is not None))
 

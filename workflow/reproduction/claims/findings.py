@@ -1,4 +1,4 @@
-"""What single comparisons say: the region that an effect must lie in, and what allows for how many there are."""
+"""Single comparisons: the region that an effect must lie in, and the correction for their number."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from reproduction.claims.estimates import CONFIDENCE
 #: Slack of every bound: printed numbers have two decimals, and 6.10 - 5.47 must not exceed 0.63 by a rounding error.
 EPSILON = 1e-9
 
-#: How probable a claim of one comparison or of many is contradicted at most where the truth lies on a border.
+#: Largest probability that a claim of any number of comparisons is contradicted if the truth is on a border.
 LEVEL = (1 - CONFIDENCE) / 2
 
 Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
@@ -18,9 +18,9 @@ Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
 
 @dataclass(frozen=True)
 class Effect:
-    """What a comparison compares, in the parts that a sentence about it is made of.
+    """The effect of a comparison, in the parts of a sentence about it.
 
-    compared: the numbers, such as "6.10 < 8.87". name: what the effect is, "a gain of". asked: the bound in words, "at
+    compared: the numbers, such as "6.10 < 8.87". name: the effect's name, "a gain of". asked: the bound in words, "at
     most 0.63"; "" where a sign is asked. low, high: the ends of its interval, both the effect itself without noise.
     unit: that of the effect, where it is not the quantity's.
     """
@@ -36,23 +36,23 @@ class Effect:
 
     @property
     def margin(self) -> float:
-        """How far it lies inside the region; outside negative."""
+        """Distance of the effect inside the region; negative outside."""
         return min(self.size - self.region.low, self.region.high - self.size)
 
     @property
     def clearness(self) -> float:
-        """How many half widths of its interval it is away from the border; inf without noise."""
+        """Distance of the effect from the border in half widths of its interval; inf without noise."""
         half = (self.high - self.low) / 2
         return abs(self.margin) / half if half > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of a claim: where, with which numbers, and what it says by itself.
+    """One comparison of a claim: its place, its numbers, and its own decision.
 
-    needed: of an undecided one, what would decide it.
+    needed: for an undecided one, the seeds or items that would decide it.
     compares: whether it compares two networks, and not one with itself under two names.
-    chance: of a contradicted one how probable an effect this far outside is where the truth lies on the border; 1 of
+    chance: for a contradicted one, the probability of an effect this far outside if the truth is on the border; 1 for
     others, None where nothing is random.
     effect: the same numbers in parts, where they are compared.
     """
@@ -86,14 +86,14 @@ def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Region:
-    """Where an effect must lie: from `low` to `high`; without an end that is `open`."""
+    """Region of an allowed effect: from `low` to `high`, without an end that is `open`."""
 
     low: float = -math.inf
     high: float = math.inf
     open: bool = False
 
     def decide(self, low: float, high: float) -> Literal["holds", "contradicted", "undecided"]:
-        """What an interval says: it lies inside, outside or on a border. What is no number lies outside."""
+        """Decide an interval: it lies inside, outside or on a border. NaN lies outside."""
         slack = -EPSILON if self.open else EPSILON
         if self.low - slack <= low and high <= self.high + slack:
             return "holds"

@@ -1,8 +1,8 @@
-"""What a claim takes for granted of a model, such as outlier tokens to prefix, and where that is not so.
+"""Assumptions of a claim about a model, such as outlier tokens to prefix, and the columns that do not meet them.
 
-On a model where it is not so the claim's rows differ by nothing that it is about, whatever their numbers. Its column is
-left out, and a claim of which no column is left is not checkable. The numbers decide, so that the same claim is judged
-on a model where it is so.
+Without the assumption, the claim's rows do not differ in its subject, whatever their numbers. The column is left out,
+and a claim without any column left is not checkable. The numbers decide, so that the same claim is judged on a model
+that meets its assumption.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from reproduction.tables.checks import Given
 
 
 def not_given(view: View, given: Given) -> dict[str, list[Finding | str]]:
-    """The columns where it is not so, or not known, and what says so: findings that compare nothing, places.
+    """Columns where the assumption is false or unknown, with the reasons: findings that compare nothing, places.
 
     Args:
-        view: our numbers, of the rows that `given` names among others.
+        view: our numbers, including the rows that `given` names.
     """
     found: dict[str, list[Finding | str]] = {}
     for column, said in _against(view, given):
@@ -27,14 +27,14 @@ def not_given(view: View, given: Given) -> dict[str, list[Finding | str]]:
 def _against(view: View, given: Given) -> Iterator[tuple[str, Finding | str]]:
     for column in view.columns:
         lacking = view.lacking(column, *given.rows)
-        if any(isinstance(one, str) or one.compares for one in lacking):  # but for two names of one run
+        if any(isinstance(one, str) or one.compares for one in lacking):  # except two names of one run
             yield from ((column, one) for one in lacking)
         elif shown := "; ".join(_shown(view, given, column)):
             yield column, Finding(column, f"{given.otherwise} ({shown})", "not checkable", compares=False)
 
 
 def _shown(view: View, given: Given, column: str) -> Iterator[str]:
-    """The numbers by which it is not so; nothing where it is."""
+    """The numbers that refute the assumption; none where it is met."""
     if given.differ is not None:
         first, second = given.differ
         if view.numbers[first, column].runs == view.numbers[second, column].runs != ():

@@ -1,8 +1,8 @@
-"""What a network that knows nothing scores: of two networks at that level no accuracy says which one is better.
+"""Scores of a network that knows nothing: accuracy cannot rank two networks at that level.
 
-Of a task with choices it is the accuracy of guessing, of a written answer the share of the commonest one, of an average
-the mean over its tasks. Log-odds of right answers are judged by the accuracy on the same items: of two networks that
-know nothing the one that is less sure of its guesses has the higher ones.
+For a task with choices it is the accuracy of guessing, for a written answer the share of the commonest one, for an
+average the mean over its tasks. Log-odds of right answers are judged by the accuracy on the same items: of two
+networks that know nothing, the one less sure of its guesses has the higher log-odds.
 """
 
 from statistics import fmean
@@ -12,12 +12,12 @@ from reproduction.tables.quantities import AVERAGE, LOG_ODDS
 from rotquant.metrics.zeroshot.suites import TASKS, log_odds_of, task_names
 from rotquant.recipes.schemes import ZeroShot
 
-#: How many of the shipped items have the commonest answer, in percent. Of the papers' own tasks 0 is taken.
+#: Share of the shipped items with the commonest answer, in percent. For the papers' own tasks 0 is used.
 COMMONEST = {"last_word": 5.87, "complete_line": 1.58, "complete_import": 2.56, "complete_return": 10.0}
 
 
 def knowing_nothing(metric: Metric, quantity: str) -> tuple[str, float] | None:
-    """The accuracy that a quantity is, or whose items its log-odds are of, and what knowing nothing scores, in percent.
+    """The accuracy for a quantity, itself or that of its log-odds' items, and the score of knowing nothing, in percent.
 
     None for a quantity that is neither.
 

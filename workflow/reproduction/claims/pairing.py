@@ -1,31 +1,31 @@
-"""Whether two runs were measured on the same windows of text or the same items of tasks, so that they can be paired."""
+"""Pairing of runs: whether two were measured on the same windows of text or the same items of tasks."""
 
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 from reproduction.run.results import RunResult
 
-#: What of a metric chooses windows or items; the rest says how these are measured.
+#: Fields of a metric that choose windows or items; the rest says how these are measured.
 _CHOOSES = ("kind", "corpus", "split", "sequence_length", "max_windows", "suite", "tasks", "path", "limit")
 
 
 def same_items(one: RunResult, other: RunResult) -> bool:
-    """Whether nothing that both runs record says that their windows or items differ.
+    """Whether no record of both runs shows that their windows or items differ.
 
-    Compared are the metric's choice of them, the digests of the text and of the tasks, and how many samples there are.
-    An older file lacks some of these; then what both have is compared.
+    Compared are the metric's choice of them, the digests of the text and of the tasks, and the number of samples. An
+    older file lacks some of these; then the common ones are compared.
     """
     mine, others = (dict(_identity(run)) for run in (one, other))
     return all(mine[name] == others[name] for name in mine.keys() & others.keys())
 
 
 def source(result: RunResult) -> Hashable:
-    """The windows or items of a run, to be compared with those of another model's."""
+    """The windows or items of a run, to compare with those of another model's."""
     return tuple(sorted((name, str(value)) for name, value in _identity(result)))
 
 
 def _identity(result: RunResult) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What says which windows or items a run was measured on, by name."""
+    """The records, by name, that identify a run's windows or items."""
     metric = result.run.metric
     yield from (((name,), getattr(metric, name)) for name in _CHOOSES if hasattr(metric, name))
     text = result.provenance.get("corpora", {}).get("evaluation", {})

@@ -1,11 +1,11 @@
 """Claims about speed, decided by our measurements, and by the paper's on each of its GPUs.
 
-A claim compares two columns by their ratio, or bounds the numbers of one. A number of ours goes from the tenth to the
+A claim compares two columns by their ratio, or bounds the numbers of one. Our number ranges from the tenth to the
 ninetieth percentile of its replays, a ratio from the least to the largest that these allow: no confidence interval. The
-claim holds where all of that meets the bound, is contradicted where none does, and undecided else. A number without
-replays, and the paper's, is compared as it is. What lacks a number is named and left out; a claim without anything to
-compare has no verdict. What a claim says of times on the paper's GPU is judged on that GPU alone;
-memory is the same on all.
+claim holds where the whole range meets the bound, is contradicted where none does, and is undecided otherwise. A number
+without replays, and the paper's, is compared directly. Places without a number are named and left out; a claim with
+nothing to compare has no verdict. A claim about times on the paper's GPU is judged on that GPU alone; memory is the
+same on all.
 """
 
 import itertools
@@ -21,28 +21,28 @@ from reproduction.frame.speed import SpeedNumber, SpeedNumbers, row_names
 from reproduction.tables.checks import About
 from reproduction.tables.speed.definitions import FACTORS, SpeedCheck, SpeedClaim, SpeedGrid, SpeedTable, matches
 
-#: More rows than these are summed up.
+#: With more rows than these a summary is shown.
 _ROWS = 6
 
 
 class Amount(NamedTuple):
-    """A number or a ratio, and how far down and up its replays go."""
+    """A number or a ratio, and the range of its replays."""
 
     value: float
     low: float
     high: float
 
     def times(self, factor: float) -> "Amount":
-        """It in another unit."""
+        """The amount in another unit."""
         return Amount(*(factor * one for one in self))
 
     def over(self, other: "Amount") -> "Amount":
-        """How many times another it is."""
+        """The ratio of the amount to another."""
         return Amount(self.value / other.value, self.low / other.high, self.high / other.low)
 
     @property
     def inverse(self) -> "Amount":
-        """One over it."""
+        """The inverse of the amount."""
         return Amount(1 / self.value, 1 / self.high, 1 / self.low)
 
 
@@ -54,7 +54,7 @@ Without `over` the number itself, in SI units.
 
 
 def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tuple[Outcome, ...]:
-    """Every claim of a table. device: the GPU or CPU that ours were measured on."""
+    """Decide every claim of a table. device: the GPU or CPU of our measurements."""
     own = any(_is_of(gpu, device) for gpu in table.gpus)
 
     def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
@@ -71,7 +71,7 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
 
 
 def _is_of(gpu: str, device: str) -> bool:
-    """Whether a device is the paper's: "NVIDIA GeForce RTX 3090" has all that "NVIDIA RTX 3090" says."""
+    """Whether a device is the paper's: "NVIDIA GeForce RTX 3090" has all words of "NVIDIA RTX 3090"."""
     return all(word in device.casefold() for word in re.split(r"[ -]+", gpu.casefold()))
 
 
@@ -122,14 +122,14 @@ def _findings(claim: SpeedClaim, grid: SpeedGrid, column: str, ratio: Ratio, pre
 
 
 def _compared(check: SpeedCheck, grid: SpeedGrid, value: Amount) -> Amount:
-    """What is held against the bound, of a speedup or a number in SI units."""
+    """The value compared with the bound, from a speedup or a number in SI units."""
     if check.compare == "amount":
         return value.times(1 / FACTORS[grid.unit])
     return value.inverse if check.compare == "cost" else value
 
 
 def _every(check: SpeedCheck, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
-    """A finding per row; of many rows the worst alone, which decides, with the range of all."""
+    """A finding per row; of many rows only the worst, which decides, with the range of all."""
     found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
     if len(found) <= _ROWS:
         yield from found.values()
@@ -156,7 +156,7 @@ def _bounded(check: SpeedCheck, place: str, amount: Amount) -> Finding:
 
 
 def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
-    """Ratios of our numbers, or of the paper's on a GPU, where one that is printed goes before that of two numbers."""
+    """Ratios of our numbers, or of the paper's on a GPU, where a printed ratio has priority over two numbers."""
 
     def ratio(grid: str, row: str, column: str, over: str | None) -> Amount | None:
         number = numbers[grid, row, column]
@@ -174,7 +174,7 @@ def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
 
 
 def _amount(number: SpeedNumber, gpu: str) -> Amount | None:
-    """Our measurement or, on a GPU, the paper's number, in SI units."""
+    """Our measurement or, for a GPU, the paper's number, in SI units."""
     if not gpu:
         ours = number.ours
         if ours is None:
@@ -192,5 +192,5 @@ def _prefix(table: SpeedTable, grid: SpeedGrid, gpu: str) -> str:
 
 
 def show(ratio: float) -> str:
-    """A ratio as printed: two decimals, three up to a little above one."""
+    """A ratio as printed: two decimals, three up to slightly above one."""
     return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"

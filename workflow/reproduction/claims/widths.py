@@ -1,7 +1,7 @@
-"""How effects go with the width of models: by how much one row is above another on each, and a line through them.
+"""Effects over the width of models: by how much one row is above another on each, and a fitted line.
 
-The line is that of least squares through the logarithms of the ratios over the logarithm of the width. Each model
-counts once, so that its interval has in it how much trainings differ.
+The line is a least-squares fit of the logarithms of the ratios over the logarithm of the width. Each model counts once,
+so that the interval includes the variation between trainings.
 """
 
 import math
@@ -24,7 +24,7 @@ Way = Literal["towards it", "away from it", "undecided"]
 
 @dataclass(frozen=True)
 class Line:
-    """A line through logarithms of ratios over log2 of widths: where it is at the least width, and its slope.
+    """A line through logarithms of ratios over log2 of widths: its value at the least width, and its slope.
 
     low, high: the slope's 95 % interval.
     """
@@ -43,8 +43,8 @@ class Line:
 class Course:
     """An effect on models of several widths.
 
-    rises: by column in percent. widths: by column. papers: what the paper prints, in percent. line: None for fewer than
-    three widths, and where a number is not finite.
+    rises: by column in percent. widths: by column. papers: the paper's, in percent. line: None for fewer than three
+    widths, and where a number is not finite.
     """
 
     effect: WidthEffect
@@ -55,7 +55,7 @@ class Course:
 
     @property
     def way(self) -> Way | None:
-        """Whether wider models come nearer to the paper's number, where the slope's interval leaves out zero."""
+        """Whether wider models approach the paper's number; undecided where the slope's interval has zero."""
         if self.line is None:
             return None
         if self.line.low <= 0 <= self.line.high:
@@ -67,7 +67,7 @@ class Course:
 
 
 def courses(project: Project, table: RunTable, values: Values, results: Mapping[str, RunResult]) -> list[Course]:
-    """The effects that a table's figure names, as far as their rows have numbers."""
+    """The effects named by a table's figure, as far as their rows have numbers."""
     effects = table.figure.effects if table.figure else ()
     quantity = main_quantities(project, table)[0]
     found = []
@@ -84,12 +84,12 @@ def courses(project: Project, table: RunTable, values: Values, results: Mapping[
 
 
 def width_of(column: str) -> int:
-    """The width that a column's name begins with, "256, seed 1"."""
+    """The width at the start of a column's name, "256, seed 1"."""
     return int(column.split(",")[0])
 
 
 def line_through(widths: Mapping[str, int], ratios: Mapping[str, float]) -> Line | None:
-    """The line of least squares; None for fewer than three widths, and where a ratio has no logarithm."""
+    """The least-squares line; None for fewer than three widths, and where a ratio has no logarithm."""
     if len(set(widths.values())) < 3 or not all(math.isfinite(ratio) and ratio > 0 for ratio in ratios.values()):
         return None
     x = np.log2([widths[column] for column in ratios])

@@ -1,1 +1,1 @@
-"""The numbers of a table in one frame: ours, published, and where each is from."""
+"""A table's numbers in one frame: ours and published, each with its origin."""

@@ -1,6 +1,6 @@
-"""A table's numbers as a frame, whatever their source: columns of one name mean the same, written as CSV and Parquet.
+"""A table's numbers as a frame with the same columns for every source, written as CSV and Parquet.
 
-inf and nan are results; an empty field is no number.
+inf and nan are results; an empty field means no number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from pyarrow import csv
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, check_regular
 
-#: Where a line's number is from: `COMPUTED` here, recorded on another machine's device, measured elsewhere by somebody
+#: Origin of a line's number: `COMPUTED` here, recorded on another machine's device, measured elsewhere by somebody
 #: else, or `PUBLISHED` by the paper alone.
 COMPUTED, RECORDED, ELSEWHERE, PUBLISHED = "computed", "recorded", "elsewhere", "published"
 
-#: What a line may say. text, published_text: of what is no number; same: whether the two agree. deviation: over seeds;
-#: low, high: percentiles of replays; ratio: to the baseline of the grid. device: that it was measured on; run: its key.
+#: Fields of a line. text, published_text: non-numeric results; same: whether the two agree. deviation: over seeds;
+#: low, high: percentiles of replays; ratio: to the grid's baseline. device: where it was measured; run: run key.
 #: note: why there is no number, why it is not as printed, or where it was found.
 FIELDS = {
     **dict.fromkeys(("grid", "row", "column", "quantity", "device", "origin", "unit"), pa.string()),
@@ -36,7 +36,7 @@ def _schema(names: Iterable[str]) -> pa.Schema:
 
 
 def to_frame(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
-    """Lines as a frame with these of `FIELDS`, whose columns tell nan, a number, from None, no number."""
+    """Convert lines to a frame with these of `FIELDS`; nan is a number, None means no number."""
     fields = _schema(names)
     columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
@@ -44,17 +44,17 @@ def to_frame(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataF
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as CSV, numbers with all their digits, and as Parquet beside it; each file is whole or absent."""
+    """Write a frame as CSV, numbers with all digits, and as Parquet next to it; each file is whole or absent."""
     for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
         with atomic_path(path.with_suffix(suffix)) as temporary:
             write(temporary, index=False)
 
 
 def read_frame(path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """Read a frame with these of `FIELDS` back from its CSV or Parquet file.
+    """Read a frame with these of `FIELDS` from its CSV or Parquet file.
 
     Raises:
-        ResultError: it is missing, or damaged: a field is missing or is not of its type.
+        ResultError: the file is missing or damaged: a field is absent or has the wrong type.
     """
     check_regular(path)
     fields = _schema(names)

@@ -1,7 +1,7 @@
-"""The numbers of a speed table: each cell of its record beside what the paper printed, and its ratio to the baseline.
+"""A speed table's numbers: each cell of its record, the paper's numbers, and the ratio to the baseline.
 
-A record lies in results/speed/ when this machine measured it, in results/bench/<gpu>/ when it was committed from
-another; the first goes before the second, and the newest of several goes first.
+A record is in results/speed/ when this machine measured it, in results/bench/<gpu>/ when it was committed from
+another. The first has priority over the second, and the newest of several comes first.
 """
 
 import math
@@ -31,7 +31,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class ShownRecord:
-    """The record that a page shows. path: relative to the project; recorded: measured on another machine."""
+    """The record shown on a page. path: relative to the project; recorded: measured on another machine."""
 
     record: Record
     path: Path
@@ -56,9 +56,9 @@ class ShownRecord:
 
 @dataclass(frozen=True)
 class SpeedNumber:
-    """One cell: our measurement or why there is none, its ratio over the baseline, and the paper's on each GPU.
+    """One cell: our measurement or why there is none, its ratio to the baseline, and the paper's number on each GPU.
 
-    spread: of the measurement, as a share of it. ratio_spread: of the ratio, as a share of it.
+    spread: relative, of the measurement. ratio_spread: relative, of the ratio.
     """
 
     ours: Measurement | None
@@ -69,7 +69,7 @@ class SpeedNumber:
     record: CellRecord | None = None
 
     def paper(self, gpu: str) -> Reference | None:
-        """The paper's on one GPU."""
+        """The paper's number on one GPU."""
         return next((paper for paper in self.papers if paper.gpu == gpu), None)
 
 
@@ -78,14 +78,14 @@ SpeedNumbers = dict[SpeedPlace, SpeedNumber]
 
 
 class Measured(NamedTuple):
-    """A table as it was measured: the record that its page shows, None when there is none, and all its numbers."""
+    """A measured table: the record shown on its page, None without one, and all its numbers."""
 
     shown: ShownRecord | None
     numbers: SpeedNumbers
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Every cell, measured or not, in SI units, and what the paper prints beside it on each of its GPUs."""
+        """Every cell, measured or not, in SI units, with the paper's number on each of its GPUs."""
         device = self.shown and self.shown.record.gpu
         origin = self.shown and (RECORDED if self.shown.recorded else COMPUTED)
         lines = []
@@ -99,7 +99,7 @@ class Measured(NamedTuple):
 
 
 def read_numbers(project: Project, table: SpeedTable) -> Measured:
-    """The record and the numbers of a table; of a figure, which has no cells of its own, nothing.
+    """Read the record and the numbers of a table; a figure has no cells of its own and gives none.
 
     Raises:
         ResultError: the record is damaged.
@@ -109,10 +109,10 @@ def read_numbers(project: Project, table: SpeedTable) -> Measured:
 
 
 def find_record(project: Project, table: SpeedTable) -> ShownRecord | None:
-    """The record of a table, None when there is none.
+    """Find the record of a table; None without one.
 
     Raises:
-        ResultError: it is damaged.
+        ResultError: the record is damaged.
     """
     path = record_path(project.root, table.id)
     if path is None:
@@ -121,7 +121,7 @@ def find_record(project: Project, table: SpeedTable) -> ShownRecord | None:
 
 
 def collect(project: Project, table: SpeedTable, shown: ShownRecord | None) -> SpeedNumbers:
-    """Every cell of a table, measured or not."""
+    """Collect every cell of a table, measured or not."""
     printed = references(table, project.root)
     known = {} if shown is None else shown.record.by_key
     records = {(cell.grid, cell.row, cell.column): known.get(cell.key) for cell in table.cells}
@@ -152,10 +152,10 @@ def _measurement(record: CellRecord | None, grid: SpeedGrid, column: str) -> Mea
 
 
 def short_gpu(gpu: str) -> str:
-    """A GPU's name for the head of a column."""
+    """A GPU's name for a column header."""
     return gpu.removeprefix("NVIDIA ")
 
 
 def row_names(grid: SpeedGrid) -> list[str]:
-    """The names of a grid's rows in order."""
+    """A grid's row names in order."""
     return [row.name for row in rows(grid)]

@@ -1,7 +1,7 @@
-"""The values of a table of runs: every number, ours seed by seed beside the paper's.
+"""The values of a table of runs: all our numbers, seed by seed, and the paper's.
 
-Pages, figures, claims and MLflow start from it, by `Values`, which knows the same numbers by their place. A number that
-no run file holds is never printed: collecting fails instead.
+Pages, figures, claims and MLflow read them from `Values`, which holds the same numbers by place. A number that no run
+file holds is never printed: collecting fails instead.
 """
 
 import itertools
@@ -31,20 +31,20 @@ from rotquant.recipes.schemes import ZeroShot
 Place = tuple[str, str, str]
 """Row, column and quantity."""
 
-#: Columns of the frame. A line is one seed of ours, or (`origin` published) a number that the paper alone has. What is
-#: no number stands under `text` and `published_text`.
+#: Columns of the frame. A line is one of our seeds, or (`origin` published) a number that only the paper has.
+#: Non-numeric results are in `text` and `published_text`.
 NAMES = (
     *("row", "column", "quantity", "seed", "value", "mean", "deviation", "standard_error"),
     *("published", "published_deviation", "origin", "run", "text", "published_text"),
 )
 
-#: An empty text in a file, where an empty field is no text; what is measured as text has no spaces.
+#: Marks an empty text in a file, where an empty field means no text; measured texts have no spaces.
 EMPTY = "no text"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A mean, its deviation over the seeds (None for a single value), and of ours each seed's value and run key.
+    """A mean, its deviation over seeds (None for a single value), and for ours each seed's value and run key.
 
     standard_error: of the mean over windows or items; None where the runs store none (`study.samples`).
     """
@@ -73,7 +73,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """What each seed found where no number is asked for, and the seeds' run keys."""
+    """Non-numeric results of the seeds, and the seeds' run keys."""
 
     values: tuple[str, ...]
     seeds: tuple[int, ...] = field(default=(), compare=False)
@@ -82,9 +82,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Values(Mapping[Place, Number]):
-    """A table's numbers by place: ours by indexing, and what the paper prints.
+    """A table's numbers by place: ours by indexing, and the paper's.
 
-    texts, published_texts: what is shown and not compared.
+    texts, published_texts: shown but not compared.
     """
 
     ours: Mapping[Place, Number]
@@ -103,7 +103,7 @@ class Values(Mapping[Place, Number]):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Every number as a line of `NAMES`: ours seed by seed, then what the paper alone has."""
+        """Every number as a line of `NAMES`: ours seed by seed, then those only the paper has."""
         lines = []
         for place, number in self.ours.items():
             paper = self.published.get(place)
@@ -118,7 +118,7 @@ class Values(Mapping[Place, Number]):
         return to_frame([*lines, *self._lines_of_texts()], NAMES)
 
     def _lines_of_texts(self) -> Iterator[tuple[Any, ...]]:
-        """What is no number, as lines of the frame."""
+        """Non-numeric results as lines of the frame."""
         for place, ours in self.texts.items():
             for seed, text, run in zip(ours.seeds, ours.values, ours.runs, strict=True):
                 yield (*place, seed, *[None] * 6, COMPUTED, run, text or EMPTY, self.published_texts.get(place))
@@ -152,7 +152,7 @@ class Values(Mapping[Place, Number]):
 
 
 def collect(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
-    """A table's numbers, and the run results behind them by key.
+    """Collect a table's numbers, and their run results by key.
 
     Raises:
         ResultError: no column is computed, a run is not computed yet, or its file is damaged.
@@ -174,12 +174,12 @@ def collect(project: Project, table: RunTable) -> tuple[Values, dict[str, RunRes
 def numbers_of(
     cells: Iterable[Cell], results: Mapping[str, RunResult], floats: Mapping[str, RunResult] | None = None
 ) -> dict[Place, Number]:
-    """The numbers of cells, from the results of all their runs by key.
+    """Numbers of cells, from the results of all their runs by key.
 
     Endpoints that a file lacks are left out.
 
     Args:
-        floats: of runs of tasks the results of the unquantized network, by the runs' keys.
+        floats: for runs of tasks, the results of the unquantized network by the runs' keys.
     """
     found = {}
     for cell in cells:
@@ -195,7 +195,7 @@ def numbers_of(
 
 
 def number_of(result: RunResult, quantity: Quantity, floats: Mapping[str, RunResult] | None = None) -> float | None:
-    """A run's number; None of an endpoint that its file lacks, or whose unquantized run is not there."""
+    """A run's number; None for an endpoint that its file lacks, or without the unquantized run."""
     if quantity.key == ANSWER_FLIPS.name:
         plain = (floats or {}).get(result.run.key)
         return None if plain is None else flipped(result.run.metric, result.samples, plain.samples)
@@ -203,7 +203,7 @@ def number_of(result: RunResult, quantity: Quantity, floats: Mapping[str, RunRes
 
 
 def unquantized(project: Project, results: Mapping[str, RunResult]) -> dict[str, RunResult]:
-    """Of each run of tasks the result of the unquantized network on the same items, where its file is there."""
+    """Results of the unquantized network on the same items as each run of tasks, where the file exists."""
     found: dict[str, RunResult] = {}
     read: dict[str, RunResult | None] = dict(results)
     for key, result in results.items():
@@ -224,9 +224,9 @@ def observed(result: RunResult, quantity: str) -> NDArray[np.float64] | None:
 
 
 def standard_error(seeds: Sequence[NDArray[np.float64] | None]) -> float | None:
-    """The standard error of a mean over seeds, over windows or items (float64 [n] of each seed).
+    """Standard error, over windows or items, of a mean over seeds (float64 [n] for each seed).
 
-    None unless every seed has the same number of them, two at least.
+    None unless every seed has the same number of them, at least two.
     """
     known = [one for one in seeds if one is not None]
     if len(known) < len(seeds) or len({one.shape for one in known}) != 1 or len(known[0]) < 2:
@@ -236,13 +236,13 @@ def standard_error(seeds: Sequence[NDArray[np.float64] | None]) -> float | None:
 
 
 def printed(project: Project, table: RunTable) -> dict[Place, Number]:
-    """What the paper prints in a table, with its deviations."""
+    """The paper's numbers in a table, with their deviations."""
     numbers = project.published(table).items()
     return {place: Number(one.value, one.deviation) for place, one in numbers if one.value is not None}
 
 
 def printed_texts(project: Project, table: RunTable) -> dict[Place, str]:
-    """What the paper prints in a table where no number is asked for."""
+    """The paper's non-numeric entries in a table."""
     return {place: one.text for place, one in project.published(table).items() if one.text is not None}
 
 
@@ -252,10 +252,10 @@ def write_values(root: Path, name: str, values: Values) -> None:
 
 
 def read_values(root: Path, name: str) -> Values:
-    """Read back what `write_values` wrote.
+    """Read values written by `write_values`.
 
     Raises:
-        ResultError: it is missing or damaged.
+        ResultError: the file is missing or damaged.
     """
     path = root / table_path(name)
     frame = read_frame(path, NAMES)
@@ -271,7 +271,7 @@ def read_values(root: Path, name: str) -> Values:
 
 
 def read_back(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
-    """A table's numbers as they were written, now if never before, and the run results behind them by key.
+    """Read a table's written numbers, or write them if there are none, and their run results by key.
 
     Raises:
         ResultError: a run file is missing, it or the table is damaged, or the table holds other numbers than these.
@@ -309,7 +309,7 @@ def _results_of(project: Project, table: RunTable) -> dict[str, RunResult]:
 
 
 def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
-    """The run files behind written values that are there, by key: a table may be older than the configuration."""
+    """Existing run files of written values, by key: a table may be older than the configuration."""
     found = {}
     for key in dict.fromkeys(key for number in values.values() for key in number.runs):
         try:
@@ -320,7 +320,7 @@ def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
 
 
 def known_quantities(project: Project, table: RunTable, values: Values) -> dict[str, Quantity]:
-    """Quantities by name: what the table measures, and what the paper prints there if its tasks differ from ours."""
+    """Quantities by name: those the table measures, and those the paper prints there if its tasks differ from ours."""
     both = (*printed_accuracies(values), *project.quantities(table), *project.endpoints(table))
     return {quantity.name: quantity for quantity in both}
 
@@ -334,14 +334,14 @@ def printed_accuracies(values: Values) -> tuple[Quantity, ...]:
 
 
 def main_quantities(project: Project, table: RunTable) -> tuple[Quantity, ...]:
-    """What a table's rows are compared by: everything but the accuracies of single tasks."""
+    """Quantities that compare a table's rows: all except the accuracies of single tasks."""
     return tuple(quantity for quantity in project.quantities(table) if quantity.chance is None)
 
 
 def loss_percent(quantity: Quantity, value: float | None, baseline: float | None) -> float | None:
-    """How much worse a value is than the baseline's, in percent of it.
+    """Loss of a value against the baseline, in percent of the baseline.
 
-    None without both, where the baseline is zero, and for quantities that are not compared so, such as decibels.
+    None without both, for a zero baseline, and for quantities not compared in percent, such as decibels.
     """
     if value is None or baseline is None or not quantity.relative:
         return None
@@ -349,7 +349,7 @@ def loss_percent(quantity: Quantity, value: float | None, baseline: float | None
 
 
 def percent_of(part: float | None, whole: float) -> float | None:
-    """A part in percent; None without one, and of nothing (an accuracy of zero)."""
+    """A part in percent; None without a part, or if the whole is zero."""
     return None if part is None or whole == 0 else 100.0 * part / whole
 
 

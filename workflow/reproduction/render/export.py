@@ -1,4 +1,4 @@
-"""A table's numbers for elsewhere: LaTeX and Markdown of its grids, CSV and JSON of its frame."""
+"""Export of a table's numbers: LaTeX and Markdown of its grids, CSV and JSON of its frame."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ Format = Literal["latex", "markdown", "csv", "json"]
 
 
 def exported(project: Project, name: str, form: Format) -> str:
-    """A table, as its numbers were collected last, in one of the formats.
+    """Export a table, with its last collected numbers, in one of the formats.
 
     Raises:
-        ConfigError: there is no such table.
+        ConfigError: the table does not exist.
         ResultError: its numbers are not collected yet, or a file is damaged.
     """
     table = project.table(name)

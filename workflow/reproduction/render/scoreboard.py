@@ -1,7 +1,7 @@
-"""The scoreboard: every table and figure of the papers and every report of our own, and how far each is.
+"""The scoreboard: every table and figure of the papers and every report of our own, and their progress.
 
-A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ holds
-its measurements from another machine's GPU. The list is config/targets.yaml; what is done is read from the files, never
+A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ has
+its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
 from a list. `index` writes it as Markdown; `reproduction.render.html` shows the same standings as a page.
 """
 
@@ -20,18 +20,18 @@ from reproduction.tables.targets import load_targets
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_object
 
-#: The same seeds in the arithmetic of two machines.
+#: Results of the same seeds on two machines.
 MACHINES = Path("workflow/resources/machines.json")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far one target is.
+    """Progress of one target.
 
-    kind: what sort of target, in words. listed: whether it stands in the paper; the others are reports of our own.
-    rendered: whether its page is there. csv: its numbers, where they are. source: the name of theirs.
+    kind: its kind, in words. listed: whether it is in the paper; the others are reports of our own.
+    rendered: whether its page exists. csv: its numbers, where they exist. source: the name of their source.
     status, machines: computed here, recorded on these GPUs, or neither.
-    report: what it says; None before its numbers are collected.
+    report: its content; None before its numbers are collected.
     """
 
     id: str
@@ -53,14 +53,14 @@ class Standing:
 
     @property
     def label(self) -> str:
-        """What the paper calls it, such as "Table 1"; a word for a report of our own."""
+        """The paper's label, such as "Table 1"; a word for a report of our own."""
         name = self.id.removeprefix(f"{self.paper}_")
         word = name.rstrip("0123456789")
         return f"{word.capitalize()} {name[len(word) :]}".strip()
 
     @property
     def score(self) -> Score:
-        """What became of its claims."""
+        """Verdicts of its claims."""
         return Score() if self.report is None else self.report.claims.score
 
 
@@ -71,7 +71,7 @@ Standings = Mapping[str, Sequence[Standing]]
 def standings(project: Project) -> Standings:
     """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
 
-    Reports that are about no paper come last, under the name of their subject.
+    Reports about no paper come last, under the name of their subject.
     """
     data = load_targets(project.root)
     listed = {target.id for target in data.targets}
@@ -87,7 +87,7 @@ def standings(project: Project) -> Standings:
 
 
 def subjects(project: Project) -> dict[str, str]:
-    """The papers by their short name, with their titles; then what else there are reports about."""
+    """The papers by their short name, with their titles; then the other subjects of reports."""
     others = {table.paper: table.paper_title for table in project.tables.values()}
     papers = load_targets(project.root).papers
     return papers | {name: title for name, title in others.items() if name not in papers}
@@ -100,7 +100,7 @@ def index(project: Project, found: Standings | None = None) -> str:
 
 
 def machine_noise(root: Path) -> str:
-    """What the arithmetic of another CPU does to the same seeds, in a sentence; nothing where it was not recorded."""
+    """Effect of another CPU's arithmetic on the same seeds, in a sentence; empty if it was not recorded."""
     path = root / MACHINES
     if not path.exists():
         return ""

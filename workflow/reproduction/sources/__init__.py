@@ -1,1 +1,1 @@
-"""Where tables have their numbers from: runs, benchmarks, recipes, and measurements made elsewhere. A file each."""
+"""Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere. One file each."""

@@ -1,4 +1,4 @@
-"""Benchmarks: a cell is a function timed at a paper's shapes; its numbers lie in the record of a GPU or a CPU.
+"""Benchmarks: a cell is a function timed at a paper's shapes; its numbers are in the record of a GPU or a CPU.
 
 Time and memory depend on shapes and on the device, never on trained weights. A record is this machine's own, or the
 newest of those committed from others.
@@ -43,7 +43,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
     schema = SpeedFile
 
     def load(self, path: Path, root: Path) -> Iterator[SpeedTable]:
-        """Arguments fit their benchmarks, which measure one device; the paper's numbers are there."""
+        """Load tables; arguments fit the benchmarks of one device, and the paper's numbers exist."""
         for table in tables_in(path, root, SpeedFile, SpeedTable):
             try:
                 devices = sorted({find(cell.benchmark, table.id).device for cell in table.cells})
@@ -56,14 +56,14 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             yield table
 
     def settled(self, table: SpeedTable, tables: Mapping[str, Table], root: Path) -> SpeedTable:
-        """A figure draws columns that there are."""
+        """Check that a figure draws existing columns."""
         of_speed = {name: one for name, one in tables.items() if isinstance(one, SpeedTable)}
         for part in table.drawing.parts if table.drawing else ():
             lookup(of_speed, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
         return table
 
     def planned(self, project: "Project", table: SpeedTable) -> dict[str, Any]:
-        """Its definition follows from what the tables behind it and the papers' numbers say."""
+        """Plan a table; its definition covers its tables and the papers' numbers."""
         behind = [project.one(SpeedTable, name) for name in dict.fromkeys([table.id, *table.recorded])]
         texts = [(project.root / one.published).read_text() for one in behind if one.published]
         committed = {name: committed_path(project.root, name) for name in table.recorded}
@@ -98,11 +98,11 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         return draw(project, table, path, width)
 
     def reached(self, project: "Project", table: SpeedTable, rendered: bool) -> Reached:
-        """A figure is as far as all the tables that it draws, whether pages were rendered or not."""
+        """Progress of a table; a figure waits for all tables that it draws, rendered or not."""
         from reproduction.frame.speed import find_record
 
         known = [None]
-        with suppress(ResultError):  # rendering it says so
+        with suppress(ResultError):  # rendering reports it
             known = [find_record(project, project.one(SpeedTable, name)) for name in table.recorded]
         found = [record for record in known if record is not None]
         if len(found) < len(known):
@@ -112,7 +112,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         return Reached(status, machines, self.report(project, table, self.collect(project, table)))
 
     def is_tracked(self, project: "Project", table: SpeedTable) -> bool:
-        """Whether its page is there."""
+        """Whether its page exists."""
         from reproduction.run.results import REPORTS
 
         return (project.root / REPORTS / f"{table.id}.md").exists()

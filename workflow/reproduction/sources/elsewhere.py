@@ -1,7 +1,7 @@
-"""Elsewhere: a cell is a number that somebody else measured, read from a CSV that says from whom; nothing is run.
+"""Elsewhere: a cell is a number that somebody else measured, read from a CSV that names the source; nothing is run.
 
-It stands beside what a paper prints, as our own numbers do, and claims are judged by it. Neither windows nor seeds are
-known of such a number, so it is compared as it is printed.
+It is shown next to the paper's number, as our own numbers are, and decides claims. Its windows and seeds are unknown,
+so it is compared as printed.
 """
 
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ class ElsewhereFile(OfPaper):
 
 
 class ElsewhereTable(ElsewhereFields, Table):
-    """A table of numbers from elsewhere, all of whose rows and columns are named."""
+    """A table of numbers from elsewhere, with all rows and columns named."""
 
     of: ClassVar[str] = "elsewhere"
 
@@ -92,7 +92,7 @@ class ElsewhereTable(ElsewhereFields, Table):
         return self.columns or ()
 
     def quantity(self, name: str) -> Quantity:
-        """What a metric measures.
+        """Quantity of a metric.
 
         Raises:
             ConfigError: neither the table nor this project knows it.
@@ -103,7 +103,7 @@ class ElsewhereTable(ElsewhereFields, Table):
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The numbers of a table, what the paper prints, and where each of the first is from, by (row, column, metric)."""
+    """A table's numbers, the paper's, and the origin of each of the first, by (row, column, metric)."""
 
     numbers: "dict[tuple[str, str, str], Number]"
     published: "dict[tuple[str, str, str], Number]"
@@ -119,7 +119,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
     schema = ElsewhereFile
 
     def load(self, path: Path, root: Path) -> Iterator[ElsewhereTable]:
-        """Rows, columns and metrics that are named are in the CSV."""
+        """Load tables; named rows, columns and metrics must be in the CSV."""
         for table in tables_in(path, root, ElsewhereFile, ElsewhereTable):
             where = f"{table.file}: tables.{table.id}"
             folder = path.relative_to(root).parent
@@ -130,7 +130,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
                 raise ConfigError(f"{where}: {error}") from None
 
     def planned(self, project: "Project", table: ElsewhereTable) -> dict[str, Any]:
-        """Its definition follows from what its files say."""
+        """Plan a table; its definition covers its files' contents."""
         files = (table.numbers, *filter(None, [table.published]))
         texts = [(project.root / file).read_text(encoding="utf-8") for file in files]
         return {"definition": short_hash(canonical_json([table.model_dump(mode="json"), texts]))}
@@ -202,7 +202,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
 
 
 def _read(table: ElsewhereTable, file: str | None, root: Path) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    """The numbers of a CSV in the table's rows and columns, where the table has any of its own."""
+    """Numbers of a CSV in the table's rows and columns, where it names any."""
     for place, one in (read_published(file, root) if file else {}).items():
         row, column, _ = place
         if one.value is not None and row in (table.rows or (row,)) and column in (table.columns or (column,)):
@@ -210,7 +210,7 @@ def _read(table: ElsewhereTable, file: str | None, root: Path) -> Iterator[tuple
 
 
 def _checked(table: ElsewhereTable, root: Path) -> ElsewhereTable:
-    """The table with all its rows and columns, of which claims are."""
+    """The table with all its rows and columns, after checking its claims."""
     read = read_published(table.numbers, root)
     printed = read_published(table.published, root) if table.published else {}
     rows, columns, metrics = (dict.fromkeys(place[part] for place in (*read, *printed)) for part in range(3))
@@ -233,12 +233,12 @@ def _checked(table: ElsewhereTable, root: Path) -> ElsewhereTable:
 
 
 def _quantity(table: ElsewhereTable, collected: Elsewhere, claim: Claim) -> Quantity:
-    """What a claim compares: the first metric unless it says another."""
+    """Quantity compared by a claim: the first metric unless it names another."""
     return table.quantity(claim.quantity or next(name for _, _, name in collected.numbers))
 
 
 def _outcomes(table: ElsewhereTable, collected: Elsewhere) -> Any:
-    """Every claim, decided by the numbers as they were printed elsewhere, and by the paper's."""
+    """Decide every claim, by the numbers printed elsewhere and by the paper's."""
     from reproduction.claims.claims import Answer, decided, judge
 
     def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
@@ -254,7 +254,7 @@ def _outcomes(table: ElsewhereTable, collected: Elsewhere) -> Any:
 
 
 def _grids(table: ElsewhereTable, collected: Elsewhere) -> "Iterator[Grid]":
-    """A grid for each metric: the numbers, and the paper's beside them."""
+    """A grid for each metric: the numbers, each with the paper's."""
     from reproduction.render.pages import cells
     from reproduction.render.pages.model import Grid, GridColumn, beside
     from reproduction.words.numbers import words

@@ -1,4 +1,4 @@
-"""Recipes: a cell is a fact of how a recipe quantizes; nothing is run, and it stands beside what a paper prints."""
+"""Recipes: a cell is a fact of how a recipe quantizes, shown next to the paper's; nothing is run."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ class Recipes(Source[SettingsTable, SettingsTable]):
             raise ConfigError(f"{table.file}: tables.{table.id}: {error}") from None
 
     def planned(self, project: "Project", table: SettingsTable) -> dict[str, Any]:
-        """Its definition follows from what its files say and from the recipes that its cells are of."""
+        """Plan a table; its definition covers its files and its cells' recipes."""
         return {"definition": short_hash(canonical_json(table.model_dump(mode="json")))}
 
     def collect(self, project: "Project", table: SettingsTable) -> SettingsTable:

@@ -1,4 +1,4 @@
-"""Runs: a cell is a recipe applied to a model and measured, once for each seed; its numbers lie in run files."""
+"""Runs: a cell is a recipe applied to a model and measured, once for each seed; its numbers are in run files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ Collected = tuple["Values", "dict[str, RunResult]"]
 
 
 class Runs(Source[RunTable, Collected]):
-    """Tables of accuracy and all else that is measured of a model."""
+    """Tables of accuracy and other measurements of a model."""
 
     name = "runs"
     patterns = ("papers/*/*.yaml",)
@@ -46,7 +46,7 @@ class Runs(Source[RunTable, Collected]):
             yield table
 
     def settled(self, table: RunTable, tables: Mapping[str, Table], root: Path) -> RunTable:
-        """Claims' experiments name rows that are computed, and columns, of a table of runs that there is."""
+        """Check that claims' experiments name computed rows, and columns, of an existing table of runs."""
         of_runs = {name: one for name, one in tables.items() if isinstance(one, RunTable)}
         for number, claim in enumerate(table.claims, 1):
             if (experiment := claim.experiment) is None:
@@ -60,7 +60,7 @@ class Runs(Source[RunTable, Collected]):
         return table
 
     def planned(self, project: "Project", table: RunTable) -> dict[str, Any]:
-        """Its definition follows from YAML, published values, slots and runs."""
+        """Plan a table; its definition covers YAML, published values, slots and runs."""
         cells = project.cells(table.id)
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
         slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
@@ -108,12 +108,12 @@ class Runs(Source[RunTable, Collected]):
 
     def reached(self, project: "Project", table: RunTable, rendered: bool) -> Reached:
         report = None
-        with suppress(ResultError):  # rendering it says so
+        with suppress(ResultError):  # rendering reports it
             report = self.report(project, table, self.written(project, table))
         return Reached("computed" if rendered else "not yet", report=report)
 
     def is_tracked(self, project: "Project", table: RunTable) -> bool:
-        """Whether all of its runs are there."""
+        """Whether all its runs exist."""
         from reproduction.run.results import run_path
 
         cells = project.cells(table.id)

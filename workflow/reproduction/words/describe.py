@@ -9,7 +9,7 @@ from reproduction.tables.tables import RunTable, Table
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 
-#: What acts while a model runs, in words.
+#: Operations while a model runs, in words.
 RUNTIME_WORDS = {
     "activations": "activations",
     "attention_output": "those of o_proj",
@@ -19,30 +19,30 @@ RUNTIME_WORDS = {
 
 
 def title(table: Table) -> str:
-    """A table's name in full, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
+    """A table's full name, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
     kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "")[:2]
     label = f", {kind.capitalize()} {number}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
 def lead(table: Table) -> str:
-    """A table's caption and where it stands in the paper."""
+    """A table's caption and its place in the paper."""
     section = f", Section {table.section}" if is_of_the_paper(table) else ""
     return f"{table.caption} ({table.paper_title}{section})"
 
 
 def is_of_the_paper(table: Table) -> bool:
-    """Whether a table stands in the paper; the others are reports of our own."""
+    """Whether a table is in the paper; the others are our own reports."""
     return table.label.startswith(("table", "figure", "lemma"))
 
 
 def is_about_models(table: RunTable) -> bool:
-    """Whether models are measured; an illustration computes on numbers of its own."""
+    """Whether models are measured; an illustration computes on its own numbers."""
     return any(metric["kind"] not in ("range_use", "hadamard_kurtosis") for metric in table.metrics)
 
 
 def is_stand_in(slot: Slot) -> bool:
-    """Whether a slot's checkpoint is not the model it is named after, judged by its name, hyphens apart."""
+    """Whether a slot's checkpoint differs from the model it is named after, judged by name without hyphens."""
     own, checkpoint = (name.lower().replace("-", "") for name in (slot.name, model_name(slot)))
     return own not in checkpoint
 
@@ -53,19 +53,19 @@ def model_name(slot: Slot) -> str:
 
 
 def panel_title(project: Project, table: RunTable, column: str) -> str:
-    """A column's name above a figure's panel, and below it the checkpoint it is computed on."""
+    """Title of a figure's panel: a column's name, and below it the checkpoint."""
     return f"{column}\n(here: {model_name(project.slot(table, column))})"
 
 
 def measurement(run: Run) -> str:
-    """All settings of a run's metric that are set, such as "perplexity: corpus wikitext2, split test, bos text"."""
+    """Settings given for a run's metric, such as "perplexity: corpus wikitext2, split test, bos text"."""
     fields = {**run.metric.model_dump(exclude={"kind"}), "corpus": corpus_words(run)}
     words = [f"{name} {_plain(value)}" for name, value in fields.items() if value is not None]
     return f"{run.metric.kind}: {', '.join(words)}" if words else run.metric.kind
 
 
 def corpus_words(run: Run) -> str | None:
-    """The text behind a run's metric, and what it is in place of; None for a metric without one."""
+    """The text that a run's metric reads, and the text it replaces; None for a metric without one."""
     asked = run.metric.corpus
     if asked is None:
         return None
@@ -105,7 +105,7 @@ def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
 
 
 def _weights(recipe: Recipe, weights: WeightQuantization) -> str:
-    """The integers, by which method they are rounded where it does nothing else, and the clip search."""
+    """The integers, their rounding method if it does nothing else, and the clip search."""
     rounding = [method.describe(recipe) for method in recipe.methods.values() if method.roles == {"rounding"}]
     clip = f", clip search in norm {weights.clip_norm:g}" if weights.clip_search else ""
     return f"{_scheme(weights.scheme)}, {rounding[0] if rounding else 'RTN'}{clip}"

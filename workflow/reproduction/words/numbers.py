@@ -1,4 +1,4 @@
-"""Numbers and quantities in words, as pages and figures print them. Published numbers stand in italics."""
+"""Numbers and quantities in words, as pages and figures print them. Published numbers are in italics."""
 
 import math
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ def words(quantity: Quantity) -> str:
 
 
 def loss_words(quantity: Quantity) -> str:
-    """What it means to be worse, such as "increase of perplexity"."""
+    """A worse result in words, such as "increase of perplexity"."""
     return f"{'increase' if quantity.better == 'lower' else 'loss'} of {words(quantity)}"
 
 
@@ -99,7 +99,7 @@ def show_change(percent: float | None, deviation: float | None = None) -> str:
 
 
 def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
-    """What a reader must know about NaN and Inf among our numbers; nothing where all are finite."""
+    """Sentences about NaN and Inf among our numbers; none where all are finite."""
     notes = []
     for quantity in known:
         found = [value.mean for (_, _, name), value in values.items() if name == quantity.name]
@@ -113,10 +113,10 @@ def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
 
 
 def italic(text: str) -> str:
-    """A published number, so that it cannot be taken for one of ours."""
+    """A published number in italics, to tell it from ours."""
     return text if text == "-" else f"*{text}*"
 
 
 def listed(items: Iterable[object], between: str = ", ") -> str:
-    """Each once, in order; "-" for none."""
+    """Join the items, each once, in order; "-" for none."""
     return between.join(dict.fromkeys(map(str, items))) or "-"

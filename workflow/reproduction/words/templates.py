@@ -1,4 +1,4 @@
-"""Templates hold the words of pages. Those of HTML are escaped; a name that is not given is an error."""
+"""Templates with the words of pages. HTML templates are escaped; a missing name is an error."""
 
 import functools
 import os
@@ -11,12 +11,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reproduction.run.results import REPORTS
 from reproduction.words.numbers import listed, show
 
-#: The folder that templates are named from.
+#: Root folder of template names.
 FOLDER = Path(__file__).parents[1] / "render"
 
 
 def environment(filters: dict[str, Callable[..., Any]] | None = None, **syntax: Any) -> Environment:
-    """What reads templates; `filters` beside those that all share, `syntax` where braces are in the way."""
+    """Build the Jinja environment; `filters` add to the shared ones, `syntax` replaces the braces."""
     made = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=lambda name: name is not None and name.endswith(".html.jinja"),
@@ -31,18 +31,18 @@ def environment(filters: dict[str, Callable[..., Any]] | None = None, **syntax: 
 
 
 def sentences(template: str, macro: str, **arguments: Any) -> tuple[str, ...]:
-    """What a macro says, a sentence on each line."""
+    """Sentences of a macro, one on each line."""
     said = getattr(_plain().get_template(template).module, macro)(**arguments)
     return tuple(line for line in said.splitlines() if line)
 
 
 def once(text: str, between: str = ", ") -> str:
-    """The lines of a text, each once, on one line."""
+    """Join the distinct lines of a text."""
     return listed((line for line in text.splitlines() if line), between)
 
 
 def file_link(path: Path, words: str = "") -> str:
-    """A link from the reports folder to a file of the project, by its path or under other words."""
+    """A link from the reports folder to a project file, by its path or under other words."""
     return f"[{words or path}]({os.path.relpath(path, REPORTS)})"
 
 

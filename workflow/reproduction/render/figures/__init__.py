@@ -1,1 +1,1 @@
-"""Figures of tables, each of its kind, in one style."""
+"""Figures of tables, one module per kind, in one style."""

@@ -1,4 +1,4 @@
-"""Figures of kind `tasks`: accuracy task by task, the baseline beside the methods, with the level of chance.
+"""Figures of kind `tasks`: accuracy by task, the baseline next to the methods, with the level of chance.
 
 The shipped suite's tasks are not the paper's: ours fill the upper panels and the paper's the lower ones.
 """
@@ -29,7 +29,7 @@ class Accuracies:
 
 
 def tasks(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """One panel per column, ours above the paper's; rows are told apart by colour, the baseline is grey."""
+    """Draw one panel per column, ours above the paper's; colours distinguish rows, the baseline is grey."""
     columns, blocks = project.columns(table), _blocks(project, table, values)
     titles = [[task.title for task in block.tasks] for block in blocks]
     names = 0.2 + max(room_for(found)[0] for found in titles)
@@ -49,7 +49,7 @@ def tasks(project: Project, table: RunTable, values: Values, sheet: Sheet) -> No
 
 
 def _blocks(project: Project, table: RunTable, values: Values) -> list[Accuracies]:
-    """Ours, and the paper's where it prints accuracies."""
+    """Our accuracies, and the paper's where it prints any."""
     measured = tuple(quantity for quantity in project.quantities(table) if quantity.unit == "%")
     blocks = [Accuracies("computed here", measured, values.ours, OURS_MARK)]
     if printed := printed_accuracies(values):
@@ -58,7 +58,7 @@ def _blocks(project: Project, table: RunTable, values: Values) -> list[Accuracie
 
 
 def _panel(axis: Any, table: RunTable, block: Accuracies, column: str) -> None:
-    """The tasks of one column from top to bottom; what is not finite is named at the left end, where guesses are."""
+    """Draw a column's tasks from top to bottom; non-finite values are named at the left end, where guesses are."""
     for place, task in enumerate(block.tasks):
         numbers = {row: block.numbers.get((row, column, task.name)) for row in _colors(table)}
         known = {row: number for row, number in numbers.items() if number is not None}

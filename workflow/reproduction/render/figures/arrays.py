@@ -1,4 +1,4 @@
-"""What figures are drawn from besides a table's numbers: arrays of run files, histories of learned rotations."""
+"""Data of figures in addition to a table's numbers: arrays of run files, histories of learned rotations."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from rotquant.foundation.files import read_json
 
 
 def array_of(project: Project, key: str, name: str) -> Any:
-    """An array of a run, as nested lists or whatever its metric keeps under that name.
+    """Read an array of a run, as nested lists or in the form stored by its metric.
 
     Raises:
-        ResultError: the run file is missing, damaged, or holds no such array.
+        ResultError: the run file is missing, damaged, or has no such array.
     """
     path = project.root / run_path(key)
     arrays = read_result(path).arrays
@@ -22,7 +22,7 @@ def array_of(project: Project, key: str, name: str) -> Any:
 
 
 def history_of(project: Project, key: str) -> list[dict[str, Any]]:
-    """The history of the learned rotations that a run's weights were made with, one record for each step.
+    """Read the history of the learned rotations of a run's weights, one record for each step.
 
     Raises:
         ResultError: the run has none, or a file is missing or damaged.

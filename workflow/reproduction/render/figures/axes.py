@@ -1,4 +1,4 @@
-"""Axes on which every number of a figure has a place, and labels that stay beside their own panel."""
+"""Axes on which every number of a figure has a place, and labels that stay next to their own panel."""
 
 import itertools
 import math
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Usual are our changes up to so many times their upper quartile; more than so many times the largest of them is far.
+#: Our changes up to this multiple of their upper quartile are usual; above this multiple of the largest they are far.
 USUAL, FAR = 100.0, 15.0
 
-#: An axis is logarithmic where the middle one of our changes would lie within this share of a linear one.
+#: An axis is logarithmic if our median change would be within this share of a linear one.
 HIDDEN = 0.15
 
-#: Up to this many percent an axis of relative changes is linear in any case.
+#: Up to this many percent, an axis of relative changes is always linear.
 LINEAR = 8.0
 
-#: Labels that fit beside a panel.
+#: Labels that fit next to a panel.
 _BESIDE = 7
 
-#: Inches of a character of a label, of the gap between two, and of a mark at the end of an axis.
+#: Inches of a label's character, of the gap between two labels, and of a mark at the end of an axis.
 _CHARACTER, _GAP, _MARK = 0.056, 0.05, 0.15
 
-#: What an axis has beyond its last number where nothing is far, as a share of its length.
+#: Margin beyond the last number where nothing is far, as a share of the axis's length.
 _MARGIN = 0.1
 
-#: A logarithmic axis is as long from zero to 1 % as for so many powers of ten.
+#: Length of a logarithmic axis from zero to 1 %, in powers of ten.
 LINEAR_PART = 0.5
 
 
@@ -39,10 +39,10 @@ class PercentAxis:
     """An axis of relative changes in percent, linear, or linear about zero and logarithmic beyond 1 %.
 
     Perplexities rise by ten percent in all rows of one table, by one to a thousand in another, and by a million where a
-    network broke down: on a scale for these nothing of the others could be seen. What is far beyond the others or not
-    finite therefore lies at the end of the axis, and its number beside it. How far that is follows our numbers.
+    network broke down. An axis with room for a million would hide the other changes. Changes that are far beyond the
+    others or not finite are therefore drawn at the end of the axis, with their numbers. Our numbers set the limit.
 
-    inches: about the axis's length, on which the room for numbers at its ends and for labels below it depends.
+    inches: approximate length of the axis, which sets the room for numbers at its ends and for labels below it.
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
@@ -63,22 +63,22 @@ class PercentAxis:
 
     def beyond(self, change: float) -> bool:
         """Whether a change is drawn at the end of the axis instead of its own place."""
-        return not abs(change) <= self.far  # nan is, too
+        return not abs(change) <= self.far  # also nan
 
     def _room(self, change: Change, negative: bool) -> float:
-        """Inches that what a row has at an end of the axis takes there."""
+        """Inches of a row's number and mark at an end of the axis."""
         numbers = [number for number in (change.ours, change.papers) if number is not None and self.beyond(number)]
         texts = [change_label(number) for number in numbers if (number < 0) == negative]
         return _MARK * bool(texts) + sum(_GAP + _CHARACTER * len(text) for text in texts)
 
     @property
     def least(self) -> float:
-        """Inches of the axis that leave room for what it is about beside the numbers at its ends."""
+        """Inches of the axis that leave room for the changes between the numbers at its ends."""
         return 0.5 + self.below + self.above
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Both ends of the axis; where something lies beyond one, its mark and its number have room there."""
+        """Both ends of the axis, with room for the marks and numbers of changes beyond them."""
         low, high = (self._along(end) for end in (self.low, self.high))
         span = max(high - low, 0.1)
         shares = [room / max(self.inches, self.least) for room in (self.below, self.above)]
@@ -87,13 +87,13 @@ class PercentAxis:
 
     @property
     def _usual(self) -> tuple[float, float]:
-        """The part of the axis where numbers have places of their own."""
+        """The part of the axis where numbers have their own places."""
         low, high = (self._along(end) for end in (self.low, self.high))
         margin = _MARGIN * max(high - low, 0.1)
         return self._back(low - margin), self._back(high + margin)
 
     def place(self, change: float) -> float:
-        """Where a change is drawn."""
+        """The place of a change on the axis."""
         if not self.beyond(change):
             return change
         low, high = (self._along(end) for end in self.limits)
@@ -129,7 +129,7 @@ class PercentAxis:
         ticks.set_major_formatter(lambda value, _: _percent(value))
 
     def _ticks(self, *, below: bool) -> list[float]:
-        """Zero and powers of ten, beside a panel also what is half way between them; fewer where there is no room."""
+        """Zero and powers of ten, and next to a panel also their midpoints; fewer without room."""
         low, high = self._usual
         crowded = [value for value in (1.0, -1.0) if below and self._meet([0.0, value])]
         found = [0.0]
@@ -164,7 +164,7 @@ def change_label(change: float) -> str:
 
 
 def fit_labels(figure: "Figure") -> None:
-    """Lay a figure out, with those labels broken that leave it or meet others."""
+    """Lay a figure out, breaking labels that leave it or meet others."""
     figure.draw_without_rendering()
     whole = figure.bbox
     around = (getattr(figure, name, None) for name in ("_supxlabel", "_supylabel"))
@@ -187,16 +187,16 @@ def fit_labels(figure: "Figure") -> None:
             changed = True
     if changed:
         figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # it is laid out
+    figure.set_layout_engine("none")  # lays it out
 
 
 def _sizes(numbers: Iterable[float | None]) -> list[float]:
-    """The magnitudes of the finite ones that are not zero, in order."""
+    """The sorted magnitudes of the finite non-zero numbers."""
     return sorted(abs(number) for number in numbers if number and math.isfinite(number))
 
 
 def _percent(value: float) -> str:
-    """A tick label; powers of ten from ten thousand on are written as such."""
+    """A tick label; from ten thousand on, powers of ten are written as such."""
     if abs(value) < 1e4:
         return f"{value:g} %"
     return f"{'-' if value < 0 else ''}10{_raised(round(math.log10(abs(value))))} %"
@@ -207,7 +207,7 @@ def _raised(power: int) -> str:
 
 
 def logarithmic(axis: "Axes", which: Literal["x", "y"]) -> None:
-    """A logarithmic axis whose marks are 1, 2 and 5 times powers of ten, written as numbers."""
+    """Make an axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, written as numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axis, f"set_{which}scale")("log")

@@ -1,4 +1,4 @@
-"""What a number loses on another, in percent of it: ours with its deviation over the seeds, and the paper's."""
+"""Losses of a number against another, in percent of it: ours with its deviation over seeds, and the paper's."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from reproduction.tables.quantities import Quantity
 
 @dataclass(frozen=True)
 class Change:
-    """A loss in percent, negative for a gain; None where there is no number, inf or nan where a network broke down.
+    """A loss in percent, negative for a gain; None without a number, inf or nan where a network broke down.
 
     spread: deviation of ours, 0 where there is none to draw.
     """
@@ -20,13 +20,13 @@ class Change:
 
     @property
     def extent(self) -> list[float]:
-        """All that an axis must have room for: both numbers and the ends of the error bar."""
+        """All numbers that an axis must have room for: both numbers and the ends of the error bar."""
         ends = [] if self.ours is None else [self.ours - self.spread, self.ours + self.spread]
         return [*ends, *([] if self.papers is None else [self.papers])]
 
 
 def change_between(values: Values, place: tuple[str, str], over: tuple[str, str], quantity: Quantity) -> Change:
-    """What the cell (row, column) `place` loses on the cell `over`; on itself, its deviation is all there is to say."""
+    """Loss of the cell (row, column) `place` against the cell `over`; against itself, only the deviation matters."""
     mine, reference = (values.get((*cell, quantity.name)) for cell in (place, over))
     paper, papers_reference = (values.published.get((*cell, quantity.name)) for cell in (place, over))
     ours = loss_percent(quantity, mine and mine.mean, reference and reference.mean)

@@ -12,7 +12,7 @@ from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import words
 
-#: Half the height over which the seeds of a row are spread, so that equal numbers stay apart.
+#: Half the height over which a row's seeds are spread, so that equal numbers stay apart.
 _SPREAD = 0.2
 
 _SEED: dict[str, Any] = {"color": OURS, "alpha": 0.55, **OURS_MARK, "markersize": 3}
@@ -22,9 +22,9 @@ _TEXT: dict[str, Any] = {"color": NEUTRAL, "ha": "center"}
 
 
 def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A panel per column and main quantity. Ours and the paper's numbers have axes of their own.
+    """Draw a panel per column and main quantity. Ours and the paper's numbers have axes of their own.
 
-    The models differ, so what compares is the order of the rows and how wide each is, not the numbers.
+    The models differ, so only the order of the rows and the width of each can be compared, not the numbers.
     """
     rows, mains, papers = drawn_rows(table), main_quantities(project, table), values.published
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
@@ -54,7 +54,7 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
 
 
 def _printed_range(table: RunTable, row: str, quantity: Quantity, main: Quantity) -> str:
-    """What the paper says of the distance from the best to the worst seed of a row, by the claim about it."""
+    """The paper's distance from the best to the worst seed of a row, from the claim about it."""
     for claim in table.claims:
         check = (claim.setting or {}).get("range_at_least", {})
         if check.get("row") == row and (claim.quantity or main.name) == quantity.name:
@@ -67,7 +67,7 @@ def _unit(quantity: Quantity) -> str:
 
 
 def _seeds(axis: Any, place: int, value: Number, quantity: Quantity) -> None:
-    """One row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
+    """Draw one row: a box from quartile to quartile with the median, lines to the extremes, a dot for each seed."""
     finite = [number for number in value.values if math.isfinite(number)]
     broken = f"{len(value.values) - len(finite)} of {len(value.values)} seeds not finite"
     if not finite:
@@ -93,7 +93,7 @@ def _seeds(axis: Any, place: int, value: Number, quantity: Quantity) -> None:
 
 
 def _published(axis: Any, place: int, number: Number | None, text: str) -> None:
-    """One row: the paper's mean and deviation, and what it says of the range."""
+    """Draw one row: the paper's mean and deviation, and its statement of the range."""
     if number is not None:
         look = {"color": PUBLISHED, "elinewidth": 1, "capsize": 2, **PUBLISHED_MARK}
         axis.errorbar(number.mean, place, xerr=number.deviation, **look)

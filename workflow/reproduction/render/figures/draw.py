@@ -1,4 +1,4 @@
-"""Figures that go with the tables, drawn from a table's CSV in the project's one style."""
+"""Figures of tables, drawn from a table's CSV in the project's one style."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,22 +44,22 @@ from reproduction.words.numbers import loss_words
 
 
 def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
-    """The figure of a table, as SVG or PDF, and in a width that a paper asks for."""
+    """Path of a table's figure, as SVG or PDF, and in a width for papers."""
     return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
 
 
 def draw(project: Project, table: RunTable, values: Values, path: Path, width: str | None = None) -> list[Path]:
-    """Draw the figure that the table asks for, as SVG or PDF by the path's suffix; return the files.
+    """Draw the figure that the table requests, as SVG or PDF by the path's suffix; return the files.
 
     Args:
         project: the project.
         table: a table that has a figure.
         values: its numbers.
         path: the file that is written.
-        width: "page" or "column" of a paper; None: up to a page's, as the panels ask for.
+        width: "page" or "column" of a paper; None: the panels' width, up to a page's.
 
     Raises:
-        ResultError: a paper's page is not as high, or a run file that it draws is missing or damaged.
+        ResultError: the figure is higher than a paper's page, or one of its run files is missing or damaged.
     """
     assert table.figure is not None
     sheet = Sheet(path, width)
@@ -68,9 +68,9 @@ def draw(project: Project, table: RunTable, values: Values, path: Path, width: s
 
 
 def relative_increase(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """Loss on one row, row by row: a panel per column and main quantity; ours filled, published hollow.
+    """Draw the loss against one row, row by row: a panel per column and main quantity; ours filled, published hollow.
 
-    What is too high for a paper's page becomes a figure for each quantity.
+    A figure that is too high for a paper's page becomes one figure for each quantity.
     """
     lines = _panel_lines(project, table)
     try:
@@ -83,7 +83,7 @@ def relative_increase(project: Project, table: RunTable, values: Values, sheet: 
 
 
 def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, lines: "Lines") -> None:
-    """The figure of some lines of panels."""
+    """Draw some lines of panels as a figure."""
     assert table.figure is not None
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
@@ -118,7 +118,7 @@ Lines = list[list[tuple[Quantity, str]]]
 
 
 def _panel_lines(project: Project, table: RunTable) -> Lines:
-    """The panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
+    """Panels as (quantity, column): a line for each quantity, or one for all where their columns differ."""
     mains, columns = main_quantities(project, table), project.columns(table)
     places = {(quantity.name, cell.column) for cell in project.cells(table.id) for quantity in cell.quantities}
     blocks = [[(main, column) for column in columns if (main.name, column) in places] for main in mains]
@@ -129,7 +129,7 @@ def _panel_lines(project: Project, table: RunTable) -> Lines:
 def _losses(
     values: Values, rows: Sequence[str], over: str, lines: Lines, quantity: Quantity
 ) -> tuple[dict[tuple[str, str], Change], PercentAxis]:
-    """What the rows lose in a quantity, by row and column, and the axis that all its panels share."""
+    """Losses of the rows in a quantity, by row and column, and the axis shared by all its panels."""
     columns = [column for line in lines for one, column in line if one == quantity]
     lost = {
         (row, column): change_between(values, (row, column), (over, column), quantity)
@@ -159,9 +159,9 @@ KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
 
 
 def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
-    """The rows of a panel: the paper's numbers, ours with their deviations, and a line between the two of a row.
+    """Draw the rows of a panel: the paper's numbers, ours with their deviations, and a line between the two of a row.
 
-    What lies at the end of the axis has its number beside it.
+    A mark at the end of the axis has its number next to it.
     """
     ours = {place: loss.ours for place, loss in enumerate(losses) if loss.ours is not None}
     papers = {place: loss.papers for place, loss in enumerate(losses) if loss.papers is not None}
@@ -182,7 +182,7 @@ _PAPERS: dict[str, Any] = {"linestyle": "", "color": PUBLISHED, **PUBLISHED_MARK
 
 
 def _name_far(axis: Any, place: int, numbers: dict[str, float | None], scale: PercentAxis) -> None:
-    """The numbers by colour of what lies at the ends of a row, one after the other where they are at one end."""
+    """Write the coloured numbers of marks at the ends of a row, one after the other where they are at one end."""
     last: dict[bool, Any] = {}
     for color, number in numbers.items():
         if number is not None and scale.beyond(number):

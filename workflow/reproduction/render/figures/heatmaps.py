@@ -1,8 +1,8 @@
 """Heat maps of magnitudes, token or output by channel (QuaRot Figure 1, SpinQuant Figures 2 and 8 to 11).
 
 They are drawn from the arrays of the run files. Panels of one layer share a linear colour scale and the scale of the
-strips above the maps, which show each channel's mean and largest magnitude: an outlier channel is a peak there and a
-dark line below it.
+strips above the maps. The strips show each channel's mean and largest magnitude: an outlier channel is a peak there
+and a dark line below it.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from reproduction.tables.tables import RunTable
 if TYPE_CHECKING:
     import numpy as np
 
-#: Panels of a lone row that stand beside each other.
+#: Panels of a single row drawn side by side.
 BESIDE = 2
 
 
 @dataclass(frozen=True)
 class HeatmapPanel:
-    """A map [rows, channels], and the mean and the largest magnitude of each channel; what is not finite is masked.
+    """A map [rows, channels], and the mean and largest magnitude of each channel; non-finite values are masked.
 
-    place: what shares its scale: a column and one of the places that the metric looks at, and the row where each panel
-        has its own.
+    place: panels that share a scale: a column and one of the metric's places, and the row where each panel has its own
+        scale.
     """
 
     place: tuple[str, int, str | None]
@@ -39,13 +39,12 @@ class HeatmapPanel:
 
 
 def magnitudes(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """Draw the places that the metric looks at, the first seed of each row.
+    """Draw the metric's places, for the first seed of each row.
 
-    The rows of the table stand beside each other, columns and places below each other; the places of a lone row stand
-    two by two.
+    The table's rows are side by side, columns and places below each other; the places of a single row are in pairs.
 
     Raises:
-        ResultError: a run file is missing or holds no magnitudes.
+        ResultError: a run file is missing or has no magnitudes.
     """
     lines = _lines(project, table, values)
     weights = _of_weights(table)
@@ -86,7 +85,7 @@ def _lines(project: Project, table: RunTable, values: Values) -> list[list[Heatm
 
 
 def _panels(project: Project, table: RunTable, values: Values, row: str, column: str) -> Iterator[HeatmapPanel]:
-    """The panels of a cell: one for each place that its metric looks at."""
+    """The panels of a cell: one for each of its metric's places."""
     import numpy as np
 
     value = values[row, column, "peak_ratio"]
@@ -102,7 +101,7 @@ def _panels(project: Project, table: RunTable, values: Values, row: str, column:
 
 
 def _draw(strip: Any, axis: Any, panel: HeatmapPanel, top: float) -> Any:
-    """One heat map with the strip of its channels above it; returns the image."""
+    """Draw one heat map with the strip of its channels above it; return the image."""
     height, channels = panel.matrix.shape
     for statistic, color in ((panel.largest, LIGHT), (panel.mean, OURS)):
         strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)

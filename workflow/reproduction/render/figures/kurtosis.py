@@ -25,12 +25,12 @@ _DISTRIBUTIONS = {
 
 
 def weight_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A histogram for each weight that the metric looks at, the first seed of each row; counts in blue.
+    """Draw a histogram for each of the metric's weights, the first seed of each row; counts in blue.
 
-    A bright line is the mean rise of the error, dotted ones are where nothing rises.
+    A bright line is the mean rise of the error, dotted ones mark where nothing rises.
 
     Raises:
-        ResultError: a run file is missing or holds no histograms.
+        ResultError: a run file is missing or has no histograms.
     """
     cells = [(row, column) for column in project.columns(table) for row in drawn_rows(table)]
     shown = [
@@ -50,7 +50,7 @@ def weight_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sh
         legend(figure, [mean, entry("no rise", NEUTRAL, linestyle=":")])
 
 
-#: As bright as the line of the paper's figures, on white and on dark blue.
+#: Brightness of the line in the paper's figures, on white and on dark blue.
 _BRIGHT = "#E69F00"
 
 
@@ -62,7 +62,7 @@ def _title(panel: dict[str, Any]) -> list[str]:
 
 
 def _histogram(axis: Any, panel: dict[str, Any]) -> None:
-    """Counts within the ranges that the metric kept."""
+    """Draw counts within the ranges stored by the metric."""
     import numpy as np
 
     found = panel["histogram"]
@@ -71,7 +71,7 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
         axis.text(0.5, 0.5, "not finite", transform=axis.transAxes, ha="center", color=NEUTRAL)
         axis.set(xticks=[], yticks=[])
         return
-    counts = np.ma.masked_equal(np.array(found["counts"]).T, 0)  # [y][x], what is empty stays white
+    counts = np.ma.masked_equal(np.array(found["counts"]).T, 0)  # [y][x], empty bins stay white
     edges = [np.linspace(found[name][0], found[name][1], len(counts) + 1) for name in ("x", "y")]
     axis.pcolormesh(*edges, counts, cmap="Blues", vmin=-0.2 * counts.max(), linewidth=0)
     axis.text(0.98, 0.02, f"up to {counts.max()} in a field", transform=axis.transAxes, ha="right", fontsize=SMALL)
@@ -85,12 +85,12 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
 
 
 def hadamard_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A panel for each row: |Kurt(Y_i)| against the length n, i > 1 filled, i = 1 hollow, and lines Kurt(X) / n.
+    """Draw a panel for each row: |Kurt(Y_i)| against the length n, i > 1 filled, i = 1 hollow, and lines Kurt(X) / n.
 
-    Both axes are logarithmic; bars are one standard error, and what is not told apart from 0 reaches down to the axis.
+    Both axes are logarithmic; bars are one standard error, and reach the axis where it does not exclude 0.
 
     Raises:
-        ResultError: a run file is missing or holds no series.
+        ResultError: a run file is missing or has no series.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
     with panels(sheet, 1, len(rows), (2.9, 2.8), least=1.9, sharey=True) as (figure, grid):
@@ -113,9 +113,9 @@ def hadamard_kurtosis(project: Project, table: RunTable, values: Values, sheet: 
 
 
 def _series(axis: Any, name: str, points: list[dict[str, Any]], color: str) -> None:
-    """One distribution: the lemma's line, Kurt(X) itself, and both kinds of component with their standard errors.
+    """Draw a distribution: the lemma's line, Kurt(X), and both kinds of component with standard errors.
 
-    Below 0 and above 0 look alike on a logarithmic axis, so what has another sign than Kurt(X) is a cross.
+    Signs look alike on a logarithmic axis, so points whose sign differs from Kurt(X)'s are crosses.
     """
     sizes = [point["size"] for point in points]
     axis.plot(sizes, [abs(point["kurtosis_x"]) / point["size"] for point in points], color=color, linewidth=0.9)

@@ -1,4 +1,4 @@
-"""Figures of kind `outliers`: kurtosis and quantization errors layer by layer, before and after rotation.
+"""Figures of kind `outliers`: kurtosis and quantization errors by layer, before and after rotation.
 
 SpinQuant Figure 3, drawn from the arrays of the run files of metric `outliers`.
 """
@@ -15,25 +15,25 @@ from reproduction.render.figures.style import DASHED, NEUTRAL, SERIES, SMALL, dr
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 
-#: The panels: an array, its title, and the kurtosis of a normal distribution where it is the kurtosis.
+#: The panels: an array, its title, and for kurtosis the value of a normal distribution.
 PANELS = (
     ("kurtosis", "kurtosis of the input", 3.0),
     ("activation_error", "error of the input in %", None),
     ("weight_error", "error of the weight in %", None),
 )
 
-#: The mark of each input, and of the projections that read it.
+#: Marks of each input, and of the projections that read it.
 _MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "value": "o", "gate": "s", "up": "s"}
 _LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
 
 
 def outliers(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A line of panels per column: kurtosis, error of activations, error of weights; rows are told apart by colour.
+    """Draw a line of panels per column: kurtosis, error of activations, error of weights; colours distinguish rows.
 
     A line goes through the means of each layer.
 
     Raises:
-        ResultError: a run file is missing or holds no statistics by layer.
+        ResultError: a run file is missing or has no statistics by layer.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -60,7 +60,7 @@ def outliers(project: Project, table: RunTable, values: Values, sheet: Sheet) ->
 
 
 def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
-    """One row of a panel: a point per layer and input or projection, their means joined."""
+    """Draw one row of a panel: a point per layer and input or projection, their means joined."""
     numbers = pd.DataFrame(lists).astype(float)
     for name, found in numbers.items():
         axis.plot(
@@ -70,7 +70,7 @@ def _series(axis: Any, lists: dict[str, list[float]], color: str) -> None:
 
 
 def _name_broken(axis: Any, numbers: list[float]) -> None:
-    """Say in the corner of a panel how many of its numbers have no place in it."""
+    """Write in a panel's corner how many of its numbers have no place in it."""
     count = sum(not math.isfinite(number) for number in numbers)
     if count:
         text = f"{count} of {len(numbers)} not finite"

@@ -1,7 +1,7 @@
 """Figures of kind `learning`: signal-to-noise ratios while rotations are learned (SpinQuant Figure 7).
 
-Drawn from the history that is kept beside the learned rotations: end to end and at one layer's o_proj on each batch,
-and what the inputs of all linear layers have gained.
+Drawn from the history stored with the learned rotations: SNR end to end and at one layer's o_proj on each batch, and
+the gain at the inputs of all linear layers.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from reproduction.words.numbers import show
 #: The layer whose o_proj is shown, by its share of the depth: 27 of 32 in the paper, counted from zero.
 DEPTH = 27 / 32
 
-#: Steps over which the gain of a layer is averaged at both ends, since each is measured on another batch.
+#: Steps at each end that a layer's gain is averaged over, since each step has another batch.
 ENDS = 5
 
 SITES = {
@@ -33,7 +33,7 @@ Record = dict[str, Any]
 
 
 def learning(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A line of three panels per column for the first row that is drawn, its first seed; the baseline is its start.
+    """Draw three panels per column for the first drawn row, its first seed; the baseline is its start.
 
     Raises:
         ResultError: the row learns no rotations, or a file is missing or damaged.
@@ -53,25 +53,25 @@ def learning(project: Project, table: RunTable, values: Values, sheet: Sheet) ->
 
 
 def layers_of(history: list[Record]) -> int:
-    """How many layers a history tells of."""
+    """Number of layers in a history."""
     return 1 + max(int(place.partition(".")[0]) for place in history[0]["site_snr"])
 
 
 def gains(history: list[Record]) -> dict[str, list[float]]:
-    """By how many dB the inputs of each site have gained, layer by layer: the last steps' mean over the first ones'."""
+    """Gain in dB at the inputs of each site by layer: the last steps' mean over the first ones'."""
     steps = pd.DataFrame([record["site_snr"] for record in history]).astype(float)
     gained = (steps.tail(ENDS).mean() - steps.head(ENDS).mean()).to_dict()
     return {site: [gained[f"{layer}.{site}"] for layer in range(layers_of(history))] for site in SITES}
 
 
 def smoothed(numbers: list[float]) -> list[float]:
-    """Each number's mean with its neighbours on both sides, a tenth of all or at least five; fewer at the ends."""
+    """Running means of the numbers, over a tenth of them or at least five neighbours; fewer at the ends."""
     half = max(5, len(numbers) // 10) // 2
     return pd.Series(numbers).rolling(2 * half + 1, center=True, min_periods=1).mean().tolist()
 
 
 def _curve(axis: Any, by_step: dict[int, float], what: str) -> None:
-    """SNR by step, each on another batch, and a running mean."""
+    """Draw SNR by step, each on another batch, and a running mean."""
     numbers = [float(value) for value in by_step.values()]
     axis.plot(list(by_step), numbers, color=LIGHT, linewidth=0.8, label="one batch")
     axis.plot(list(by_step), smoothed(numbers), color=OURS, linewidth=1.6, label="running mean")
@@ -86,7 +86,7 @@ def _ends(table: RunTable, values: Values, row: str, column: str) -> str:
 
 
 def _gains(axis: Any, history: list[Record]) -> None:
-    """Gain by layer, one mark for each site."""
+    """Draw the gain by layer, one mark for each site."""
     for (site, found), color, mark in zip(gains(history).items(), SERIES, "os^D", strict=False):
         layers = range(1, 1 + len(found))
         axis.plot(layers, found, color=color, marker=mark, markersize=3.5, linewidth=0.8, label=SITES[site])

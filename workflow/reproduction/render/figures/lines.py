@@ -1,4 +1,4 @@
-"""Figures of kind `lines`: what rows lose as bits, group sizes or clip ratios change, ours beside the paper's.
+"""Figures of kind `lines`: losses of rows over bits, group sizes or clip ratios, ours next to the paper's.
 
 The last label of the rows is the horizontal axis and the one before it names the series; a panel is a column. In a
 table whose columns are settings of one model and whose rows have no labels, the columns are the axis and a panel is a
@@ -21,7 +21,7 @@ from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
 
-#: With more series than this, ours and the paper's get panels of their own.
+#: With more series than this, ours and the paper's have separate panels.
 TOGETHER = 2
 
 _NAMES = {"ours": "computed here", "papers": "published"}
@@ -34,7 +34,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class LinePanel:
-    """The series of one panel: by name, and within one by setting."""
+    """The series of one panel by name, each by setting."""
 
     title: str
     series: dict[str, dict[str, Change]]
@@ -47,7 +47,7 @@ class LinePanel:
 
 @dataclass(frozen=True)
 class Block:
-    """Panels of one quantity that share an axis, and which numbers they show: "ours", "papers" or both."""
+    """Panels of one quantity that share an axis, and the numbers they show: "ours", "papers" or both."""
 
     quantity: Quantity
     panels: list[LinePanel]
@@ -60,7 +60,7 @@ class Block:
 
 
 def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A line of panels per block; the blocks of a table with a single panel each stand side by side."""
+    """Draw a line of panels per block; the blocks of a table with a single panel each are side by side."""
     over = project.columns(table)[0] if _columns_are_settings(project, table) else table.baseline
     blocks = _blocks(project, table, values)
     width = len(blocks[0].panels)
@@ -92,7 +92,7 @@ def _blocks(project: Project, table: RunTable, values: Values) -> list[Block]:
 
 
 def _columns_are_settings(project: Project, table: RunTable) -> bool:
-    """Whether the columns are settings of one model, such as clip ratios, and no models, and rows are no settings."""
+    """Whether the columns are settings of one model, such as clip ratios, and not models, and rows are no settings."""
     if table.label_columns:
         return False
     slots = {project.slot(table, column).name for column in project.columns(table)}
@@ -100,10 +100,10 @@ def _columns_are_settings(project: Project, table: RunTable) -> bool:
 
 
 def _panels(project: Project, table: RunTable, values: Values, quantity: Quantity) -> list[LinePanel]:
-    """A panel per column: what each row loses on the baseline row.
+    """A panel per column: the loss of each row against the baseline row.
 
-    Where the columns are settings, a panel per row: what each column loses on the first one, so that the paper's model
-    and ours compare.
+    Where the columns are settings, a panel per row: the loss of each column against the first one, so that the paper's
+    model and ours compare.
     """
     columns = project.columns(table)
     rows = [row for row in table.computed_rows if row.name != table.baseline]
@@ -124,7 +124,7 @@ def _panels(project: Project, table: RunTable, values: Values, quantity: Quantit
 
 
 def _series(table: RunTable, row: Row) -> str:
-    """The series of a row: its last label but one, or its name without the setting at its end ("RTN A16W4"), if any."""
+    """Series of a row: its last label but one, or its name without a setting at its end ("RTN A16W4")."""
     if len(row.labels) > 1:
         return f"{table.label_columns[-2]} {row.labels[-2]}"
     named = not row.labels or row.name.endswith(f" {row.labels[-1]}")
@@ -138,7 +138,7 @@ def _numbers(shown: Iterable[LinePanel], name: str) -> list[float]:
 
 
 def _draw(axis: Any, panel: LinePanel, which: tuple[str, ...], scale: PercentAxis) -> None:
-    """All series of a panel, a little beside each other."""
+    """Draw all series of a panel with a small offset between them."""
     settings = _in_order(dict.fromkeys(setting for changes in panel.series.values() for setting in changes))
     for index, changes in enumerate(panel.series.values()):
         shift = 0.08 * (index - (len(panel.series) - 1) / 2)
@@ -157,7 +157,7 @@ def _draw(axis: Any, panel: LinePanel, which: tuple[str, ...], scale: PercentAxi
 
 
 def _in_order(settings: Iterable[str]) -> list[str]:
-    """Settings from the smallest number to the largest where all are numbers, else as the table has them."""
+    """Settings in ascending order if all are numbers, else in the table's order."""
     found = list(settings)
     try:
         return sorted(found, key=float)
@@ -166,7 +166,7 @@ def _in_order(settings: Iterable[str]) -> list[str]:
 
 
 def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
-    """One series of ours or the paper's by its place on the axis; what is beyond its end points out of the panel."""
+    """Draw one series of ours or the paper's by its place on the axis; marks beyond its end point out of the panel."""
     heights = {place: getattr(change, name) for place, change in drawn.items()}
     tops = [scale.place(height) for height in heights.values()]
     axis.plot(list(heights), tops, color=color, linewidth=1.1, **_LOOKS[name])
@@ -183,12 +183,12 @@ def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: 
 
 
 def _color(count: int, index: int, name: str) -> str:
-    """A lone series takes the colours of ours and published; several are told apart by theirs."""
+    """Colour of a series: ours and published for a single one, different colours for several."""
     return _COLORS[name] if count == 1 else SERIES[index % len(SERIES)]
 
 
 def _entries(blocks: list[Block]) -> list[Any]:
-    """The legend: series by colour, then whose numbers by mark, then what broke down."""
+    """Legend entries: series by colour, then the numbers' origins by mark, then broken networks."""
     names = list(blocks[0].panels[0].series)
     numbers = {name: [number for block in blocks for number in _numbers(block.panels, name)] for name in _NAMES}
     alone = len(names) == 1

@@ -11,10 +11,10 @@ from reproduction.words.describe import panel_title
 
 
 def loss_curves(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """For each column all steps, and beside them the first ones; a line is a row's first seed, spikes have marks.
+    """Draw all steps for each column, and the first ones next to them; a line is a row's first seed, spikes have marks.
 
     Raises:
-        ResultError: a run file is missing or holds no losses.
+        ResultError: a run file is missing or has no losses.
     """
     columns, rows = project.columns(table), drawn_rows(table)
     first = next(cell.metric.first for cell in project.cells(table.id) if cell.metric.kind == "training_loss")

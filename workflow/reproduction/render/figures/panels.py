@@ -1,4 +1,4 @@
-"""What figures of every kind do alike: panels on a sheet of a paper's width, rows by name, notes and the legend."""
+"""Common parts of all figures: panels on a sheet of a paper's width, rows by name, notes and the legend."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from rotquant.foundation.errors import ResultError
 #: Inches of a character, of a line of text and of the legend.
 CHARACTER, LINE, LEGEND = 0.056, 0.115, 0.4
 
-#: Inches between two panels that stand beside each other.
+#: Inches between two adjacent panels.
 GUTTER = 0.15
 
 #: Characters of a row's name in one line.
@@ -29,10 +29,10 @@ class TooHighError(ResultError):
 
 @dataclass(frozen=True)
 class Sheet:
-    """The file that a figure becomes.
+    """The file of a figure.
 
-    width: one of `WIDTHS`, which the figure then has exactly and is refused where it is higher than a page; None: as
-        wide as its panels ask for, from a column to a page.
+    width: one of `WIDTHS`, which the figure then has exactly and is refused where it is higher than a page; None: the
+        panels' width, from a column to a page.
     written: the files that were drawn, of this sheet and of its parts.
     """
 
@@ -41,18 +41,18 @@ class Sheet:
     written: list[Path] = field(default_factory=list)
 
     def part(self, name: str) -> "Sheet":
-        """A file beside this one for a part of the figure."""
+        """A file next to this one for a part of the figure."""
         return replace(self, path=self.path.with_stem(f"{self.path.stem}-{name}"))
 
     def inches(self, natural: float) -> float:
-        """The width of a figure that asks for `natural` inches."""
+        """Width of a figure that requests `natural` inches."""
         return WIDTHS[self.width] if self.width else min(max(natural, WIDTHS["column"]), WIDTHS["page"])
 
     def check(self, height: float) -> None:
-        """Refuse a height in inches that no page has.
+        """Refuse a height in inches above a page's.
 
         Raises:
-            TooHighError: it is higher than a page, and a paper asks for the figure.
+            TooHighError: the height exceeds a page's, and the figure has a paper's width.
         """
         if self.width and height > HEIGHT:
             wider = "; draw it with --width page" if self.width == "column" else ""
@@ -62,10 +62,10 @@ class Sheet:
 
 @contextmanager
 def drawn(sheet: Sheet, size: tuple[float, float]) -> Iterator[Any]:
-    """Yield an empty figure of `size` inches; what is drawn on it is written to the sheet's file.
+    """Yield an empty figure of `size` inches, and write it to the sheet's file afterwards.
 
     Raises:
-        TooHighError: a paper's page is not as high.
+        TooHighError: the figure is higher than a paper's page.
     """
     sheet.check(size[1])
     with styled() as plt:
@@ -91,20 +91,20 @@ def panels(
     widths: Sequence[float] | None = None,
     **options: Any,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure and its axes [down, across]; what is drawn on them is written to the sheet's file.
+    """Yield a figure and its axes [down, across], and write it to the sheet's file afterwards.
 
     A line of panels that is too wide for the sheet is broken into several.
 
     Args:
-        sheet: the file, and how wide it is.
+        sheet: the file, and its width.
         down: lines of panels.
         across: panels of a line.
-        panel: width and height in inches that a panel asks for, with its labels; the height is a mean over the lines.
-        names: inches at the left for what stands there once a line.
-        least: inches below which a panel is not narrowed.
-        together: so many lines belong together and are broken as one.
+        panel: requested width and height of a panel in inches, with its labels; the height is a mean over the lines.
+        names: inches at the left for names, once a line.
+        least: minimum width of a panel in inches.
+        together: number of lines that are broken as one.
         heights: relative heights of the lines.
-        widths: relative widths of the panels of a line that is not broken.
+        widths: relative widths of the panels of an unbroken line.
         options: further arguments of matplotlib's `Figure.subplots`.
     """
     import numpy as np
@@ -124,41 +124,41 @@ def panels(
 
 
 def leftmost(axis: Any) -> bool:
-    """Whether no panel stands to the left."""
+    """Whether a panel is the leftmost one."""
     return axis.get_subplotspec().is_first_col()
 
 
 def broken(axis: Any, axes: Sequence[Any]) -> bool:
-    """Whether the line of panels that an axis belongs to is broken into several."""
+    """Whether an axis's line of panels is broken into several."""
     return len({other.get_subplotspec().rowspan.start for other in (axis, *axes)}) > 1
 
 
 def inches_across(axis: Any, names: float) -> float:
-    """The length in inches that a panel's x axis will have, where its line has so many inches of names."""
+    """Length of a panel's x axis in inches, where its line has so many inches of names."""
     return (axis.figure.get_figwidth() - names) / axis.get_subplotspec().get_gridspec().ncols - GUTTER
 
 
 def room_for(names: Sequence[str], rows: float = 1.0) -> tuple[float, float]:
-    """Inches that names take beside a panel, and that so many rows of them take for each name."""
+    """Inches that names take next to a panel, and that so many rows of them take for each name."""
     lines = [textwrap.wrap(name, NAME) or [""] for name in names]
     longest = max((len(line) for parts in lines for line in parts), default=0)
     return 0.2 + CHARACTER * longest, rows * max(0.16, LINE * max(map(len, lines), default=1) + 0.03) * len(names)
 
 
 def name_rows(axis: Any, names: Sequence[str], *, room: float = 0.5) -> None:
-    """One row per name from top to bottom, with the names beside the leftmost panel; room: what is above the first."""
+    """Draw one row per name from top to bottom, named at the leftmost panel; room: space above the first."""
     axis.set(ylim=(len(names) - 0.5, -room), yticks=range(len(names)))
     axis.set_yticklabels([textwrap.fill(name, NAME) for name in names] if leftmost(axis) else [])
     axis.tick_params(axis="y", length=0)
 
 
 def note(axis: Any, text: str, place: Any, offset: tuple[float, float], **look: Any) -> Any:
-    """A text so many points from a place of the axis."""
+    """Write a text at an offset in points from a place of the axis."""
     return axis.annotate(text, place, offset, textcoords="offset points", **{"fontsize": SMALL, **look})
 
 
 def name_points(axis: Any, names: Mapping[str, tuple[float, float]]) -> None:
-    """Names beside points, each on the first side, or further away, where no other name is.
+    """Write names next to points, each on the first side, or further away, without another name.
 
     The figure must have been laid out.
     """
@@ -176,12 +176,12 @@ def name_points(axis: Any, names: Mapping[str, tuple[float, float]]) -> None:
             found.remove()
 
 
-#: Sides of a point, the first ones first.
+#: Sides of a point in order of preference.
 _SIDES = ((1, 1), (-1, -1), (1, -1), (-1, 1), (0, 1), (0, -1))
 
 
 def entry(label: str, color: str, **look: Any) -> Any:
-    """A line of a legend; one with a mark has no stroke unless it gives its `linestyle`."""
+    """A legend entry; one with a mark has no stroke unless it gives its `linestyle`."""
     from matplotlib.lines import Line2D
 
     if "marker" in look:
@@ -190,7 +190,7 @@ def entry(label: str, color: str, **look: Any) -> Any:
 
 
 def legend(figure: Any, entries: Sequence[Any]) -> None:
-    """The legend above all panels, in as many lines as the figure's width asks for."""
+    """Draw the legend above all panels, in as many lines as the figure's width requires."""
     for columns in range(len(entries), 0, -1):
         found = figure.legend(handles=entries, loc="outside upper center", ncols=columns)
         if columns == 1 or found.get_window_extent().width <= 0.98 * figure.bbox.width:

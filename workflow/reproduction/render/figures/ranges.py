@@ -1,7 +1,7 @@
 """Figures of kind `range_use`: points of two or three features before and after rotation (SpinQuant Figure 6).
 
-Around the points stands the box that a quantizer with one scale for all features covers; dark is what their own ranges
-fill of it.
+A box around the points is covered by a quantizer with one scale for all features; the dark part is the box of their own
+ranges.
 """
 
 import itertools
@@ -15,15 +15,15 @@ from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, 
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 
-#: Inches below which a panel is not narrowed.
+#: Minimum width of a panel in inches.
 _LEAST = 1.6
 
 
 def range_use(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A panel per row, all drawn to one scale; those of three features below those of two.
+    """Draw a panel per row, all to one scale; those of three features below those of two.
 
     Raises:
-        ResultError: a run file is missing or holds no points.
+        ResultError: a run file is missing or has no points.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
     keys = {row: values[row, column, "range_use"].runs[0] for row in rows}
@@ -48,7 +48,7 @@ def range_use(project: Project, table: RunTable, values: Values, sheet: Sheet) -
 
 
 def _draw(axis: Any, points: list[tuple[float, ...]], extent: list[float], limit: float) -> None:
-    """The points of two or three features, the box of their ranges, and that of one range for all."""
+    """Draw the points of two or three features, the box of their ranges, and that of one range for all."""
     axis.plot(*points, linestyle="", marker="o", markersize=1.5, color=OURS, alpha=0.5)
     for box, look in ((extent, _OWN), ([max(extent)] * len(extent), _COMMON)):
         corners = list(itertools.product((-1, 1), repeat=len(extent)))

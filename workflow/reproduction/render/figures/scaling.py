@@ -1,6 +1,6 @@
 """Figures of kind `scaling`: perplexity by the size of a model in bits, a line for each precision (RCP Figure 1).
 
-Ours on the left; on the right the paper's numbers, at the sizes that the names of its models say.
+Ours are on the left; on the right the paper's numbers, at the sizes in its models' names.
 """
 
 import math
@@ -22,7 +22,7 @@ Points = dict[str, tuple[float, float]]
 
 
 def scaling(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """Two panels, both axes logarithmic; a model that broke down has no mark."""
+    """Draw two panels, both axes logarithmic; a model that broke down has no mark."""
     rows = drawn_rows(table)
     named: list[tuple[Any, Points]] = []
     with panels(sheet, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
@@ -38,13 +38,13 @@ def scaling(project: Project, table: RunTable, values: Values, sheet: Sheet) -> 
             axis.set_xlabel("size in Mbit" if points is ours else "size in Gbit, by the model's name")
         grid[0][0].set_ylabel(PERPLEXITY.name)
         legend(figure, [entry(row, _color(table, row, place)) for place, row in enumerate(rows)])
-        figure.draw_without_rendering()  # where the marks lie
+        figure.draw_without_rendering()  # places of the marks
         for axis, points in named:  # the lines of other precisions have the models in the same order
             name_points(axis, points)
 
 
 def ours(project: Project, table: RunTable, values: Values, row: str) -> Points:
-    """Each model once, in order of size; what is not finite is left out."""
+    """Each model once, in order of size; non-finite ones are left out."""
     found: Points = {}
     for column in project.columns(table):
         number = values.ours.get((row, column, PERPLEXITY.name))
@@ -55,7 +55,7 @@ def ours(project: Project, table: RunTable, values: Values, row: str) -> Points:
 
 
 def papers(project: Project, table: RunTable, values: Values, row: str) -> Points:
-    """The paper's perplexities at the number of parameters that a model's name says, all of them at the row's bits."""
+    """The paper's perplexities at the number of parameters in a model's name, all of them at the row's bits."""
     bits = next((cell.runs[0].recipe.weights for cell in project.cells(table.id) if cell.row == row), None)
     found: Points = {}
     for column in project.columns(table):
@@ -67,7 +67,7 @@ def papers(project: Project, table: RunTable, values: Values, row: str) -> Point
 
 
 def _line(axis: Any, points: Points, color: str, name: str) -> None:
-    """The models of a precision from the smallest to the largest."""
+    """Draw a precision's models from the smallest to the largest."""
     look = {"linestyle": "-", **OURS_MARK} if name == "computed here" else {"linestyle": DASHED, **PUBLISHED_MARK}
     axis.plot([size for size, _ in points.values()], [loss for _, loss in points.values()], color=color, **look)
 

@@ -1,6 +1,6 @@
-"""One look for all figures: width, font, grid, and colours that colour-blind readers tell apart (Okabe and Ito 2008).
+"""One style for all figures: width, font, grid, and colours for colour-blind readers (Okabe and Ito 2008).
 
-Ours is filled, published is hollow: the marks of every report. SVG and PDF output is the same for the same data.
+Ours is filled, published is hollow, in every report. SVG and PDF output is the same for the same data.
 """
 
 import io
@@ -25,19 +25,19 @@ NEUTRAL = "#595959"
 WIDTHS = {"page": 7.0, "column": 3.3}
 HEIGHT = 9.0
 
-#: Sizes in points, as papers print figures: text, and the smallest one, of notes.
+#: Sizes in points, as papers print figures: text, and the smallest one, for notes.
 TEXT, SMALL = 7.5, 7.0
 
-#: Ours in the background of its mean.
+#: Colour of our single values in the background of their mean.
 LIGHT = "#9ecae1"
 
-#: Lines between what belongs together.
+#: Colour of lines between related marks.
 LINK = "#9b9b9b"
 
 #: Colours of series, the most different ones first.
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
-#: How ours and published points look, beside their colour.
+#: Marks of ours and published points, without their colour.
 OURS_MARK: dict[str, Any] = {"marker": "o", "markersize": 5}
 PUBLISHED_MARK: dict[str, Any] = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"}
 DASHED = (0, (4, 2))
@@ -70,7 +70,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def drawn_rows(table: "RunTable") -> list[str]:
-    """The rows that a table's figure shows: those it names, or all that are computed."""
+    """The rows of a table's figure: those it names, or all computed ones."""
     named = table.figure.rows if table.figure else None
     return list(named or [row.name for row in table.computed_rows])
 
@@ -93,7 +93,7 @@ def styled() -> Iterator[Any]:
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure as SVG or PDF, by the path's suffix, atomically; equal data give equal files.
 
-    PDF embeds its fonts as TrueType (type 42), which publishers ask for.
+    PDF embeds its fonts as TrueType (type 42), as publishers require.
     """
     if path.suffix == ".pdf":
         with atomic_path(path) as temporary:
@@ -101,6 +101,6 @@ def save(figure: "Figure", path: Path) -> None:
         return
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
-    # Matplotlib names some clip paths by where they lie in memory; here by their order.
+    # Matplotlib names some clip paths by their memory address; here by their order.
     names: dict[str, str] = {}
     write_text(path, _CLIP.sub(lambda match: names.setdefault(match[0], f"clip{len(names)}"), text.getvalue()))

@@ -1,4 +1,4 @@
-"""Figures of kinds `token_maxima` and `outlier_tokens`: how far tokens stand out, and which and where (PrefixQuant).
+"""Figures of kinds `token_maxima` and `outlier_tokens`: size, kind and place of outlier tokens (PrefixQuant).
 
 Its Figures 2, 3 and 8 to 17, and 4 and 7, drawn from the arrays of the run files of the metrics of the same names.
 """
@@ -17,7 +17,7 @@ from reproduction.tables.quantities import TENSOR_WORDS
 from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 
-#: How each statistic is named and looks, from the largest to the smallest.
+#: Name and style of each statistic, from the largest to the smallest.
 STATISTICS: dict[str, tuple[str, dict[str, Any]]] = {
     "top_1": ("top-1", {"color": SERIES[1], "marker": "^"}),
     "top_2": ("top-2", {"color": SERIES[4], "marker": "s"}),
@@ -25,26 +25,26 @@ STATISTICS: dict[str, tuple[str, dict[str, Any]]] = {
     "median": ("median", {"color": SERIES[0], "marker": "o"}),
     "min_1": ("min-1", {"color": SERIES[2], "marker": "v"}),
 }
-#: Above this a ratio is too large for one static scale, as the paper colours it, by what is measured.
+#: Limit of a ratio for one static scale, as coloured by the paper, by what is measured.
 LARGE = {"inputs": 10.0, "attention": 5.0}
 
 SHARE, POSITION = "share of outlier tokens in %", "position in the window (0 is the first)"
 
-#: What is drawn of outlier tokens.
+#: Drawn fields of outlier tokens.
 _DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
 
-#: Contents that a panel names; the others are counted together.
+#: Number of contents that a panel names; the others are counted together.
 NAMED = 5
 
 
 def token_maxima(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A panel per row of the table, down, and tensor, across, of one column after the other: statistics by layer.
+    """Draw a panel per row of the table, down, and tensor, across, column after column: statistics by layer.
 
-    Panels of a column and tensor share their scale. The first seed of each row is drawn; what is not finite is left out
+    Panels of a column and tensor share their scale. The first seed of each row is drawn; non-finite values are left out
     and counted in the title.
 
     Raises:
-        ResultError: a run file is missing or holds no maxima.
+        ResultError: a run file is missing or has no maxima.
     """
     tensors = table.metrics[0].get("tensors", "inputs")
     names, rows, columns = TENSOR_WORDS[tensors], drawn_rows(table), project.columns(table)
@@ -78,7 +78,7 @@ def _row_title(row: str, column: str, columns: Sequence[str], number: Number) ->
 
 
 def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) -> None:
-    """One panel: each statistic by layer, and in the title the two ratios, each of its worst layer."""
+    """Draw one panel: each statistic by layer, and in the title both ratios, each of its worst layer."""
     from matplotlib.ticker import MaxNLocator
 
     left = 0
@@ -95,7 +95,7 @@ def _by_layer(axis: Any, maxima: Mapping[str, Sequence[float]], large: float) ->
 
 
 def _worst(maxima: Mapping[str, Sequence[float]], upper: str, lower: str) -> float:
-    """The largest ratio of two statistics over the layers; nan where one is none."""
+    """The largest ratio of two statistics over the layers; nan where one is not a number."""
     ratios = [
         float(a) / float(b) if float(b) else math.inf if float(a) else math.nan
         for a, b in zip(maxima[upper], maxima[lower], strict=True)
@@ -108,7 +108,7 @@ def _number(ratio: float) -> str:
 
 
 def _logarithmic(axes: Sequence[Any]) -> None:
-    """Give panels one logarithmic scale that holds the numbers of all, with ticks that are read without exponents."""
+    """Give panels one logarithmic scale for the numbers of all, with ticks written without exponents."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     for axis in axes:
@@ -123,12 +123,12 @@ def _logarithmic(axes: Sequence[Any]) -> None:
 
 
 def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """A line of panels per column: what outlier tokens of the first row are, and where those of every row stand.
+    """Draw a line of panels per column: contents of outlier tokens in the first row, and their places in every row.
 
     The first seed of each row is drawn.
 
     Raises:
-        ResultError: a run file is missing or holds no outlier tokens.
+        ResultError: a run file is missing or has no outlier tokens.
     """
     rows, columns = drawn_rows(table), project.columns(table)
     found = {
@@ -148,15 +148,15 @@ def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: She
 
 
 def _outliers_of(project: Project, key: str) -> dict[str, Any]:
-    """What is drawn of a run."""
+    """Drawn fields of a run."""
     return {name: array_of(project, key, name) for name in _DRAWN}
 
 
 def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:
-    """The figure of one model's outlier tokens: ratios by layer, contents, positions.
+    """Draw one model's outlier tokens: ratios by layer, contents, positions.
 
     Args:
-        found: what `metrics.outlier_tokens.look` found, by what stands in front of the text; first without a prefix.
+        found: results of `metrics.outlier_tokens.look` by the prefix of the text; first without a prefix.
         threshold: the ratio from which a token is an outlier token.
     """
     with panels(Sheet(path), 1, 3, (2.3, 2.6), widths=[3, 2, 3]) as (figure, ((layers, left, right),)):
@@ -184,7 +184,7 @@ def _marks() -> list[Any]:
 
 
 def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> None:
-    """A strip of positions below the other, each with its name, its number in a window, and how many are at 0."""
+    """Draw strips of positions below each other, each with its name, its number in a window, and the number at 0."""
     names: list[str] = []
     for place, (name, (one, number)) in enumerate(found.items()):
         _positions(axis, place, one["positions"], one["windows"], one["tokens"])
@@ -196,7 +196,7 @@ def _strips(axis: Any, found: Mapping[str, tuple[Mapping[str, Any], float]]) -> 
 
 
 def _contents(axis: Any, found: Mapping[str, Any]) -> None:
-    """Bars of the most frequent contents and of all others together, or words where there is none."""
+    """Draw bars of the most frequent contents and of all others together, or a text where there are none."""
     others = found["others"]
     named = [(_shown(text), count, low) for text, count, low in found["contents"][:NAMED]]
     rest = others - sum(count for _, count, _ in named)
@@ -215,13 +215,13 @@ def _contents(axis: Any, found: Mapping[str, Any]) -> None:
 
 
 def _shown(text: str) -> str:
-    """A token as a reader tells it apart, cut where it is long; a dollar sign is no mathematics."""
+    """A token in readable form, cut where it is long; a dollar sign is no mathematics."""
     cut = text if len(text) <= 12 else f"{text[:11]}…"
     return repr(cut).replace(" ", "␣").replace("$", r"\$")
 
 
 def _positions(axis: Any, place: int, positions: Sequence[tuple[int, int]], windows: int, tokens: int) -> None:
-    """A stroke at each position of outlier tokens, as dark as the share of windows that have one there."""
+    """Draw a stroke at each position of outlier tokens, as dark as the share of windows that have one there."""
     axis.set_xlim(-0.02 * tokens, 1.02 * tokens)
     axis.axhline(place, color=NEUTRAL, linewidth=0.4, alpha=0.5)
     for position, count in positions:

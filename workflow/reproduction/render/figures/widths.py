@@ -1,7 +1,7 @@
-"""Figures of kind `widths`: by how much one row is above another on models of several widths, a panel for each effect.
+"""Figures of kind `widths`: by how much one row is above another on models of several widths, one panel per effect.
 
-Points are models with their 95 % intervals over seeds and windows; the line is that through them. What a paper prints
-of a model with 4096 features lies across.
+Points are models with their 95 % intervals over seeds and windows; the line is fitted to them. The paper's number for a
+model with 4096 features is a horizontal line.
 """
 
 import math
@@ -22,7 +22,7 @@ _ACROSS = 3
 
 
 def widths(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """Panels side by side, each with a scale of its own."""
+    """Draw panels side by side, each with its own scale."""
     found = courses(project, table, values, read_back(project, table)[1])
     down = max(1, math.ceil(len(found) / _ACROSS))
     with panels(sheet, down, _ACROSS, (2.2, 1.9), names=0.3) as (figure, grid):
@@ -37,7 +37,7 @@ def widths(project: Project, table: RunTable, values: Values, sheet: Sheet) -> N
 
 
 def _draw(axis: Any, course: Course) -> None:
-    """The models of a panel, equal widths a little apart."""
+    """Draw the models of a panel, equal widths slightly apart."""
     bars = {name: (rise.high - rise.low) / 2 for name, rise in course.rises.items()}
     drawn = [Change(rise.effect, None, bars[name]) for name, rise in course.rises.items()]
     scale = PercentAxis([*drawn, Change(None, course.papers, 0.0)])

@@ -1,7 +1,7 @@
-"""reports/index.html: all targets on one page, to filter and to search, with figures, values and claims.
+"""Builder of reports/index.html: all targets on one page with filters and search, figures, values and claims.
 
-The page is a file on its own: styles, script and figures are inline, and its content security policy lets it load
-nothing. Without JavaScript everything is shown.
+The page is self-contained: styles, script and figures are inline, and its content security policy blocks loading.
+Without JavaScript everything is shown.
 """
 
 import re
@@ -16,14 +16,14 @@ from reproduction.words.templates import environment
 
 
 def index(project: Project, found: Standings | None = None) -> str:
-    """The page; links are relative to the reports folder. found: the standings, where known.
+    """Render the page; links are relative to the reports folder. found: the standings, where known.
 
     Raises:
         ResultError: a figure is damaged.
     """
 
     def drawing(standing: Standing) -> str:
-        """The figure of a report, where it was drawn."""
+        """The figure of a report, if it was drawn."""
         picture, caption = (standing.report.picture, standing.report.figure) if standing.report else (None, None)
         path = project.root / figure_path(picture or standing.id)
         return Markup(inline_svg(path, standing.id, caption)) if caption and path.exists() else ""
@@ -33,7 +33,7 @@ def index(project: Project, found: Standings | None = None) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Escaped text with what tables write in Markdown: `code`, **bold** and an *italic* word."""
+    """Escaped text with the tables' Markdown: `code`, **bold** and an *italic* word."""
     shown = str(escape(text))
     for mark, element in ((r"`([^`]+)`", "code"), (r"\*\*([^*]+)\*\*", "strong"), (r"\*(\w+)\*", "em")):
         shown = re.sub(mark, rf"<{element}>\1</{element}>", shown)

@@ -1,4 +1,4 @@
-"""SVG figures as part of an HTML page: ids made unique, everything that only a file of its own needs left out."""
+"""SVG figures as part of an HTML page: ids are made unique, and parts needed only in a file are left out."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +8,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_regular
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
-#: Elements that are dropped: metadata names outside addresses; a style sheet would hold for the whole page.
+#: Dropped elements: metadata has outside addresses; a style sheet would apply to the whole page.
 _DROPPED = ("metadata", "style", "script", "title", "foreignObject")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
@@ -18,7 +18,7 @@ def inline_svg(path: Path, prefix: str, label: str) -> str:
 
     Args:
         prefix: put before every id, so that two figures of a page never refer to each other's parts.
-        label: what a screen reader says in place of the drawing.
+        label: text for screen readers instead of the drawing.
 
     Raises:
         ResultError: the file is missing or is not SVG.
@@ -38,7 +38,7 @@ def inline_svg(path: Path, prefix: str, label: str) -> str:
             for name, value in element.attrib.items()
             if not _acts(name.removeprefix(_XLINK), value)
         }
-    for name in ("height", "version"):  # the height follows from the view box where the page narrows the width
+    for name in ("height", "version"):  # the height follows from the view box if the page narrows the width
         drawing.attrib.pop(name, None)
     drawing.attrib |= {"role": "img", "aria-label": label}
     return ElementTree.tostring(drawing, encoding="unicode", short_empty_elements=False)
@@ -53,7 +53,7 @@ def _drop(element: ElementTree.Element) -> None:
 
 
 def _acts(name: str, value: str) -> bool:
-    """Whether an attribute runs code, or leads out of the drawing to anything but a picture that it contains."""
+    """Whether an attribute runs code, or links to anything but an embedded picture."""
     return name.startswith("on") or (name == "href" and not value.startswith(("#", "data:image/")))
 
 

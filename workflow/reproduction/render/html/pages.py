@@ -1,6 +1,6 @@
 """The page of a target for a browser: its Markdown in the style of the index, with its figures inline.
 
-Like the index it is a file on its own, and its content security policy lets it load and run nothing.
+Like the index it is self-contained, and its content security policy lets it load and run nothing.
 """
 
 import re
@@ -17,17 +17,17 @@ from reproduction.tables.project import Project
 from reproduction.words.templates import environment
 from rotquant.foundation.files import read_text
 
-#: Marks that every font has, in place of pictures.
+#: Marks in every font, instead of pictures.
 _MARKS = str.maketrans({"✅": "✓", "❌": "✗"})
-#: The HTML that templates write into Markdown; any other stands in a text of a table, and is shown as it is.
+#: HTML written by templates into Markdown; any other is text in a table, and is shown literally.
 _OURS = re.compile(r"(</?(?:details|summary|sub)>|<br>)")
 
 
 def render_pages(project: Project) -> dict[str, str]:
-    """Every rendered report of the reports folder by its name there, such as "quarot_table1.html".
+    """Render every report of the reports folder by its name there, such as "quarot_table1.html".
 
     Raises:
-        ResultError: a report or a figure of one is damaged.
+        ResultError: a report or its figure is damaged.
     """
     folder = project.root / REPORTS
     names = sorted(path.stem for path in folder.glob("*.md") if path.stem != "index")
@@ -49,7 +49,7 @@ def _contents(folder: Path, name: str, others: Iterable[str]) -> dict[str, str]:
 
 
 def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:
-    """Figures inline, links between reports to their pages, tables in a box that scrolls, foreign HTML as text."""
+    """Make figures inline, link reports to their pages, put tables in a scrolling box, show foreign HTML as text."""
     source = str(token.attrs.get("src", ""))
     if token.type == "image" and source == f"figures/{name}.svg":
         drawing = inline_svg(folder / source, f"{name}-{Path(source).stem}", _text(token))
@@ -67,5 +67,5 @@ def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None
 
 
 def _text(token: Token) -> str:
-    """What a heading or the description of an image says, without its marks."""
+    """Text of a heading or an image description, without its marks."""
     return "".join(_text(part) if part.children else part.content for part in token.children or ())

@@ -1,4 +1,4 @@
-"""The sentences of a page from its claims: chosen here, in the words of a template."""
+"""The sentences of a page from its claims: chosen here, worded by a template."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from reproduction.words.templates import sentences
 TEMPLATE = "meaning/sentences.jinja"
 
 
-#: How templates call what has a verdict.
+#: Names of verdicts in templates.
 VERDICTS: dict[str, Shown] = {
     "holds": "reproduced",
     "denied": "not reproduced",
@@ -23,11 +23,11 @@ VERDICTS: dict[str, Shown] = {
 
 
 class Words(NamedTuple):
-    """How a page speaks of its claims.
+    """The words of a page about its claims.
 
-    says: who says them, up to the clause. nothing: that none is contradicted. where: on what they are tested.
-    subject: what cannot be tested, cannot: on what it cannot, has: that this has a number. see: whether notes say what
-    bounds its numbers.
+    says: their source, up to the clause. nothing: that none is contradicted. where: the models they are tested on.
+    subject: untested models, cannot: their replacement, has: that it has a number. see: whether notes explain the
+    limits of its numbers.
     """
 
     says: str = "the paper says that"
@@ -49,7 +49,7 @@ class Group:
 
 
 def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Saying]], words: Words) -> list[str]:
-    """What the claims of a page mean; nothing without claims."""
+    """Sentences about the claims of a page; none without claims."""
     by_claim = {id(outcome.claim): [*say(outcome)] for outcome in decided}
     every = [saying for found in by_claim.values() for saying in found]
     judged = [saying for saying in every if saying.about != "fact"]
@@ -66,19 +66,19 @@ def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Sayi
 
 
 def _others(rest: Sequence[Saying], words: Words) -> str:
-    """What else holds, is open or cannot be checked."""
+    """Sentence about the other claims that hold, are open or cannot be checked."""
     found = {name: grouped(rest, verdict) for name, verdict in VERDICTS.items() if name != "denied"}
     total = sum(saying.here != "not tested here" for saying in rest)
     return sentence(clauses("others", total=total, **found, words=words))
 
 
 def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
-    """What does not hold, each with its cause or that it is unknown, and what cannot be tested."""
+    """Sentence about failed claims, each with its cause or that it is unknown, and untestable ones."""
     said = _denied(one, rest, words)
     denied = bool(said)
     if not denied and any(saying.here in ("reproduced", "undecided") for saying in (one, *rest)):
         said.append(words.nothing)
-    own = one.text if one.part == "direction" and one.papers else None  # its size was told with its direction
+    own = one.text if one.part == "direction" and one.papers else None  # its size was reported with its direction
     if untested := [saying for saying in rest if saying.here == "not tested here" and saying.text != own]:
         example = None if denied else next((saying for saying in untested if not saying.part), untested[0])
         further = one.here == "not tested here"
@@ -87,7 +87,7 @@ def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
 
 
 def _denied(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
-    """The cause of a headline that does not hold, the clearest other claim that does not, and the causes of all."""
+    """The cause of a failed headline, the clearest other claim that fails, and the causes of all."""
     others = [saying for saying in rest if saying.here == "not reproduced"]
     denied, group = one.here == "not reproduced", grouped(others, "not reproduced")
     count = len(others) + denied
@@ -104,7 +104,7 @@ def _denied(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
 
 
 def _of_facts(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
-    """What facts mean, which are not judged: whether the numbers here agree with them."""
+    """Sentences about facts, which are not judged: whether the numbers here agree with them."""
     groups = ([saying for saying in rest if saying.agrees is agrees] for agrees in (True, False))
     agree, differ = (Group(len(some), clearest(some)) if some else None for some in groups)
     told = (
@@ -115,16 +115,16 @@ def _of_facts(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
 
 
 def grouped(found: Iterable[Saying], *verdicts: Shown) -> Group | None:
-    """Claims with one of some verdicts; the example is the clearest of those that have numbers."""
+    """Claims with any of some verdicts; the example is the clearest of those that have numbers."""
     chosen = [one for one in found if one.here in verdicts]
     return Group(len(chosen), clearest([one for one in chosen if one.numbers] or chosen)) if chosen else None
 
 
 def clauses(macro: str, **arguments: object) -> list[str]:
-    """What a macro of the template says, a clause for each line."""
+    """Clauses of a template's macro, one for each line."""
     return [" ".join(line.split()) for line in sentences(TEMPLATE, macro, **arguments) if line.strip()]
 
 
 def sentence(said: Sequence[str]) -> str:
-    """Clauses as one sentence; nothing of none."""
+    """Join clauses to one sentence; empty without clauses."""
     return f"{upper('; '.join(said))}." if said else ""

@@ -1,7 +1,7 @@
-"""Claims with their verdicts as what a sentence says of each: one comparison of theirs, in our numbers and the paper's.
+"""Claims with their verdicts in the form of sentences: one comparison each, in our numbers and the paper's.
 
-Shown is the comparison that decides: of those that hold the nearest to the border, of those that are contradicted the
-farthest beyond it. Where a finer quantity decides and says another thing than the paper's, both are shown.
+The comparison shown is the deciding one: of those that hold the nearest to the border, of those that are contradicted
+the farthest beyond it. Where a finer quantity decides and disagrees with the paper's, both are shown.
 """
 
 import functools
@@ -22,9 +22,9 @@ Tell = Callable[[Finding], ToldEffect]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why something is not reproduced: what a table's author says, or what an experiment found about a cause.
+    """The cause of a failed reproduction: given by a table's author, or found by an experiment.
 
-    text: the cause, as a clause. where: the page that tests it. numbers: what was found there.
+    text: the cause, as a clause. where: the page that tests it. numbers: the numbers found there.
     """
 
     found: Literal["said", "holds", "contradicted", "undecided", "not computed", "none"]
@@ -34,21 +34,21 @@ class Cause:
 
     @property
     def known(self) -> bool:
-        """Whether there is one."""
+        """Whether a cause is known."""
         return self.found in ("said", "holds")
 
 
 @dataclass(frozen=True)
 class Saying:
-    """One check of a claim as sentences need it.
+    """One check of a claim, in the form that sentences need.
 
-    text: the claim as a clause. part: what of it the check is about, where the claim has checks of both.
-    place: of the comparison that is shown; "" where there is no other. numbers, brief: of it. papers, papers_brief: the
+    text: the claim as a clause. part: the part that the check is about, where the claim has checks of both.
+    place: of the comparison shown; "" where there is no other. numbers, brief: its numbers. papers, papers_brief: the
     paper's there.
-    comparisons, alike, holding: how many there are, how many are as the verdict, and how many hold.
-    by: the quantities that decide, where it is not the paper's alone. other: that of the paper where it would say
-    `otherwise`, and its numbers.
-    reason: what keeps it from being checked. clear: in half widths of the interval. agrees: whether our numbers do.
+    comparisons, alike, holding: how many there are, how many have the verdict, and how many hold.
+    by: the deciding quantities, if not the paper's alone. other: the paper's where its verdict would be `otherwise`,
+    and its numbers.
+    reason: why it is not checkable. clear: in half widths of the interval. agrees: whether our numbers do.
     """
 
     text: str
@@ -77,10 +77,10 @@ class Saying:
 
 @dataclass(frozen=True)
 class Teller:
-    """Puts comparisons of a claim into words.
+    """Words for the comparisons of a claim.
 
-    quantity: what it is about, where that is one. gpus: the paper's. open: why something is undecided of which nothing
-    says what would decide it.
+    quantity: the compared one, if there is one. gpus: the paper's. open: reason of an undecided comparison without
+    known requirements.
     """
 
     tell: Tell
@@ -89,7 +89,7 @@ class Teller:
     open: str = ""
 
     def place(self, papers: Finding) -> str:
-        """A place among the paper's numbers without the GPU, which ours do not name."""
+        """A place among the paper's numbers without the GPU, which our places do not name."""
         return functools.reduce(lambda left, gpu: left.replace(f"{gpu}, ", ""), self.gpus, papers.place)
 
 
@@ -111,7 +111,7 @@ def sayings(outcome: Outcome, teller: Teller) -> Iterator[Saying]:
 
 
 def _with_numbers(saying: Saying, answer: Answer, teller: Teller) -> Saying | None:
-    """What is said of a check that has a comparison to show, else None."""
+    """The saying of a check with a comparison to show, else None."""
     second = answer.second if teller.quantity and answer.on else None
     agreed = second is not None and second.decision == answer.ours.decision
     verdict = second if second and agreed else answer.ours
@@ -137,7 +137,7 @@ def _with_numbers(saying: Saying, answer: Answer, teller: Teller) -> Saying | No
     if second is None or answer.on is None or teller.quantity is None:
         return saying
     own = short(teller.quantity)
-    if agreed:  # in the paper's unit, which is named as what decides
+    if agreed:  # in the paper's unit, which is named as the deciding one
         bare = told(shown, EffectUnit.of(teller.quantity)._replace(noun=""))
         return replace(saying, by=f"{short(answer.on)} and by {own}", numbers=bare.full)
     finer = told(shown, EffectUnit.of(answer.on))
@@ -159,7 +159,7 @@ def _margin(finding: Finding) -> float:
 
 
 def _papers(verdict: Verdict, shown: Finding, comparisons: int, teller: Teller) -> list[ToldEffect]:
-    """The paper's numbers at the place that is shown, one for each of its GPUs, or the only ones that it has."""
+    """The paper's numbers at the shown place, one for each of its GPUs, or the only ones it has."""
     found = [one for one in verdict.findings if teller.place(one) == shown.place]
     if not found and comparisons == 1:
         found = [*verdict.findings]
@@ -171,7 +171,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _reason(verdict: Verdict) -> str:
-    """What keeps a claim from being checked."""
+    """Reason why a claim is not checkable."""
     unclear = [one for one in verdict.findings if one.decision == "not checkable"]
     if unclear:
         return f"{unclear[0].place}: {unclear[0].numbers}"
@@ -179,7 +179,7 @@ def _reason(verdict: Verdict) -> str:
 
 
 def cause(outcome: Outcome) -> Cause:
-    """What explains that a claim is not reproduced; only asked where it is not."""
+    """The cause of a claim that is not reproduced; only requested for these."""
     claim = outcome.claim
     because = claim.because if isinstance(claim, Explained) else None
     said = Cause("said", whole(because)) if because else None
@@ -196,5 +196,5 @@ def cause(outcome: Outcome) -> Cause:
 
 
 def clearest(found: Sequence[Saying]) -> Saying:
-    """The one that its noise leaves the least doubt about, best one whose text is not about a size too."""
+    """The saying with the least doubt from noise, preferably one whose text is not about a size too."""
     return max(found, key=lambda one: (not one.part, one.clear))

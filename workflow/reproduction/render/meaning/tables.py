@@ -1,4 +1,4 @@
-"""What the page of a table of accuracy means: its claims, else the causes that it tests, else its effects or rows."""
+"""The meaning of an accuracy table's page: its claims, else the causes that it tests, else its effects or rows."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ Results = Mapping[str, RunResult]
 def meaning_of(
     project: Project, table: RunTable, values: Values, results: Results, decided: Sequence[Outcome]
 ) -> list[str]:
-    """Up to three sentences on a table; none where there is nothing to say.
+    """Up to three sentences on a table; none where there is nothing to report.
 
     Args:
         decided: its claims.
@@ -39,7 +39,7 @@ def meaning_of(
 
 
 def words_of(project: Project, table: RunTable) -> Words:
-    """How a table's page speaks of its claims."""
+    """The words of a table's page about its claims."""
     said = (
         Words()
         if is_of_the_paper(table)
@@ -61,7 +61,7 @@ def _said(project: Project, table: RunTable, values: Values, outcome: Outcome) -
 
 
 def _of_causes(project: Project, table: RunTable, values: Values, results: Results) -> list[str]:
-    """What a page says that has no claims, and numbers that test why claims of other pages do not hold."""
+    """Sentences of a page without claims whose numbers test causes of failed claims on other pages."""
     said = list(_causes(project, table, values, results))
     if not said:
         return []
@@ -86,7 +86,7 @@ def _causes(project: Project, table: RunTable, values: Values, results: Results)
 
 
 def of_effects(found: Sequence[Course]) -> list[str]:
-    """What a page says whose figure draws effects over widths."""
+    """Sentences of a page whose figure draws effects over widths."""
     ways = Counter(course.way for course in found)
     drawn = [course for course in found if course.line and course.rises]
     if not drawn:
@@ -105,7 +105,7 @@ def of_effects(found: Sequence[Course]) -> list[str]:
 
 
 def _clearness(course: Course) -> float:
-    """A slope in widths of its interval."""
+    """The slope divided by the width of its interval."""
     line = course.line
     if line is None:
         return 0.0
@@ -113,7 +113,7 @@ def _clearness(course: Course) -> float:
 
 
 def _of_rows(project: Project, table: RunTable, values: Values) -> list[str]:
-    """What a page says without any claim: its best and its worst row by its main quantity, in how many columns."""
+    """Sentences of a page without any claim: its best and worst rows by the main quantity, in how many columns."""
     quantity = main_quantities(project, table)[0]
     columns, losses = project.columns(table), _losses(project, table, values, quantity)
     if quantity.text or quantity in DESCRIPTIVE or not losses:
@@ -150,7 +150,7 @@ def _of_rows(project: Project, table: RunTable, values: Values) -> list[str]:
 
 
 def _losses(project: Project, table: RunTable, values: Values, quantity: Quantity) -> dict[tuple[str, str], float]:
-    """What each row loses on the baseline by (row, column), as far as both are numbers."""
+    """Loss of each row against the baseline by (row, column), where both are numbers."""
     found = {}
     for (row, column, name), number in values.ours.items():
         base = values.ours.get((table.baseline, column, name))

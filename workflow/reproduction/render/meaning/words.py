@@ -1,4 +1,4 @@
-"""Statements and numbers as parts of a sentence. Numbers are rounded as claims on pages have them."""
+"""Statements and numbers as parts of a sentence. Numbers are rounded as in claims on pages."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _SHORT = {KL.name: "KL divergence", LOG_ODDS.name: "log-odds"}
 
 
 class ToldEffect(NamedTuple):
-    """A comparison in words: with both numbers and by its effect alone, and so what a paper prints, without noise."""
+    """A comparison in words: with both numbers and by its effect alone; a paper's is shown so, without noise."""
 
     full: str
     brief: str
@@ -26,9 +26,9 @@ class ToldEffect(NamedTuple):
 
 
 class EffectUnit(NamedTuple):
-    """A unit as it stands behind a number and behind a difference of two, and what has it, "perplexity".
+    """A unit after a number and after a difference of two, and the quantity that has it, "perplexity".
 
-    title: of a statistic of a distribution, of which less is not better; what it is stands in brackets.
+    title: of a statistic of a distribution, for which less is not better; its meaning is in brackets.
     falls: whether such a statistic is smaller where a claim calls it better.
     """
 
@@ -40,7 +40,7 @@ class EffectUnit(NamedTuple):
 
     @classmethod
     def of(cls, quantity: Quantity) -> "EffectUnit":
-        """That of a quantity."""
+        """The unit of a quantity."""
         space = f" {quantity.unit}" if quantity.unit else ""
         apart = " points" if quantity.unit == "%" else space
         if quantity in DESCRIPTIVE:
@@ -50,12 +50,12 @@ class EffectUnit(NamedTuple):
 
 
 def short(quantity: Quantity) -> str:
-    """A quantity as a noun, endpoints by their name alone."""
+    """A quantity as a noun, endpoints only by their name."""
     return _SHORT.get(quantity.key) or words(quantity)
 
 
 def clause(text: str) -> str:
-    """A statement as it stands behind "that"; what follows a semicolon is left out."""
+    """A statement in the form after "that", without the part after a semicolon."""
     return lower(text.partition(";")[0].rstrip(". "))
 
 
@@ -65,7 +65,7 @@ def whole(text: str) -> str:
 
 
 def lower(text: str) -> str:
-    """A sentence that begins small, unless with a name."""
+    """A sentence with a lower-case beginning, unless it begins with a name."""
     first = text.partition(" ")[0]
     name = first in _NAMES or re.fullmatch("A|[A-Z][a-z]+(-[a-z]+)*,?", first) is None
     return text if name else text[0].lower() + text[1:]
@@ -116,7 +116,7 @@ def _size(effect: Effect, unit: str) -> str:
 
 
 def _interval(effect: Effect) -> str:
-    """Its interval behind a number, nothing where its ends are printed alike."""
+    """The interval after a number; empty where its ends are printed alike."""
     turned = effect.size < 0 and effect.name in _OPPOSITE
     ends = (-effect.high, -effect.low) if turned else (effect.low, effect.high)
     return between(*map(signed, ends))
@@ -127,7 +127,7 @@ def between(low: str, high: str) -> str:
 
 
 def would_decide(needed: str) -> str:
-    """What would decide what is undecided, as the end of a clause."""
+    """Requirements for a decision of an undecided comparison, as the end of a clause."""
     if not needed:
         return ""
     return f", which {needed}" if needed.endswith("decide") else f", {needed}"

@@ -1,1 +1,1 @@
-"""The sections of a table's page, one module each; `reproduction.render.pages.report` puts them together."""
+"""Sections of a table's page, one module each; `reproduction.render.pages.report` combines them."""

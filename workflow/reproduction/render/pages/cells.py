@@ -1,7 +1,7 @@
-"""How every cell of every page is printed: numbers of runs, changes, times and bytes of benchmarks, and settings.
+"""Printing of every cell on every page: numbers of runs, changes, times and bytes of benchmarks, and settings.
 
-What builds a grid says which number stands where; what stands there is decided here, from the numbers in words of
-`words.numbers`. "-" is no number.
+Builders of grids choose the number at each place; its form is decided here, from the numbers in words of
+`words.numbers`. "-" means no number.
 """
 
 import math
@@ -14,28 +14,28 @@ from reproduction.frame.values import Number, Text
 from reproduction.tables.settings import Setting
 from reproduction.words.numbers import SPACE, show, show_change
 
-#: Stands behind a setting that is not as printed.
+#: Mark after a setting that differs from the printed one.
 DIFFERS = " ≠"
 
 
 def measured(number: Number | None, decimals: int = 2) -> str:
-    """A number with its deviation over seeds: perplexity, zero-shot accuracy, endpoints and all else of runs."""
+    """A number with its deviation over seeds: perplexity, zero-shot accuracy, endpoints and others of runs."""
     return show(number and number.mean, number and number.deviation, decimals)
 
 
 def printed(number: Number | None, decimals: int = 2) -> str:
-    """A number of a paper's, without its deviation."""
+    """A paper's number, without its deviation."""
     return show(number and number.mean, None, decimals)
 
 
 def decimals(numbers: Iterable[Number]) -> int:
-    """As many decimals as numbers were printed with, three at most; two where there are none."""
+    """Number of printed decimals, at most three; two without numbers."""
     texts = [f"{number.mean!r}".removesuffix(".0") for number in numbers]
     return max((min(len(text.partition(".")[2]), 3) for text in texts if "e" not in text), default=2)
 
 
 def contents(found: Text | None) -> str:
-    """What the seeds found, each once, with its seeds where they differ; "-" for nothing, "none" for an empty text."""
+    """Results of the seeds, each once, with its seeds where they differ; "-" for nothing, "none" for an empty text."""
     seeds: dict[str, list[int]] = {}
     for text, seed in zip(found.values, found.seeds, strict=True) if found else ():
         seeds.setdefault(text or "none", []).append(seed)
@@ -58,24 +58,24 @@ def interval(effect: float, low: float, high: float) -> str:
 
 
 def share(part: float | None) -> str:
-    """A share in percent, of one."""
+    """A share of one in percent."""
     return "-" if part is None else f"{100 * part:.2f}"
 
 
 def ends(values: Iterable[float]) -> str:
-    """From the least to the largest, once where both are printed alike."""
+    """The range of the values, one number where both ends are printed alike."""
     found = [*values]
     low, high = (f"{end:.2f}" for end in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
 
 
 def ratio(value: float | None) -> str:
-    """How many times as fast, as small or as slow."""
+    """A ratio of speeds, sizes or times."""
     return "-" if value is None else show_ratio(value)
 
 
 def amount(found: Measurement | None, factor: float) -> str:
-    """Seconds or bytes in a unit of that many, with the spread of their replays."""
+    """Seconds or bytes in a unit of `factor`, with the spread of their replays."""
     if found is None:
         return "-"
     spread = "" if found.spread is None else f"{SPACE}±{SPACE}{100 * found.spread:.1f}{SPACE}%"
@@ -91,5 +91,5 @@ def digits(value: float) -> str:
 
 
 def setting(cell: Setting) -> str:
-    """What a recipe says, marked where a paper prints another thing."""
+    """A recipe's setting, marked where a paper prints another one."""
     return cell.here + DIFFERS * (cell.same is False)

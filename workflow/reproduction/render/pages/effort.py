@@ -1,6 +1,6 @@
-"""What each method of a table was given: text, steps, learning rates, and the time that it took.
+"""Budgets of a table's methods: text, steps, learning rates, and run time.
 
-All of it follows from the recipes, but for the time, which the manifests of weights and the records of rotations hold.
+All follow from the recipes, except the time, which is in the manifests of weights and the records of rotations.
 """
 
 from statistics import fmean
@@ -14,7 +14,7 @@ from rotquant.recipes.recipe import Budget
 
 
 class GivenBudget(NamedTuple):
-    """A method with one budget: the rows that give it so, the columns if not all, its mean time in seconds."""
+    """A method with one budget: the rows that use it, the columns if not all, its mean time in seconds."""
 
     method: str
     rows: list[str]
@@ -24,10 +24,10 @@ class GivenBudget(NamedTuple):
 
 
 def given(project: Project, table: RunTable, results: Results) -> list[GivenBudget]:
-    """The budgets of a table's methods, in the order of its rows; rows and columns of one budget together.
+    """Budgets of a table's methods, in the order of its rows; rows and columns of one budget together.
 
     Args:
-        results: of the table's runs; what is missing has no time.
+        results: of the table's runs; missing ones have no time.
     """
     rows: dict[tuple[str, Budget], dict[str, None]] = {}
     columns: dict[tuple[str, Budget], dict[str, None]] = {}
@@ -55,7 +55,7 @@ def given(project: Project, table: RunTable, results: Results) -> list[GivenBudg
 
 
 def _seconds(result: RunResult, name: str) -> float | None:
-    """How long a method of a run took, as the record of its weights or rotations says."""
+    """Run time of a run's method, from the record of its weights or rotations."""
     method, weights = result.run.recipe.methods[name], result.weights or {}
     if method is result.run.recipe.learner:
         return (result.rotation or {}).get("seconds")

@@ -1,6 +1,6 @@
-"""The grids of a table: its main quantities, their change from the baseline, and accuracy task by task.
+"""The grids of a table: its main quantities, their change from the baseline, and accuracy by task.
 
-Ours stand beside the paper's, in the paper's order. What a place prints is decided in `cells`.
+Ours are next to the paper's, in the paper's order. `cells` decides how each place is printed.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
 
-#: Numbers that a line of one grid can hold; with more, each quantity gets a grid of its own.
+#: Numbers that fit a line of one grid; with more, each quantity has its own grid.
 WIDTH = 8
 
 Pair = Callable[[str, str, Quantity], tuple[str, str]]
@@ -30,10 +30,10 @@ BITS = "Bits per weight"
 
 
 def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping[str, str]) -> tuple[Grid, ...]:
-    """Mean and deviation of every main quantity beside the published number.
+    """Mean and deviation of every main quantity next to the published number.
 
     Args:
-        bits: effective bits per weight by row, which get a column of their own; none without any.
+        bits: effective bits per weight by row, shown in their own column; no column without any.
     """
     mains = main_quantities(project, table)
     digits = {
@@ -64,7 +64,7 @@ def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping
 
 
 def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Grid, ...]:
-    """What each row gains or loses on the baseline row, in percent, ours and the paper's."""
+    """Gain or loss of each row against the baseline row, in percent, ours and the paper's."""
     mains = [quantity for quantity in main_quantities(project, table) if quantity.relative]
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Gri
 
 
 def effect_grid(found: Sequence[Course]) -> Grid:
-    """By how much rows are above others on models of several widths, in percent with 95 % intervals."""
+    """Gains of rows over others on models of several widths, in percent with 95 % intervals."""
     columns = list(dict.fromkeys(column for course in found for column in course.rises))
     on_models = [GridColumn([cells.rise(course.rises.get(column)) for course in found], column) for column in columns]
     slopes = [
@@ -100,7 +100,7 @@ def effect_grid(found: Sequence[Course]) -> Grid:
 def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:
     """KL divergence of the rows, and log-odds of the right answer: mean and spread over seeds, median, flips.
 
-    Of each nothing where no run file has it. Rows and columns are the table's own, since no paper prints any.
+    Each is empty where no run file has it. Rows and columns are the table's own, since no paper prints any.
     """
 
     def pair(row: str, column: str, quantity: Quantity) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[t
 
 
 def task_grids(project: Project, table: RunTable, values: Values) -> tuple[Tasks, ...]:
-    """Accuracies task by task for each column: ours by our tasks with chance, and the paper's by its own."""
+    """Accuracies by task for each column: ours by our tasks with chance, and the paper's by its own."""
     ours = [quantity for quantity in project.quantities(table) if quantity.unit == "%"]
     papers = printed_accuracies(values)
     return tuple(
@@ -138,7 +138,7 @@ def task_grids(project: Project, table: RunTable, values: Values) -> tuple[Tasks
 def _task_grid(
     table: RunTable, column: str, tasks: Sequence[Quantity], numbers: Mapping[Place, Number], whose: Whose
 ) -> Grid:
-    """The rows that have a number for some task."""
+    """The rows that have a number for any task."""
     rows = [row.name for row in table.rows if any((row.name, column, task.name) in numbers for task in tasks)]
 
     def text(row: str, task: Quantity) -> str:
@@ -150,7 +150,7 @@ def _task_grid(
 
 
 def _with_chance(grid: Grid, table: RunTable, column: str, tasks: Sequence[Quantity], values: Values) -> Grid:
-    """Below our accuracies what guessing scores, and the standard errors of the baseline row."""
+    """Add rows below our accuracies: the score of guessing, and the standard errors of the baseline row."""
     columns = []
     for task, above in zip(tasks, grid.columns, strict=True):
         number = values.get((table.baseline, column, task.name))
@@ -160,7 +160,7 @@ def _with_chance(grid: Grid, table: RunTable, column: str, tasks: Sequence[Quant
 
 
 def _printed(tasks: Sequence[Quantity], column: str, values: Values) -> list[Quantity]:
-    """The tasks that the paper prints some number of in a column."""
+    """The tasks for which the paper prints any number in a column."""
     names = {name for _, place, name in values.published if place == column}
     return [task for task in tasks if task.name in names]
 
@@ -174,10 +174,10 @@ def _grids(
     *,
     alone: bool = False,
 ) -> tuple[Grid, ...]:
-    """One grid of these quantities where a line can hold them, otherwise one per quantity under its own heading.
+    """One grid of these quantities if a line can hold them, otherwise one per quantity under its own heading.
 
     Args:
-        alone: whether no number of a paper's stands beside ours.
+        alone: whether no paper's number is next to ours.
     """
     columns = project.columns(table)
     together = len(mains) == 1 or len(columns) * len(mains) * (1 if alone else 2) <= WIDTH + alone
@@ -188,7 +188,7 @@ def _grids(
 def _grid(
     project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
-    """Ours by column and quantity, each followed by the paper's where it prints some."""
+    """Ours by column and quantity, each followed by the paper's where it prints any."""
     places = {
         (cell.column, one.name) for cell in project.cells(table.id) for one in (*cell.quantities, *cell.endpoints)
     }
@@ -213,7 +213,7 @@ def _grid(
 
 
 def _alike(project: Project, table: RunTable, names: Iterable[str]) -> dict[str, list[str]]:
-    """Columns that the same runs compute, by the first of them: they are one column of ours."""
+    """Columns computed by the same runs, by the first of them: they are one column of ours."""
     runs: dict[str, list[str]] = {name: [] for name in names}
     for cell in project.cells(table.id):
         if cell.column in runs:
@@ -225,7 +225,7 @@ def _alike(project: Project, table: RunTable, names: Iterable[str]) -> dict[str,
 
 
 def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Quantity]) -> Grid:
-    """The table's columns below each other, and side by side its rows with every quantity."""
+    """The table's columns below each other, and its rows with every quantity side by side."""
     names = project.columns(table)
     columns: list[GridColumn] = []
     for row, quantity in itertools.product(table.rows, mains):
@@ -237,7 +237,7 @@ def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Q
 
 
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
-    """What the numbers are and which way is better."""
+    """Caption of the numbers, and which direction is better."""
     text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
     if len(columns) == 1 and len(group) > 1:
         return f"{columns[0]}. {text}"
@@ -251,7 +251,7 @@ def _described(quantity: Quantity) -> str:
 
 
 def _remark(project: Project, table: RunTable, column: str) -> str:
-    """What a column is computed on, where its name does not say it."""
+    """A column's model, where the column's name does not give it."""
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"

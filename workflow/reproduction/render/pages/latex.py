@@ -1,6 +1,6 @@
 """A report's tables of numbers as LaTeX, to be pasted into a paper: booktabs, ours upright, the paper's in italics.
 
-The caption says what the numbers are and where they are from. Nothing here knows where a number comes from.
+The caption names the numbers and their origin. Nothing here knows where a number comes from.
 """
 
 import functools
@@ -36,7 +36,7 @@ _MARKS = ((r"`([^`]+)`", "texttt"), (r"\*\*([^*]+)\*\*", "textbf"), (r"\*(\w[^*]
 
 
 def latex(report: Report) -> str:
-    """Every grid of a report as a `table`; a document that takes them needs the package booktabs."""
+    """Every grid of a report as a `table`; the document needs the package booktabs."""
     return _environment().get_template("pages/tables.tex.jinja").render(report=report)
 
 
@@ -46,7 +46,7 @@ def escape(text: str) -> str:
 
 
 def _number(cell: GridCell) -> str:
-    """A number in mathematics; a word, such as NaN or OOM, as text, and a dash for none."""
+    """A number in math mode; a word, such as NaN or OOM, as text, and a dash for none."""
     published = cell.whose == "published"
     if cell.text == "-":
         return "--"
@@ -65,7 +65,7 @@ def _power(number: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Escaped text with what pages mark in Markdown: code, bold and italics."""
+    """Escaped text with the pages' Markdown: code, bold and italics."""
     shown = escape(text)
     for mark, command in _MARKS:
         shown = re.sub(mark, rf"\\{command}{{\1}}", shown)
@@ -74,7 +74,7 @@ def _words(text: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    """Templates whose marks are no braces, which are LaTeX's own."""
+    """Templates whose delimiters are not braces, which LaTeX uses."""
     return environment(
         {"escaped": escape, "number": _number, "words": _words},
         block_start_string="<%",

@@ -1,4 +1,4 @@
-"""A report as Markdown, and its tables of numbers: published ones stand in italics, ours upright.
+"""A report as Markdown, and its tables of numbers: published ones are in italics, ours upright.
 
 Nothing here knows where a number comes from (see `model`).
 """
@@ -15,7 +15,7 @@ from reproduction.words.templates import environment
 
 
 def page_path(name: str) -> Path:
-    """The page of a table."""
+    """Path of a table's page."""
     return REPORTS / f"{name}.md"
 
 
@@ -25,19 +25,19 @@ def markdown(report: Report) -> str:
 
 
 def rendered(template: str, **context: object) -> str:
-    """A template of Markdown, in which any number of empty lines is one."""
+    """A rendered Markdown template, in which any number of empty lines is one."""
     text = _environment().get_template(template).render(**context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def grids_markdown(report: Report) -> str:
-    """The grids alone, each below what it is."""
+    """The grids alone, each below its description."""
     parts = ((f"{grid.name}: " if grid.name else "", grid) for grid in report.grids)
     return "\n".join(f"{name}{grid.caption}.\n\n{grid_table(grid)}\n" for name, grid in parts)
 
 
 def grid_table(grid: Grid) -> str:
-    """A grid as a table. A paper's one set of numbers stands in brackets behind ours where few of the rows have one."""
+    """A grid as a table. A paper's one set of numbers is in brackets after ours if only few rows have one."""
     heads = list(grid.stub)
     columns = [[labels[place] for labels in grid.labels] for place in range(len(heads))]
     for column in grid.columns:
@@ -54,13 +54,13 @@ def grid_table(grid: Grid) -> str:
 
 
 def row(cells: Iterable[object]) -> str:
-    """A line of a table; a text of several lines is one."""
+    """A line of a table; a text of several lines becomes one."""
     lines = (re.sub(r"\s*\n\s*", " ", str(cell).strip()) for cell in cells)
     return "| " + " | ".join(line.replace("|", "\\|") for line in lines) + " |"
 
 
 def literal(text: str) -> str:
-    """A text that means itself where Markdown would read marks, links and HTML in it."""
+    """A text that stays literal where Markdown would read marks, links and HTML in it."""
     return re.sub(r"([\\`*_\[\]<>&!])", r"\\\1", " ".join(text.split()))
 
 

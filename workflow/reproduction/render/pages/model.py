@@ -1,7 +1,7 @@
-"""The model of a report: what a page says of a table, of accuracy or of speed, before it is Markdown, HTML or LaTeX.
+"""The model of a report: the content of a page on accuracy or speed, before it is Markdown, HTML or LaTeX.
 
-It is built once from a table's values and its definition. Texts are Markdown of one line. `whose` tells our numbers
-from the paper's wherever a number stands.
+It is built once from a table's values and its definition. Texts are Markdown of one line. `whose` distinguishes our
+numbers from the paper's everywhere.
 """
 
 import os
@@ -18,7 +18,7 @@ ClaimsName = Literal["Claims of the paper", "Claims", "Goals"]
 
 
 class GridCell(NamedTuple):
-    """A number as printed, "-" for none, and whose it is."""
+    """A number as printed, "-" for none, and its owner."""
 
     text: str
     whose: Whose
@@ -28,9 +28,9 @@ class GridCell(NamedTuple):
 class GridColumn:
     """A column of numbers as printed, "-" for none.
 
-    head: what stands above it alone. published: of the paper's numbers beside ours the GPU or the column that they are
-    of, "" where there is one set; None for a column of its own.
-    group, remark, title: the table's column that it belongs to, what that is computed on, and the head below these.
+    head: its header if alone. published: GPU or column of the paper's numbers next to ours, "" where there is one set;
+    None for a column of its own.
+    group, remark, title: the table's column that it belongs to, that column's model, and the header below these.
     """
 
     texts: Sequence[str]
@@ -43,11 +43,11 @@ class GridColumn:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of numbers. caption: what they are, or nothing; `heading`: it stands above as a heading of its own.
+    """A table of numbers. caption: their description, or nothing; `heading`: shown above as a heading of its own.
 
-    stub, labels: the heads of the rows' names and labels, and these row by row.
+    stub, labels: the headers of the rows' names and labels, and these row by row.
     name: the part of a report that the grid belongs to, where it names its parts.
-    whose: of columns of their own. chances: how many of the last rows say what chance does.
+    whose: for columns of their own. chances: number of last rows with the level of chance.
     """
 
     caption: str
@@ -61,13 +61,13 @@ class Grid:
 
     @property
     def what(self) -> str:
-        """Its part of a report, what the numbers are, and on what."""
+        """The grid's part of a report, its caption, and its model."""
         part, common = f"{self.name}: " if self.name else "", f"; all columns {self.common}" if self.common else ""
         return f"{part}{self.caption}{common}"
 
     @property
     def lines(self) -> Iterator[tuple[Sequence[str], list[GridCell]]]:
-        """Row by row the labels, and a cell for each column."""
+        """The labels of each row, and a cell for each column."""
         for place, names in enumerate(self.labels):
             chance = place >= len(self.labels) - self.chances
             yield (
@@ -76,7 +76,7 @@ class Grid:
             )
 
     def whose_in(self, column: GridColumn) -> Whose:
-        """Whose the numbers of a column are."""
+        """Owner of the numbers in a column."""
         return self.whose if column.published is None else "published"
 
     @property
@@ -90,21 +90,21 @@ class Grid:
 
     @property
     def common(self) -> str:
-        """The remark that all of several groups share."""
+        """The remark shared by all of several groups."""
         remarks = {column.group: column.remark for column in self.columns}
         return next(iter(remarks.values())) if len(remarks) > 1 and len(set(remarks.values())) == 1 else ""
 
 
 def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
-    """A column of ours and the paper's beside it, those left out that have no number."""
+    """A column of ours and the paper's next to it, without those that have no number."""
     return (ours, *(paper for paper in papers if any(text != "-" for text in paper.texts)))
 
 
 class Judged(NamedTuple):
-    """A check of a claim, decided by our numbers and by the paper's. ours, published: what stands behind each.
+    """A check of a claim, decided by our numbers and by the paper's. ours, published: the findings for each.
 
-    on: what our numbers are decided on, in words; "" where that is not said. by, second, second_says: the paper's
-    quantity in words, what it would say, and what stands behind that, where it is not what decides.
+    on: the quantity that decides our numbers, in words; "" where it is not shown. by, second, second_says: the paper's
+    quantity in words, its verdict, and the findings for that, where it does not decide.
     """
 
     here: Shown
@@ -118,7 +118,7 @@ class Judged(NamedTuple):
 
     @property
     def deciding(self) -> str:
-        """What our numbers are decided on, as a clause."""
+        """The quantity that decides our numbers, as a clause."""
         return f", decided on {self.on}" if self.on else ""
 
 
@@ -126,8 +126,8 @@ class Judged(NamedTuple):
 class ClaimLine:
     """A claim with its two verdicts, about its mechanism and about the paper's setting.
 
-    quote: the paper's words. note: how it is checked. cause: of what is not reproduced what its experiment found, or
-    that the cause is unknown.
+    quote: the paper's words. note: how it is checked. cause: for a claim not reproduced, the finding of its experiment,
+    or that the cause is unknown.
     """
 
     text: str
@@ -140,13 +140,13 @@ class ClaimLine:
 
     @property
     def verdicts(self) -> list[tuple[str, Judged]]:
-        """Both verdicts, as far as they are asked, by what they are about."""
+        """Both verdicts, if requested, by their subject."""
         both = (("mechanism", self.mechanism), ("the paper's setting", self.setting))
         return [(about, judged) for about, judged in both if judged is not None]
 
 
 class FactLine(NamedTuple):
-    """What is not judged: the statement, and our numbers and the paper's."""
+    """A statement that is not judged, with our numbers and the paper's."""
 
     text: str
     section: str
@@ -158,7 +158,7 @@ class FactLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a table, under their name: what a paper says, what a report of ours says, or our own goals."""
+    """The claims of a table, under their name: a paper's, a report's of ours, or our own goals."""
 
     lines: tuple[ClaimLine, ...]
     score: Score
@@ -167,12 +167,12 @@ class Claims:
 
     @property
     def has_finer(self) -> bool:
-        """Whether a verdict is decided on another quantity than the paper's."""
+        """Whether a verdict is decided by another quantity than the paper's."""
         return any(judged.second for line in self.lines for _, judged in line.verdicts)
 
     @property
     def title(self) -> str:
-        """How many mechanisms are reproduced; of goals how many are reached."""
+        """Number of reproduced mechanisms; for goals the number reached."""
         if not self.score.total:
             return self.name
         goals = self.name == "Goals"
@@ -184,7 +184,7 @@ class Claims:
 
 
 class Tasks(NamedTuple):
-    """A column's accuracies task by task: ours, and the paper's by its own tasks (no lines where it prints none)."""
+    """A column's accuracies by task: ours, and the paper's by its own tasks (no lines where it prints none)."""
 
     column: str
     ours: Grid
@@ -192,19 +192,19 @@ class Tasks(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One thing to know of where numbers come from."""
+    """A fact about the origin of numbers."""
 
     name: str
     text: str
 
     @classmethod
     def of(cls, said: Iterable[str]) -> "list[Fact]":
-        """Facts from lines that are a name, a colon and what it is."""
+        """Facts from lines with a name, a colon and a text."""
         return [cls(*line.split(": ", 1)) for line in said]
 
 
 class RunLine(NamedTuple):
-    """One run: where it stands, its number, how many seconds it took, and its key."""
+    """A run: its place, its number, its seconds, and its key."""
 
     row: str
     column: str
@@ -215,19 +215,18 @@ class RunLine(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its file, from the reports folder."""
+        """Path of the run's file, from the reports folder."""
         return os.path.relpath(run_path(self.key), REPORTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A table's report: what its page and a card of the index show.
+    """A table's report: the content of its page and of its card in the index.
 
-    lead: the caption with its source. meaning: what it means, in up to three sentences.
-    reading: whose the numbers are. figure: its caption. picture: the
-    report whose figure it shows, if not its own.
-    facts: on what, when and by which code the numbers were computed. notes: what a reader must know of them.
-    template, details: of its page, and what that alone shows, by the template's names for it.
+    lead: the caption with its source. meaning: up to three sentences.
+    reading: whose the numbers are. figure: its caption. picture: the report whose figure it shows, if not its own.
+    facts: device, date and code of the computed numbers. notes: what a reader must know of them.
+    template, details: of its page, and the content of that page alone, by the template's names for it.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Where numbers come from: checkpoints, settings, run files, learned rotations, and the provenance of all of them."""
+"""Origin of numbers: checkpoints, settings, run files, learned rotations, and the provenance of all of them."""
 
 import os
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Results = Mapping[str, RunResult]
 
 
 class Computed(NamedTuple):
-    """What columns of a table are computed on: a slot with its checkpoint as a link, digest and shape."""
+    """Origin of computed columns: a slot with its checkpoint as a link, digest and shape."""
 
     columns: list[str]
     slot: Slot
@@ -35,7 +35,7 @@ class Computed(NamedTuple):
 
 
 class RowRecipe(NamedTuple):
-    """The recipe of a row in words, on the table's first slot; the columns where it holds, if it is not all."""
+    """A row's recipe in words, on the table's first slot; the columns where it holds, if not all."""
 
     row: str
     columns: list[str]
@@ -44,7 +44,7 @@ class RowRecipe(NamedTuple):
 
 
 def computed_on(project: Project, table: RunTable) -> list[Computed]:
-    """What each column is computed on, those of one slot together."""
+    """Origin of each column, those of one slot together."""
     slots: dict[str, list[str]] = {}
     for column in project.columns(table):
         slots.setdefault(project.slot(table, column).name, []).append(column)
@@ -64,8 +64,10 @@ def has_groups(recipe: Recipe) -> bool:
 
 
 def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, str]:
-    """Effective bits per weight of each row, with scales and all else that is stored (`rotquant.weights.bits`): the
-    range over columns and seeds. Nothing where no quantized row's record says them."""
+    """Effective bits per weight of each row, with scales and all else stored (`rotquant.weights.bits`).
+
+    The range covers columns and seeds; empty without a record of any quantized row.
+    """
     found: dict[str, set[float]] = {}
     recorded = False
     for cell in project.cells(table.id):
@@ -82,7 +84,7 @@ def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, s
 
 
 def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, str]]:
-    """Each slot whose checkpoint also stands for an earlier slot of the configuration, with that one."""
+    """Each slot whose checkpoint is also used for an earlier slot of the configuration, with that one."""
     pairs = []
     for name in slots:
         checkpoint = project.config.slot(name).checkpoint
@@ -113,7 +115,7 @@ def _shape(project: Project, checkpoint: str) -> str:
 
 
 def row_settings(project: Project, table: RunTable) -> list[RowRecipe]:
-    """The recipe of each row on the first slot; several where a row's recipe changes with the column."""
+    """The recipe of each row on the first slot; several if a row's recipe changes with the column."""
     first = project.slot(table, project.columns(table)[0])
     lines = []
     for row in table.computed_rows:
@@ -128,14 +130,14 @@ def row_settings(project: Project, table: RunTable) -> list[RowRecipe]:
 
 
 def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
-    """How each metric measures, with the rows that measure so; no rows where the baseline does."""
+    """Settings of each metric, with the rows that use them; no rows where the baseline does."""
     cells = [(measurement(cell.runs[0]), cell.row) for cell in project.cells(table.id)]
     usual = {how for how, row in cells if row == table.baseline}
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
 def run_lines(project: Project, table: RunTable, values: Values, results: Results) -> tuple[RunLine, ...]:
-    """Every run of the table with the main number of what it measures."""
+    """Every run of the table with the main number of its metric."""
     first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
     return tuple(
         RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key)
@@ -150,12 +152,12 @@ def _seconds(result: RunResult | None) -> str:
 
 
 def model_facts(results: Results) -> list[Fact]:
-    """On which models and with which seeds."""
+    """Models and seeds of the results."""
     return _facts("models", runs=[result.run for result in results.values()])
 
 
 def origin_facts(results: Results) -> list[Fact]:
-    """When, on what, by which code, from which texts; nothing without results."""
+    """Date, device, code and texts of the results; empty without results."""
     weights = {result.run.weights_key: result.weights for result in results.values() if result.weights}
     records = [result.provenance for result in results.values()]
     learned = rotations_of(results.values()).values()
@@ -164,5 +166,5 @@ def origin_facts(results: Results) -> list[Fact]:
 
 
 def _facts(macro: str, **arguments: object) -> list[Fact]:
-    """What a macro says as facts, each once."""
+    """Facts of a macro, each once."""
     return Fact.of(dict.fromkeys(sentences("pages/provenance.jinja", macro, **arguments)))

@@ -1,7 +1,7 @@
-"""The report of a table of accuracy: ours beside the paper's, claims, and each number's origin.
+"""The report of a table of accuracy: ours next to the paper's, claims, and each number's origin.
 
-Three marks run through all pages: numbers computed here stand upright, *published* ones in italics, and numbers
-recorded on another machine say on which. Nothing is printed that no result file holds.
+Three marks are used on all pages: numbers computed here are upright, *published* ones in italics, and numbers recorded
+on another machine name it. Nothing is printed that no result file has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ _BITS = (
 
 
 class Measure(NamedTuple):
-    """One way in which accuracy is measured: its tasks, each with how many items it has, where that is known."""
+    """One way to measure accuracy: its tasks, each with its number of items, where known."""
 
     metric: ZeroShot
     corpus: str | None
@@ -50,10 +50,10 @@ class Measure(NamedTuple):
 def report_of(
     project: Project, table: RunTable, values: Values, results: origins.Results, logged: Logged | None = None
 ) -> Report:
-    """The report of a table's values.
+    """Build the report of a table's values.
 
     Args:
-        results: the runs behind them. Of an older table some may be missing; what they alone know is left out.
+        results: the runs of the values. Some runs of an older table may be missing; their facts are left out.
         logged: where MLflow shows them.
     """
     on_models = is_about_models(table)
@@ -89,7 +89,7 @@ def report_of(
 
 
 def _details(project: Project, table: RunTable, values: Values, results: origins.Results) -> dict[str, Any]:
-    """What the page alone shows: changes, checkpoints, recipes and learned rotations."""
+    """Content of the page alone: changes, checkpoints, recipes and learned rotations."""
     runs = [run for cell in project.cells(table.id) for run in cell.runs]
     rotations = rotations_of(results.values()).items()
     divergences, odds = endpoint_grids(project, table, values)
@@ -116,7 +116,7 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
 
 
 def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
-    """How to read the numbers: whose they are, on which models, and what is not here."""
+    """Guide to the numbers: whose they are, on which models, and what is missing here."""
     computed = project.columns(table)
     skipped = [column.name for column in table.columns if column.name not in computed]
     shared = origins.shared_checkpoints(project, slots)
@@ -124,7 +124,7 @@ def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: lis
 
 
 def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[str]:
-    """What a reader must know about the ±, about what is not finite or not computed, and about single columns."""
+    """Notes on the ±, on non-finite or missing numbers, and on single columns."""
     printed = project.published(table).items()
     return sentences(
         WORDS,
@@ -138,7 +138,7 @@ def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[st
 
 
 def _measures(project: Project, table: RunTable, results: origins.Results) -> Iterator[Measure]:
-    """Each way in which a table measures accuracy, by the first run that does; nothing without tasks."""
+    """Each way in which a table measures accuracy, by the first run that uses it; none without tasks."""
     found: dict[ZeroShot, Run] = {}
     for run in (cell.runs[0] for cell in project.cells(table.id)):
         if isinstance(run.metric, ZeroShot):

@@ -1,6 +1,6 @@
-"""Where what is trained beside the weights ended: clips, partitions and centres of groups, from histories of trainings.
+"""Final values of parameters trained in addition to the weights: clips, group partitions and centres.
 
-They lie beside the stored weights. What is not here, or of a training that learns none of these, is left out.
+They come from histories stored with the weights. Missing ones, and trainings that learn none of these, are left out.
 """
 
 import math
@@ -16,7 +16,7 @@ from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
 
-#: What records of trainings call these, means over groups, and what pages do.
+#: Names in records of trainings, means over groups, and names on pages.
 LEARNED = {
     "clip_low": "lower end",
     "clip_high": "upper end",
@@ -29,7 +29,7 @@ LEARNED = {
 
 
 def trained(project: Project, table: RunTable, results: Results) -> Grid | None:
-    """Each row's ends on each model, means over its seeds, in percent; None without any.
+    """Final values of each row on each model, means over its seeds, in percent; None without any.
 
     Raises:
         ResultError: a history is damaged.
@@ -55,7 +55,7 @@ def _end(project: Project, result: RunResult) -> dict[str, float]:
 
 
 def last_step(path: Path) -> dict[str, float]:
-    """What the last step of a training's history says of `LEARNED`.
+    """`LEARNED` values in the last step of a training's history.
 
     Raises:
         ResultError: the history is damaged.

@@ -1,4 +1,4 @@
-"""The claims of a report: what each says here and by the paper's own numbers, and why it is not reproduced."""
+"""The claims of a report: the verdict here and by the paper's own numbers, and the cause of a failure."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ UNKNOWN = "cause unknown"
 
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
-    """The claims with their verdicts, and apart the facts."""
+    """The claims with their verdicts, and the facts separately."""
     judged = tuple(_line(one) for one in decided if one.mechanism or one.setting)
     facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
     return Claims(judged, score(decided), name, facts)
@@ -41,7 +41,7 @@ def _fact(outcome: Outcome, answer: Answer) -> FactLine:
 
 
 def _cause(outcome: Outcome) -> str:
-    """What the experiment found about the cause that it tests, or what its author says, or that it is unknown."""
+    """The cause found by the claim's experiment, or given by its author, or that it is unknown."""
     claim = outcome.claim
     because = f"{claim.because}." if isinstance(claim, Explained) and claim.because else ""
     if not isinstance(claim, Claim) or claim.experiment is None:
@@ -61,9 +61,9 @@ def _where(experiment: Experiment) -> str:
 
 
 def judged_before(page: str, day: str) -> str:
-    """A page of the gallery with a line below its title: its claims were judged by the rules before a day.
+    """Mark a page of the gallery, below its title, as judged by the rules before a day.
 
-    A page that has the line already, or none of the claims, is left as it is.
+    A page with the line already, or without claims, is left unchanged.
     """
     said = f"> Judged by the rules before {day}; computed anew when the stand-ins change."
     title, _, rest = page.partition("\n")
@@ -73,7 +73,7 @@ def judged_before(page: str, day: str) -> str:
 
 
 def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
-    """The comparisons behind a verdict in one line; those that do not hold are marked, what lacks a number is named."""
+    """The comparisons of a verdict in one line; failed ones are marked, places without a number are named."""
     marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
     parts = []
     for finding in verdict.findings:

@@ -1,1 +1,1 @@
-"""Tables of settings: what recipes say, cell by cell beside what a paper prints."""
+"""Tables of settings: recipes, cell by cell next to the paper's."""

@@ -1,4 +1,4 @@
-"""The report of a table of settings: each cell as the recipe here has it beside the paper's, and why they differ."""
+"""The report of a table of settings: each cell of the recipe here next to the paper's, and why they differ."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ WORDS = "settings/words.jinja"
 
 
 class RecipeLine(NamedTuple):
-    """Where the recipe of some rows stands, the table with it if there is one, and all of it in words."""
+    """Path of some rows' recipe, the table with it if there is one, and the whole recipe in words."""
 
     rows: list[str]
     where: str
@@ -26,7 +26,7 @@ class RecipeLine(NamedTuple):
 
 
 def settings_report(table: SettingsTable) -> Report:
-    """The report of a table."""
+    """Build the report of a table."""
     return Report(
         id=table.id,
         title=title(table),
@@ -59,7 +59,7 @@ def _grid(table: SettingsTable) -> Grid:
 
 
 def _pages(table: SettingsTable) -> list[str]:
-    """The tables whose rows the recipes are."""
+    """The tables whose rows use the recipes."""
     return list(dict.fromkeys(row.as_in.table for row in table.rows if row.as_in))
 
 
@@ -75,7 +75,7 @@ def _sources(table: SettingsTable) -> list[RecipeLine]:
 
 
 def _meaning(table: SettingsTable) -> list[str]:
-    """Up to three sentences on a table: its cells, what the paper's text says of them, and what differs."""
+    """Up to three sentences on a table: its cells, the claims of the paper's text, and the differences."""
     printed = [cell for cell in table.cells if cell.published is not None]
     differs = [cell for cell in printed if not cell.same]
     told = [claim for claim in table.claims if claim.fact.told]

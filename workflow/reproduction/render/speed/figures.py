@@ -1,4 +1,4 @@
-"""Figures of speed: bars of speedups, ours filled and the paper's hollow beside them."""
+"""Figures of speed: bars of speedups, ours filled and the paper's hollow next to them."""
 
 import math
 from pathlib import Path
@@ -16,10 +16,10 @@ _PUBLISHED: dict[str, Any] = {"facecolor": "white", "edgecolor": PUBLISHED}
 
 
 def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
-    """Draw a table's figure and return the files, of the width that `reproduction.render.figures.draw.draw` explains.
+    """Draw a table's figure and return the files, with the width described in `reproduction.render.figures.draw.draw`.
 
     Raises:
-        ResultError: a record that it draws is damaged, or a paper's page is not as high.
+        ResultError: a record that it draws is damaged, or the figure is higher than a paper's page.
     """
     assert table.drawing is not None
     sheet = Sheet(path, width)
@@ -28,7 +28,7 @@ def draw(project: Project, table: SpeedTable, path: Path, width: str | None = No
 
 
 def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
-    """A panel per part; a pair of bars per row: ours filled, the paper's hollow beside it."""
+    """Draw a panel per part; a pair of bars per row: ours filled, the paper's hollow next to it."""
     from matplotlib.patches import Patch
 
     assert table.drawing is not None
@@ -44,7 +44,7 @@ def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
 
 
 def _panel(axis: Any, table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> None:
-    """One panel of bars."""
+    """Draw one panel of bars."""
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
     for place, row in enumerate(chosen):
@@ -72,5 +72,5 @@ def _panel(axis: Any, table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers)
 
 
 def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
-    """A bar's number, above its error bar."""
+    """Write a bar's number above its error bar."""
     note(axis, f"{ratio:.2f}", (middle, top), (0, 2), ha="center")

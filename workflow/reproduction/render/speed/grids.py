@@ -1,4 +1,4 @@
-"""The grids of a speed table: ratios next to ratios, then the numbers, ours beside the paper's on each of its GPUs."""
+"""The grids of a speed table: ratios, then the numbers, ours next to the paper's on each of its GPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,12 +16,12 @@ Print = Callable[[SpeedPlace, str], str]
 
 
 def speed_grids(table: SpeedTable, numbers: SpeedNumbers) -> tuple[Grid, ...]:
-    """Every grid of a table but ceilings: ratios of the same run, then the numbers with their spread."""
+    """Every grid of a table except ceilings: ratios of the same run, then the numbers with their spread."""
     return tuple(made for grid in _kernels(table) for made in _ratios_and_amounts(table, grid, numbers))
 
 
 def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid:
-    """The ratios that one panel of a figure shows."""
+    """The ratios in one panel of a figure."""
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
     caption = f"{part.title}: {RATIOS[grid.ratio]} over {grid.baseline}"
@@ -29,7 +29,7 @@ def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid
 
 
 def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str, float]) -> list[Grid]:
-    """The share of its floor that each kernel reaches, grid by grid; ceilings: with that of copying."""
+    """The share of its floor that each kernel reaches, grid by grid; ceilings: including that of copying."""
     by_place = {point.place: point for point in points(numbers)}
 
     def share(place: SpeedPlace, _: str) -> str:

@@ -1,4 +1,4 @@
-"""How near kernels come to their limits: bytes and operations over time, beside the GPU's measured ceilings.
+"""Distance of kernels from their limits: bytes and operations over time, and the GPU's measured ceilings.
 
 The floor of a kernel is the larger of two times: its fewest bytes at the speed of a large copy, and its operations at
 the rate of the number format that it multiplies in (Williams et al. 2009, the roofline). It is shown for tables that
@@ -18,7 +18,7 @@ CEILING = "ceiling"
 MEMORY = ("copy", "read")
 _READING = ("linear", "decode_attention")
 
-#: The number format that an implementation multiplies in; others are bound by memory alone.
+#: The number format of an implementation's multiplications; others are bound by memory alone.
 FORMATS = {
     "fp16": "fp16",
     "bf16": "bf16",
@@ -46,7 +46,7 @@ class Point:
     memory: str = "copy"
 
     def floor(self, ceilings: Mapping[str, float]) -> tuple[float, str]:
-        """The least time, and what sets it: "memory" or "arithmetic"."""
+        """The least time, and its limit: "memory" or "arithmetic"."""
         memory = self.bytes / ceilings.get(self.memory, ceilings["copy"])
         rate = ceilings.get(self.arithmetic or "")
         multiplying = self.operations / rate if rate else 0.0
@@ -54,7 +54,7 @@ class Point:
 
 
 def ceilings(table: SpeedTable, numbers: SpeedNumbers) -> dict[str, float]:
-    """What the GPU reached: bytes per second (copy, read), operations per second by format; nothing unless measured."""
+    """Measured rates of the GPU: bytes per second (copy, read), operations per second by format; empty without any."""
     found: dict[str, float] = {}
     for number in numbers.values():
         record = number.record
@@ -66,7 +66,7 @@ def ceilings(table: SpeedTable, numbers: SpeedNumbers) -> dict[str, float]:
 
 
 def points(numbers: SpeedNumbers) -> list[Point]:
-    """Every measured cell that knows its bytes."""
+    """Every measured cell with known bytes."""
     several = ((place, number.record) for place, number in numbers.items())
     return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
 

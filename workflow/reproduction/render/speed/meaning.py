@@ -1,4 +1,4 @@
-"""What the page of a speed table means: its claims, and of a figure the ratios that it draws."""
+"""The meaning of a speed table's page: its claims, and for a figure its drawn ratios."""
 
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -14,12 +14,12 @@ from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import DrawnPart, SpeedClaim, SpeedGrid, SpeedTable, matches, rows
 from reproduction.words.describe import is_of_the_paper
 
-#: Of one sitting nothing says how many replays would decide.
+#: One sitting does not tell how many replays would decide.
 _OPEN = ", whose replays lie on both sides of the bound"
 
 
 def meaning_of_speed(table: SpeedTable, source: ShownRecord | None, decided: tuple[Outcome, ...]) -> list[str]:
-    """Up to three sentences on a table that was measured, from its claims as they were decided."""
+    """Up to three sentences on a measured table, from the verdicts on its claims."""
     if source is None:
         return []
     machine = "machine" if source.of_cpu else "GPU"
@@ -42,7 +42,7 @@ def _said(table: SpeedTable, outcome: Outcome) -> Iterator[Saying]:
 
 
 def meaning_of_drawing(project: Project, table: SpeedTable, drawn: Mapping[str, Measured]) -> list[str]:
-    """From where to where the ratios of each panel go, ours and the paper's; nothing unless all were measured."""
+    """Ranges of the ratios in each panel, ours and the paper's; empty unless all were measured."""
     parts = table.drawing.parts if table.drawing else ()
     if not parts or any(measured.shown is None for measured in drawn.values()):
         return []

@@ -1,6 +1,6 @@
-"""The report of a speed table: claims, ratios and times beside the paper's, what is missing, and provenance.
+"""The report of a speed table: claims, ratios and times next to the paper's, missing cells, and provenance.
 
-Upright numbers were measured, on the GPU or CPU that is named; *italic* ones are the paper's, on its own.
+Upright numbers were measured, on the named GPU or CPU; *italic* ones are the paper's, on its own.
 """
 
 import re
@@ -25,7 +25,7 @@ WORDS = "speed/provenance.jinja"
 
 
 def speed_report(project: Project, table: SpeedTable, measured: Measured) -> Report:
-    """The report of a table; of a figure, which has no grids of its own, the parts of other tables that it draws.
+    """Build the report of a table; for a figure, which has no grids of its own, from the drawn parts of other tables.
 
     Raises:
         ResultError: the table's record, or for a figure the record of a table that it draws, is damaged.
@@ -65,7 +65,7 @@ def speed_report(project: Project, table: SpeedTable, measured: Measured) -> Rep
 
 
 def _parts(table: SpeedTable, grids: Sequence[Grid]) -> dict[str, list[Grid]]:
-    """The grids by the name under which a page shows them, each apart where a table has several."""
+    """The grids by their names on a page, each separate where a table has several."""
     parts: dict[str, list[Grid]] = {}
     for grid in grids:
         parts.setdefault(grid.name if len(table.grids) > 1 else "Numbers", []).append(grid)
@@ -79,13 +79,13 @@ def _drawn_grids(project: Project, table: SpeedTable, drawn: Mapping[str, Measur
 
 
 def _facts(source: ShownRecord) -> list[Fact]:
-    """The device, the circumstances of each sitting that cells come from, and the code."""
+    """The device, the circumstances of each sitting of the cells, and the code."""
     older = sum(cell.code != benchmark_digest(cell.benchmark) for cell in source.record.cells)
     return Fact.of(sentences(WORDS, "facts", source=source, older=older))
 
 
 def _missing(numbers: SpeedNumbers) -> list[tuple[str, list[str]]]:
-    """Every cell without a number, and why; reasons that differ in a number alone are given once, by the first."""
+    """Every cell without a number, and why; reasons that differ only in a number are given once, by the first."""
     reasons: dict[str, list[tuple[str, str]]] = {}
     for (_, row, column), number in numbers.items():
         if number.missing is not None:

@@ -1,4 +1,4 @@
-"""The roofline of all kernels: how near each comes to what the GPU's memory and arithmetic allow.
+"""The roofline of all kernels: their distance from the limits of the GPU's memory and arithmetic.
 
 Operations per second over operations per byte (Williams et al. 2009), each number format below its own measured roof.
 """
@@ -21,12 +21,12 @@ _SHORT = {
     "Hadamard transform and quantization": "with quantization",
     "Quantization without a transform": "quantization",
 }
-#: Columns that are not ours.
+#: Columns from others.
 _OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-hadamard-transform", "hadacore")
 
 
 def roofline(project: Project, table: SpeedTable, sheet: Sheet) -> None:
-    """Kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
+    """Draw kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
     numbers = read_numbers(project, table).numbers
     known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
@@ -38,7 +38,7 @@ def roofline(project: Project, table: SpeedTable, sheet: Sheet) -> None:
 
 
 def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
-    """Kernels that only move bytes, as a share of the speed of a large copy, or of reading where they write little."""
+    """Draw kernels that only move bytes, as a share of a large copy's speed, or of reading where they write little."""
     groups: dict[str, list[float]] = {}
     for point in found:
         grid, _, column = point.place
@@ -56,7 +56,7 @@ def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> No
 
 
 def _roof(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
-    """Kernels that multiply: ceilings as lines, a colour per number format, a mark per grid."""
+    """Draw kernels that multiply: ceilings as lines, a colour per number format, a mark per grid."""
     formats = [name for name in ("fp16", "fp8", "int8") if name in known]
     colors: dict[str | None, str] = {**dict(zip(formats, SERIES, strict=False)), "bf16": SERIES[0]}
     if formats and "copy" in known:

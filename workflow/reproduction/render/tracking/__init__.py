@@ -1,11 +1,11 @@
 """MLflow as a view of the result files: one MLflow run per run, one experiment per paper, one parent run per table.
 
-The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names another. A run that several tables ask for is
+The store is SQLite in the project folder unless MLFLOW_TRACKING_URI names another. A run used by several tables is
 shown once, under the first of them, and tagged by all: the filter ``tags.`rotquant.table.quarot_table9` != ''`` finds
-the runs of a table. Every MLflow run carries the run's key and a hash of its result file, so logging again changes
+the runs of a table. Every MLflow run has the run's key and a hash of its result file, so logging again changes
 nothing, a changed result replaces the older run, and a deleted database is rebuilt from the files. This is the only
-package that imports MLflow. A learned rotation, and weights that were trained, are a run with their history, shown once
-they are complete; a speed table is a run made from its record. `views` are the charts that its interface opens on.
+package that imports MLflow. A learned rotation, and trained weights, are a run with their history, shown once they
+are complete; a speed table is a run made from its record. `views` are the charts that its interface opens on.
 """
 
 from reproduction.render.tracking.experiments import links

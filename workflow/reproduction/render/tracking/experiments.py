@@ -1,8 +1,8 @@
 """A paper's experiment in MLflow: its description, and the views of its runs that links open.
 
 MLflow 3 opens an experiment on a choice between model training and GenAI, and lists runs without a number. The
-experiment's kind settles the first. For the second its interface keeps views as tags of an experiment (`views`). A link
-that names a view shows it, and the menu "Views" lists all.
+experiment's kind sets the first. For the second, MLflow's interface stores views as tags of an experiment (`views`). A
+link that names a view shows it, and the menu "Views" lists all.
 """
 
 import json
@@ -26,7 +26,7 @@ _DESCRIPTION = "mlflow.note.content"
 
 
 def experiment_name(store: Store, project: Project, paper: str) -> str:
-    """The experiment of a paper: its short name, behind that under which the project is known where it has one.
+    """Name of a paper's experiment: its short name, after the project's name where it has one.
 
     Raises:
         TrackingError: the store is a server and the project has none: two projects would relabel each other's runs.
@@ -43,12 +43,12 @@ def experiment_name(store: Store, project: Project, paper: str) -> str:
 
 
 def writer(project: Project) -> str:
-    """Who writes: processes of the same project take turns."""
+    """Name of the writing project: processes of the same project take turns."""
     return str(project.config.tracking)
 
 
 def open_experiment(store: Store, name: str) -> str:
-    """The id of an experiment, made or restored where needed."""
+    """Id of an experiment, created or restored if needed."""
     experiment = store.client.get_experiment_by_name(name) or _create(store, name)
     if experiment.lifecycle_stage == "deleted":
         store.client.restore_experiment(experiment.experiment_id)
@@ -56,7 +56,7 @@ def open_experiment(store: Store, name: str) -> str:
 
 
 def describe(store: Store, project: Project, paper: str, runs: "Sequence[Run]") -> None:
-    """Give a paper's experiment its description, and the views that its runs make; views of former tables go."""
+    """Set the description of a paper's experiment, and the views of its runs; views of former tables are removed."""
     from mlflow.exceptions import MlflowException
 
     name = experiment_name(store, project, paper)
@@ -66,7 +66,7 @@ def describe(store: Store, project: Project, paper: str, runs: "Sequence[Run]") 
         if experiment.tags.get(tag) != value:
             try:
                 store.client.set_experiment_tag(experiment.experiment_id, tag, value)
-            except MlflowException:  # another process added it at the same moment: now there is one to change
+            except MlflowException:  # another process added it at the same moment: now it is there to change
                 store.client.set_experiment_tag(experiment.experiment_id, tag, value)
     for view in _view_names(experiment.tags):
         if f"{_VIEW}{view}" not in wanted:
@@ -75,7 +75,7 @@ def describe(store: Store, project: Project, paper: str, runs: "Sequence[Run]") 
 
 
 def _create(store: Store, name: str) -> "Experiment":
-    """A new experiment, or the one that another process has made in the meantime."""
+    """Create an experiment, or get the one that another process has created in the meantime."""
     from mlflow.exceptions import MlflowException
 
     artifacts = store.location.artifacts(name)
@@ -90,7 +90,7 @@ def _create(store: Store, name: str) -> "Experiment":
 
 
 def links(store: Store, server: str) -> dict[str, str]:
-    """The addresses of all views on a server, by experiment and what they show: {"quarot runs": ...}."""
+    """Addresses of all views on a server, by experiment and content: {"quarot runs": ...}."""
     found = sorted(store.client.search_experiments(), key=lambda experiment: int(experiment.experiment_id))
     return {
         f"{experiment.name} {view}": f"{server}/{view_link(experiment.experiment_id, view)}"
@@ -100,7 +100,7 @@ def links(store: Store, server: str) -> dict[str, str]:
 
 
 def view_link(experiment: str, view: str) -> str:
-    """The address of a view on its server: tables as a list, runs as charts."""
+    """Address of a view on its server: tables as a list, runs as charts."""
     mode = "" if view == "tables" else "compareRunsMode=CHART&"
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning&{mode}viewStateShareKey={view}"
 
@@ -108,7 +108,7 @@ def view_link(experiment: str, view: str) -> str:
 def _tags(
     project: Project, paper: str, experiment: "Experiment", states: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """The tags that an experiment should have; a description that is there stays, a user may have written it."""
+    """The tags that an experiment should have; an existing description stays, a user may have written it."""
     tables = [table for table in project.tables.values() if table.paper == paper]
     wanted = {"mlflow.experimentKind": "custom_model_development"}
     for view, state in states.items():
@@ -127,7 +127,7 @@ def _tags(
 
 
 def _packed(state: Mapping[str, Any]) -> str:
-    """A state as MLflow's interface packs it: a tag holds 5,000 to 20,000 characters, by MLflow's version."""
+    """A state packed as in MLflow's interface: a tag has 5,000 to 20,000 characters, by MLflow's version."""
     return f"deflate;{b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
 
 
@@ -136,7 +136,7 @@ def _title(view: str) -> str:
 
 
 def _name_in(tag: str) -> str | None:
-    """The name of a view in a tag; None where somebody wrote something else there."""
+    """The name of a view in a tag; None where somebody wrote another text there."""
     try:
         return json.loads(tag)["name"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -144,7 +144,7 @@ def _name_in(tag: str) -> str | None:
 
 
 def _view_names(tags: Mapping[str, str]) -> list[str]:
-    """The views that were made here, those of all runs and tables first: users' own have other names."""
+    """The views created here, those of all runs and tables first: users' own have other names."""
     shared = {tag.removeprefix(_VIEW): value for tag, value in tags.items() if tag.startswith(_VIEW)}
     ours = [view for view, made in shared.items() if _name_in(made) == _title(view)]
     return sorted(ours, key=lambda view: (view not in ("runs", "tables"), view))

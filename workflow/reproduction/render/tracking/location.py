@@ -1,7 +1,7 @@
-"""Where MLflow's store is: a SQLite file in the project folder, or what MLFLOW_TRACKING_URI names.
+"""Location of MLflow's store: a SQLite file in the project folder, or the one in MLFLOW_TRACKING_URI.
 
-Relative paths are taken from the project folder, so a command means the same store from every folder in it. What MLflow
-would refuse, or write where nobody looks for it, is refused here in one sentence.
+Relative paths start at the project folder, so a command means the same store from every folder in it. Locations that
+MLflow would refuse, or write to unnoticed, are refused here in one sentence.
 """
 
 import os
@@ -14,10 +14,10 @@ from rotquant.foundation.errors import RotquantError
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 
-#: Where tables' files go that runs in a database name, by MLflow's own variable.
+#: Folder of tables' files for runs in a database, set by MLflow's own variable.
 FILES = "MLFLOW_DEFAULT_ARTIFACT_ROOT"
 
-#: What MLflow takes for a service by its name alone.
+#: Names that MLflow takes for a service.
 _NAMES = ("databricks", "databricks-uc", "uc")
 
 
@@ -39,23 +39,23 @@ class Location:
 
     @property
     def database(self) -> Path | None:
-        """The SQLite file, which this process alone writes and may repair; None for any other store."""
+        """The SQLite file, which only this process writes and may repair; None for any other store."""
         return self.path if self.uri.startswith("sqlite") else None
 
     @property
     def is_server(self) -> bool:
-        """Whether it is a tracking server with an interface of its own for the browser."""
+        """Whether the store is a tracking server with its own browser interface."""
         return self.uri.startswith(("http://", "https://"))
 
     @property
     def is_database_server(self) -> bool:
-        """Whether it is a database that MLflow talks to itself, such as PostgreSQL."""
+        """Whether the store is a database that MLflow connects to directly, such as PostgreSQL."""
         return self.path is None and re.match(r"(postgresql|mysql|mssql)\b", self.uri) is not None
 
     def artifacts(self, experiment: str) -> str | None:
-        """Where an experiment keeps reports and figures: beside our database; None: elsewhere the store decides.
+        """Folder of an experiment's reports and figures: next to our database; None: the store decides.
 
-        Of a database server the same folder of this project, unless MLFLOW_DEFAULT_ARTIFACT_ROOT names another place:
+        For a database server it is the same folder of this project, unless MLFLOW_DEFAULT_ARTIFACT_ROOT names another:
         MLflow would take the working folder.
         """
         if self.is_database_server and os.environ.get(FILES):
@@ -66,21 +66,21 @@ class Location:
         return (folder / "mlartifacts" / experiment).as_uri()
 
     def reaches(self, artifacts: str) -> bool:
-        """Whether files can be put into a run's folder of artifacts: not where a database names another machine's.
+        """Whether files can be put into a run's artifact folder: not where a database names another machine's.
 
-        MLflow would make the same folders on every machine, each with files that the others do not see.
+        MLflow would create the same folders on every machine, each with files that the others do not see.
         """
         place = urlsplit(artifacts)
         if not self.is_database_server or place.scheme not in ("", "file"):
             return True
-        return Path(unquote(place.path)).parents[1].is_dir()  # the experiment's, which was made with it
+        return Path(unquote(place.path)).parents[1].is_dir()  # the experiment's own, created with it
 
 
 def find_location(root: Path) -> Location:
-    """The store of a project.
+    """Find the store of a project.
 
     Raises:
-        TrackingError: MLFLOW_TRACKING_URI names nothing that MLflow can keep runs in, or a folder that is not there.
+        TrackingError: MLFLOW_TRACKING_URI names a missing folder, or nothing that MLflow can store runs in.
     """
     root = root.resolve()
     given = os.environ.get(VARIABLE, "").strip() or "sqlite:///mlflow.db"
@@ -98,7 +98,7 @@ def find_location(root: Path) -> Location:
 
 
 def printable(text: str) -> str:
-    """A tracking URI, or a text that has one in it, without the password that it may contain."""
+    """A tracking URI, or a text with one in it, without its password."""
     text = re.sub(r"(://[^/:@\s]*:)[^\s'\"]*@", r"\1***@", text)
     return re.sub(r"([?&]password=)[^&#\s'\"]*", r"\1***", text)
 

@@ -1,4 +1,4 @@
-"""What MLflow shows of a paper's tables: a run for each, and below it the runs and what was learned for them."""
+"""MLflow's view of a paper's tables: a run for each, and below it the runs and the learned parts for them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def log_tables(project: Project, tables: Sequence[RunTable], read: Mapping[str, 
     """Make MLflow show the runs of computed tables: each once, those of an older result deleted.
 
     Args:
-        read: the run results of these tables by the tables' ids, where they are read already.
+        read: the run results of these tables by the tables' ids, if read already.
 
     Raises:
         ResultError: a run is not computed yet, or its file is damaged.
@@ -58,8 +58,8 @@ def log_tables(project: Project, tables: Sequence[RunTable], read: Mapping[str, 
 class Paper(ShownExperiment):
     """The experiment of a paper with tables of accuracy.
 
-    cells: where its tables print each run, and use its rotations and weights, as `_cells` finds it.
-    references: what unquantized models score, by the key of their run.
+    cells: where its tables print each run, and use its rotations and weights, from `_cells`.
+    references: scores of unquantized models, by the key of their run.
     """
 
     def __init__(self, store: Store, project: Project, paper: str) -> None:
@@ -68,7 +68,7 @@ class Paper(ShownExperiment):
         self.references: dict[str, float] = {}
 
     def show_table(self, table: RunTable, results: Results) -> None:
-        """Show a table: its own run, the runs behind it, and what was learned for them step by step."""
+        """Show a table: its own run, the runs of its cells, and their learned parts step by step."""
         self._parent(table)
         for key, result in track(results.items(), table.id, "run"):
             if key not in self.shown:
@@ -82,7 +82,7 @@ class Paper(ShownExperiment):
                 self.show(self._training(key, record, read_json(path, "history of a training")))
 
     def _parent(self, table: RunTable) -> str:
-        """The table's own MLflow run, kept over re-renderings."""
+        """The table's own MLflow run, the same for all renderings."""
         if table.id in self.shown:
             return self.shown[table.id]
         note = (
@@ -127,10 +127,10 @@ class Paper(ShownExperiment):
         )
 
     def _headline(self, main: Quantity, result: RunResult, model: str) -> dict[str, float]:
-        """What runs are compared by: how much worse than the unquantized model in percent, where that is computed.
+        """Headline metrics of runs: how much worse than the unquantized model in percent, where that is computed.
 
-        Under a name for all models, and under one of this model alone. A quantity that is compared in its own unit, and
-        one without a reference, has the second alone.
+        They have a name for all models, and one of this model alone. A quantity that is compared in its own unit, and
+        one without a reference, has only the second.
         """
         value, reference = result.value, self._unquantized(result.run)
         if not (main.relative and math.isfinite(reference) and reference):
@@ -140,7 +140,7 @@ class Paper(ShownExperiment):
         return {name: percent, by_model(name, model): percent}
 
     def _unquantized(self, run: Run) -> float:
-        """What the same metric yields of the same model unquantized; nan where no file says it."""
+        """The same metric of the same model unquantized; nan without a file."""
         key = run.unquantized.key
         if key not in self.references:
             try:
@@ -168,25 +168,25 @@ class Paper(ShownExperiment):
         )
 
     def _first_cell(self, key: str) -> tuple[str, str]:
-        """Row and column of the first cell, in the first table, that a key is behind."""
+        """Row and column of the first cell, in the first table, that uses a key."""
         return next(iter(self.cells[key].values()))[0]
 
     def _tags(self, key: str, seed: int) -> dict[str, object]:
-        """The tags of a run or of what was learned for it: what it is, and where tables have it."""
+        """The tags of a run or of its learned parts: its kind, and its places in tables."""
         first = self.project.one(RunTable, next(iter(self.cells[key])))
         cells = {f"{TABLE}.{table}": "; ".join(map(" / ".join, cells)) for table, cells in self.cells[key].items()}
         rows = {by_row(name): "; ".join(dict(cells)) for name, cells in self.cells[key].items()}
         return {**cells, **rows, PARENT: self._parent(first), "paper": self.paper, "seed": seed, **self._short(key)}
 
     def _short(self, key: str) -> dict[str, object]:
-        """What tells runs apart in a table's column or on an axis, where paths and recipes are too long."""
+        """Short labels of runs for a table's column or an axis, where paths and recipes are too long."""
         first = self.project.one(RunTable, next(iter(self.cells[key])))
         row, column = self._first_cell(key)
         return {"method": first.row(row).method, "model": first.column(column).slot}
 
 
 def _of_weights(result: RunResult) -> dict[str, Any]:
-    """The record of a result's stored weights, with what they were made by."""
+    """The record of a result's stored weights, with their method."""
     settings = result.run.recipe.model_dump(mode="json")["methods"]
     return {**(result.weights or {}), "seed": result.run.seed, "methods": settings}
 
@@ -197,7 +197,7 @@ def _single(step: dict[str, Any], model: str) -> dict[str, float]:
 
 
 def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Where the paper's tables print each run and use its rotations and weights: {key: {table: [(row, column)]}}.
+    """Places where the paper's tables print a run and use its rotations and weights: {key: {table: [(row, column)]}}.
 
     The paper's own tables come first.
     """
@@ -214,7 +214,7 @@ def _cells(project: Project, paper: str) -> dict[str, dict[str, list[tuple[str, 
 
 
 def _bits(recipe: Recipe) -> str:
-    """Bits of weights, inputs of linear layers and KV cache, e.g. 4-4-4; 16 is not quantized."""
+    """Bits of weights, inputs of linear layers and KV cache, e.g. 4-4-4; 16 means not quantized."""
     weights = None if recipe.weights is None else recipe.weights.scheme
     keys, values = (16 if scheme is None else scheme.bits for scheme in (recipe.keys, recipe.values))
     cache = f"{keys}" if keys == values else f"{keys}/{values}"

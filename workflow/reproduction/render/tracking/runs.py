@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 KEY, RESULT, PARENT = "rotquant.key", "rotquant.result", "mlflow.parentRunId"
 
-#: The tag that says when a run was begun to be written, in seconds since 1970; and after how many seconds nobody is
-#: writing it any more. The clocks of a group's machines may differ by minutes.
+#: The tag with the time when writing a run began, in seconds since 1970; and the seconds after which it counts as
+#: abandoned. The clocks of a group's machines may differ by minutes.
 BEGUN, _ABANDONED = "rotquant.begun", 3600
 
 #: Most parameters and metrics in one request: MLflow takes 100 parameters, and 1000 of both.
 _PARAMETERS_AT_ONCE = 100
 _METRICS_AT_ONCE = 900
 
-#: Runs that a search takes at a time.
+#: Runs per search request.
 _PAGE = 1000
 
-#: A run's overview, a tag, which says what a run is until a report's beginning takes its place; and the most characters
-#: of one: MLflow takes 5,000 or 8,000, by its version.
+#: The tag of a run's overview, which describes a run until a report's beginning replaces it; and its most characters:
+#: MLflow takes 5,000 or 8,000, by its version.
 NOTE, _LONGEST_NOTE = "mlflow.note.content", 5000
 
 
 @dataclass(frozen=True)
 class Logged:
-    """Where MLflow shows a table: the experiment, the table's parent run, and the MLflow run ids behind it.
+    """Location of a table in MLflow: the experiment, the table's parent run, and the MLflow run ids of its parts.
 
-    runs, rotations: the MLflow run id of each run's, and each learned rotation's, key.
+    runs, rotations: the MLflow run id for the key of each run, and of each learned rotation.
     """
 
     uri: str
@@ -60,10 +60,10 @@ class Logged:
 
 @dataclass(frozen=True)
 class LoggedEntry:
-    """What one MLflow run says.
+    """The content of one MLflow run.
 
     key: of a run, a rotation or weights in our files; a table's id. tags: None and "" are left out.
-    content: all that it is made from; None: it stays the same whatever it says.
+    content: all its sources; None: it never counts as changed.
     record: its provenance, with the date and, unless it took none, the seconds; None: it is of now.
     metrics: results, which MLflow draws. history: numbers step by step. notes: numbers that are no results, as tags.
     fields: nested settings, which become parameters with dotted names.
@@ -87,7 +87,7 @@ class LoggedEntry:
 
     @property
     def all_tags(self) -> dict[str, str]:
-        """The tags that it should have. Some stores refuse numbers that are not finite: a tag says those instead."""
+        """The tags that it should have. Some stores refuse non-finite numbers: a tag holds those instead."""
         record = self.record or {}
         commit, code = record.get("git_commit"), record.get("code_digest")
         tags = {
@@ -132,9 +132,9 @@ class LoggedEntry:
 
 
 class ShownExperiment:
-    """The experiment of one paper: its live MLflow runs, searched once, and what has been brought up to date so far.
+    """The experiment of one paper: its live MLflow runs, searched once, and those updated so far.
 
-    live: MLflow runs found at the start, by key. shown: the MLflow run id of each key seen to.
+    live: MLflow runs found at the start, by key. shown: the MLflow run id of each updated key.
     """
 
     def __init__(self, store: Store, project: Project, paper: str) -> None:
@@ -145,10 +145,10 @@ class ShownExperiment:
         self.shown: dict[str, str] = {}
 
     def show(self, entry: LoggedEntry) -> str:
-        """The id of the one run of a key: of the live ones that which shows the same, else a new one in their place.
+        """Id of the one run of a key: a live one that shows the same, else a new one that replaces the live ones.
 
-        One that is kept gets the tags that it should have: tables come and go, and rows are renamed. On a server that
-        of a later result is kept too: another clone of the project has computed it since.
+        A run that stays is given its current tags: tables change, and rows are renamed. On a server, a run with a later
+        result stays too: another clone of the project has computed it since.
         """
         older = {run.info.run_id: run for run in self.live.get(entry.key, [])}
         best = min((run for run in older.values() if self._stands(run, entry)), key=_rank, default=None)
@@ -162,22 +162,22 @@ class ShownExperiment:
         return kept
 
     def logged(self, table: str, runs: Mapping[str, Any], rotations: Mapping[str, Any]) -> Logged:
-        """Where a table is that has been shown, and the runs and learned rotations of these keys."""
+        """Location of a shown table, and the runs and learned rotations of these keys."""
         behind = ({key: self.shown[key] for key in keys if key in self.shown} for keys in (runs, rotations))
         return Logged(self.store.uri, self.name, self.id, self.shown[table], *behind)
 
     def finish(self) -> None:
-        """Bring the description and the views up to date, once its runs are, and drop doubles on a server."""
+        """Update the description and the views after the runs, and drop doubles on a server."""
         if self.store.location.path is None:
             self.drop_doubles()
         live = (run for runs in self._live_runs().values() for run in runs)
         describe(self.store, self.project, self.paper, [run for run in live if _is_whole(run)])
 
     def drop_doubles(self) -> None:
-        """Of the whole runs of a key that processes made at the same time keep one, in each of them the same one.
+        """Delete all but one of a key's whole runs that processes made at the same time; all choose the same one.
 
-        `_rank` orders runs by what never changes in them, so the first of all is deleted by nobody. Of any two runs the
-        process that finished the later one finds both here, once they are whole, and deletes the one behind.
+        `_rank` orders runs by constant properties, so no process deletes the first of all. For any two runs, the
+        process that finished later finds both here, once they are whole, and deletes the one with the lower rank.
         """
         live = self._live_runs()
         moved: dict[str, str] = {}
@@ -193,7 +193,7 @@ class ShownExperiment:
                 self._update_tags(run, {**run.data.tags, PARENT: moved[run.data.tags[PARENT]]})
 
     def _stands(self, run: "MlflowRun", entry: LoggedEntry) -> bool:
-        """Whether a run is whole and shows what it should, or on a server what was computed later."""
+        """Whether a run is whole and shows its content, or on a server a later result."""
         if _shows(run, entry.digest):
             return True
         computed = entry.period[1] if entry.period else math.inf
@@ -202,8 +202,8 @@ class ShownExperiment:
     def _live_runs(self) -> "dict[str, list[MlflowRun]]":
         """The runs that are not deleted, by key.
 
-        Those that a killed process left unfinished are deleted: at once where no other process can be at work on them,
-        on a server when they are old.
+        Runs left unfinished by a killed process are deleted: at once where no other process can be at work on them, on
+        a server when they are old.
         """
         found: dict[str, list[MlflowRun]] = {}
         for run in self._listed():
@@ -216,7 +216,7 @@ class ShownExperiment:
         return found
 
     def _listed(self) -> "Iterator[MlflowRun]":
-        """All live runs. A page begins at the time where the one before ended: places shift when others delete runs."""
+        """All live runs. A page begins at the time where the last one ended: places shift when others delete runs."""
         seen: set[str] = set()
         until, token, order = "", None, ["attributes.start_time DESC"]
         while True:
@@ -230,7 +230,7 @@ class ShownExperiment:
             until = f"attributes.start_time <= {page[-1].info.start_time}" if fresh else until
 
     def _create(self, entry: LoggedEntry) -> str:
-        """The id of a new, finished run. Its key is the last that it gets: a run that has one is whole."""
+        """Create a finished run and return its id. The key is written last: a run with a key is whole."""
         from mlflow.entities import Param
 
         tags, (start, end) = entry.all_tags, entry.period or (None, None)
@@ -249,7 +249,7 @@ class ShownExperiment:
         return run
 
     def _update_tags(self, run: "MlflowRun", tags: Mapping[str, str]) -> None:
-        """Give a run these tags, and take from it those of tables that are not among them."""
+        """Set these tags on a run, and remove tags of other tables."""
         from mlflow.entities import RunTag
 
         with self._unless_deleted(run.info.run_id):
@@ -261,13 +261,13 @@ class ShownExperiment:
                         self.client.delete_tag(run.info.run_id, name)
 
     def _delete(self, run: str) -> None:
-        """Delete a run, which another process may have done already."""
+        """Delete a run that another process may have deleted already."""
         with self._unless_deleted(run):
             self.client.delete_run(run)
 
     @contextmanager
     def _unless_deleted(self, run: str) -> Iterator[None]:
-        """Pass over what fails since another process has deleted the run."""
+        """Ignore failures because another process has deleted the run."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -279,7 +279,7 @@ class ShownExperiment:
 
 
 def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Path]) -> None:
-    """Attach a report, its figure and its table to a table's run, in place of those of the same name, and its score.
+    """Attach a report, its figure and its table to a table's run, replacing those of the same name, and its score.
 
     The run's overview, on which MLflow opens it, shows the report's beginning.
 
@@ -303,7 +303,7 @@ def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Pat
 
 
 def _current(store: Store, logged: Logged) -> "MlflowRun":
-    """A table's run: the one that was logged, or that which another process has put in its place since."""
+    """A table's run: the logged one, or the one with which another process has replaced it."""
     run = store.client.get_run(logged.parent)
     if run.info.lifecycle_stage == "deleted":
         found = store.client.search_runs([logged.experiment_id], f"tags.`{KEY}` = '{run.data.tags[KEY]}'")
@@ -323,25 +323,25 @@ def _overview(logged: Logged, page: Path, files: Sequence[Path]) -> str:
 
 
 def _rounded(number: float) -> float:
-    """A number in four significant digits, as MLflow prints all that it is given."""
+    """A number in four significant digits, since MLflow prints all digits."""
     return float(f"{number:.4g}")
 
 
 def _shows(run: "MlflowRun", digest: str | None) -> bool:
-    """Whether a run is whole and shows that content."""
+    """Whether a run is whole and shows this content."""
     return _is_whole(run) and run.data.tags.get(RESULT) == digest
 
 
 def _is_whole(run: "MlflowRun") -> bool:
-    """Whether all of a run was there when it was read: MLflow reads its status first, and its tags last."""
+    """Whether a run was complete when it was read: MLflow reads its status first, and its tags last."""
     return run.info.status == "FINISHED"
 
 
 def _rank(run: "MlflowRun") -> tuple[int, str]:
-    """The order in which runs of one key stand: those of the latest result first, then any order that all agree on."""
+    """The order of runs of one key: those of the latest result first, then by an order common to all processes."""
     return -int(run.info.end_time or 0) if RESULT in run.data.tags else 0, run.info.run_id
 
 
 def _of_tables(tags: Mapping[str, str]) -> dict[str, str]:
-    """Of a run's tags those that say where tables have it."""
+    """A run's tags for its places in tables."""
     return {name: value for name, value in tags.items() if name == PARENT or name.startswith(f"{TABLE}.")}

@@ -1,4 +1,4 @@
-"""What MLflow shows of a speed table: one run made from its record, its GPU and code as tags."""
+"""MLflow's view of a speed table: one run made from its record, its GPU and code as tags."""
 
 from reproduction.benchmarks.records import Record
 from reproduction.render.tracking.experiments import writer

@@ -1,7 +1,7 @@
 """The MLflow store, opened: one process at a time where it can be locked, and with errors in one sentence.
 
-MLflow is a view of the result files. So whatever is wrong with the store becomes a `TrackingError`, soon and without
-holding up other processes, and callers go on without it.
+MLflow is a view of the result files. So any failure of the store becomes a `TrackingError`, soon and without delaying
+other processes, and callers continue without it.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from rotquant.foundation.files import atomic_path
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-#: Settings of MLflow, where the user has not said otherwise. It would wait for a server for minutes, at every page, and
+#: MLflow's settings, unless the user has set them. By default it would wait minutes for a server, at every page, and
 #: print two lines for each run.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -32,7 +32,7 @@ _SETTINGS = {
     "PGCONNECT_TIMEOUT": "5",
 }
 
-#: More of them for a database server. MLflow would keep up to 15 connections in every process, and PostgreSQL has 100.
+#: Settings for a database server. MLflow would open up to 15 connections in every process, and PostgreSQL has 100.
 _DATABASE_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 
 _OPENING = "opens the store"
@@ -48,12 +48,12 @@ class Store:
 
     @property
     def uri(self) -> str:
-        """Where it is, as it may be shown."""
+        """The store's address in a printable form."""
         return printable(self.location.uri)
 
 
 def initialise(root: Path) -> str:
-    """Create the store's tables where they are missing and return its URI, as it may be shown.
+    """Create the store's missing tables and return its URI in a printable form.
 
     Raises:
         TrackingError: the store cannot be reached or written.
@@ -64,13 +64,13 @@ def initialise(root: Path) -> str:
 
 @contextmanager
 def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
-    """The project's store, its tables made where they are missing. Whatever fails in it is a `TrackingError`.
+    """Open the project's store, creating its missing tables. Any failure in it is a `TrackingError`.
 
     Where the store is a file or PostgreSQL, other processes wait: a fresh database's migration and the replacing of
     runs are not safe otherwise. No process waits for another to reach a tracking server, which may take its time.
 
     Args:
-        writer: whose runs are to be written; of a database server others may be written at the same time.
+        writer: owner of the runs to write; others may write to a database server at the same time.
 
     Raises:
         TrackingError: the store cannot be reached, read or written.
@@ -81,7 +81,7 @@ def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints what it raises, with tracebacks
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints its errors, with tracebacks
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -97,10 +97,10 @@ def opened(root: Path, writer: str | None = None) -> Iterator[Store]:
 
 @contextmanager
 def _taking_turns(location: Location) -> Iterator[Turn]:
-    """What makes other processes wait: of a file its lock all the time, of a database server turns.
+    """Make other processes wait: by a file's lock all the time, by turns on a database server.
 
     A tracking server has neither. There the processes of one project folder take turns once the server has answered, so
-    that many do not ask it for the same at once; those of other folders write at the same time.
+    that many do not request the same at once; those of other folders write at the same time.
     """
     if location.is_database_server:
         with turns(location) as turn:
@@ -131,7 +131,7 @@ def _client(location: Location) -> "MlflowClient":
 
 
 def _create(uri: str, database: Path) -> None:
-    """Make a database with MLflow's tables, whole or not at all: MLflow cannot use one whose tables are half made."""
+    """Create a database with MLflow's tables, whole or not at all: MLflow cannot use partial tables."""
     from mlflow import MlflowClient
 
     with atomic_path(database) as temporary:
@@ -140,7 +140,7 @@ def _create(uri: str, database: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. The lock belongs to an open file, so a killed process leaves none behind."""
+    """Allow one process at a time. The lock belongs to an open file, so a killed process leaves none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -149,7 +149,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def gone() -> Iterator[None]:
-    """Pass over that what is to be removed is not there: another process was faster."""
+    """Ignore that a file to remove is missing: another process was faster."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -160,7 +160,7 @@ def gone() -> Iterator[None]:
 
 
 def unusable(location: Location, error: Exception) -> TrackingError:
-    """What is wrong with a store, in a sentence that says what to do."""
+    """The error of a store, in a sentence with the remedy."""
     if location.database:
         try:
             _check_whole(location.database)
@@ -178,7 +178,7 @@ def unusable(location: Location, error: Exception) -> TrackingError:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, of a request that failed only the end, which names the cause."""
+    """Reason in an error; for a failed request only the end, which names the cause."""
     text = printable(" ".join(str(error).split()))
     text = re.sub(r"^\(\w+(\.\w+)*\) |( \[SQL: .*)?( ?\(Background on .*)?$", "", text).rstrip(".")
     _, request, cause = text.rpartition("(Caused by ")
@@ -190,13 +190,13 @@ def _reason(error: Exception) -> str:
 
 
 def _check_whole(path: Path) -> None:
-    """Raise the `TrackingError` of a damaged database. MLflow itself would try again for two minutes."""
+    """Raise the `TrackingError` of a damaged database. MLflow itself would retry for two minutes."""
     if not path.is_file():
         return
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
             (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.OperationalError:  # locked or not readable: nothing is known about its content
+    except sqlite3.OperationalError:  # locked or not readable: its content is unknown
         return
     except sqlite3.DatabaseError as error:
         found = str(error)
@@ -208,9 +208,9 @@ def _check_whole(path: Path) -> None:
 
 
 def _relocate(location: Location, path: Path) -> None:
-    """Let the artifacts of experiments of ours lie beside the database, also after the project was moved or copied.
+    """Store artifacts of our experiments next to the database, also after the project was moved or copied.
 
-    MLflow keeps absolute paths, and would make the old folder again and write there.
+    MLflow stores absolute paths, and would create the old folder again and write there.
     """
     with closing(sqlite3.connect(path)) as database, database:
         known = database.execute("SELECT experiment_id, name, artifact_location FROM experiments").fetchall()

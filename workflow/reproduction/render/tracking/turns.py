@@ -1,8 +1,8 @@
-"""Turns at a database server: one process of a project writes at a time, on whatever machine it is.
+"""Turns at a database server: one process of a project writes at a time, on any machine.
 
-PostgreSQL keeps locks that mean only what programs agree on. Such a lock belongs to a transaction, so a killed process
-leaves none behind. Without it every process on a fresh database would make its tables, and all that show a table at
-once would make the same runs. A process that waits has one connection, and no other.
+PostgreSQL has locks whose meaning programs agree on. Such a lock belongs to a transaction, so a killed process leaves
+none. Without it every process on a fresh database would create its tables, and all that show a table at once would
+make the same runs. A waiting process has one connection, and no other.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 Turn = Callable[[str | None], object]
 """Give back the turn that one has and wait for that of another name; None: for no other."""
 
-#: For how many minutes a turn is waited for, longer than showing all tables takes; and after how many seconds without a
-#: sign of life the machine of the process that has it is given up.
+#: Minutes to wait for a turn, longer than showing all tables takes; and seconds without a sign of life after which
+#: the machine of the process that has it is given up.
 _PATIENCE = 10
 _SILENCE = 60
 
 
 @contextmanager
 def turns(location: Location) -> Iterator[Turn]:
-    """Connect to a database server, once and without trying again for minutes as MLflow does.
+    """Connect to a database server, once and without MLflow's minutes of retries.
 
-    Only PostgreSQL has turns; of the others it is known that they can be reached.
+    Only PostgreSQL has turns; the others are only known to be reachable.
 
     Raises:
-        SQLAlchemyError, ImportError: the server or its driver is not there.
+        SQLAlchemyError, ImportError: the server or its driver is missing.
     """
     from sqlalchemy import NullPool, create_engine
 

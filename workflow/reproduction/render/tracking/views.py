@@ -1,8 +1,8 @@
-"""The views of an experiment in MLflow's interface: which runs, in which groups and columns, and their charts.
+"""The views of an experiment in MLflow's interface: runs, their groups and columns, and their charts.
 
-MLflow keeps a view as a tag of the experiment, in JSON. A view is made from what the runs in the store have, so it
-names no metric, parameter or tag that they lack. MLflow draws a chart of every metric that a view does not name: so a
-view names all, and those that it does not show lie in a section that is closed.
+MLflow stores a view as a tag of the experiment, in JSON. A view is made from the runs in the store, so it names no
+metric, parameter or tag that they lack. MLflow draws a chart of every metric that a view does not name. Therefore a
+view names all, and puts those that it does not show in a closed section.
 """
 
 import re
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 KIND, TABLE = "rotquant.kind", "rotquant.table"
 
-#: The end of the name of a metric that says how much worse than the unquantized model a run is; lower is better.
+#: Suffix of metrics that give a run's loss against the unquantized model; lower is better.
 PERCENT = " in percent"
 
-#: Kinds of MLflow runs whose metrics are numbers step by step.
+#: Kinds of MLflow runs whose metrics have steps.
 LEARNED = ("rotation", "weights")
 
-#: Widths of columns in pixels: a run's name, what tells runs apart, numbers.
+#: Widths of columns in pixels: a run's name, distinguishing labels, numbers.
 _NAME = {"attributes.`Run Name`": 360}
 _PARAMETERS = {"method": 130, "model": 120, "bits": 90, "online": 110, "seed": 70}
 _TITLES = {"tags.`title`": 440, "tags.`claims.hold`": 110, "tags.`claims.contradicted`": 110}
 _NUMBER, _COMPARED = 170, 270
 
-#: MLflow's page loads so many runs, and more when asked to.
+#: Runs loaded by MLflow's page, which loads more on request.
 _PAGE = 100
 
 #: The sections of charts in their order: whether they are open, charts in a line, and height in pixels.
@@ -39,7 +39,7 @@ _SECTIONS = {
 
 
 def views(runs: Sequence["Run"]) -> dict[str, dict[str, Any]]:
-    """The states of all views of an experiment with these runs, by name: `runs`, `tables`, and each table's own."""
+    """States of all views of an experiment with these runs, by name: `runs`, `tables`, and each table's own."""
     measured = [run for run in runs if run.data.tags[KIND] == "run" and run.data.metrics]
     names = sorted((str(run.info.run_name) for run in runs if run.data.tags[KIND] == "table"), key=_natural)
     behind = {name: [run for run in runs if by_row(name) in run.data.tags] for name in names}
@@ -48,9 +48,9 @@ def views(runs: Sequence["Run"]) -> dict[str, dict[str, Any]]:
 
 
 def by_model(name: str, model: str) -> str:
-    """The name of a metric of runs of one model alone, whose chart compares methods on this model.
+    """The name of a metric for runs of one model alone, whose chart compares methods on this model.
 
-    The model first: a chart's title is cut after some 20 letters.
+    The model is first: a chart's title is cut after some 20 letters.
     """
     return acceptable(f"{model}/{name}")
 
@@ -61,7 +61,7 @@ def acceptable(name: str) -> str:
 
 
 def by_row(table: str) -> str:
-    """The tag with a run's row in a table; that with its cells, row and column, is the table's own."""
+    """The tag with a run's row in a table; the tag with its cells, row and column, is the table's own."""
     return f"{TABLE}.{table}.row"
 
 
@@ -81,9 +81,9 @@ def _of_runs(runs: Sequence["Run"]) -> dict[str, Any]:
 
 
 def _of_table(name: str, runs: Sequence["Run"]) -> dict[str, Any]:
-    """A table: bars model by model and curves where something is learned, for each row, its seeds as one.
+    """A table: bars by model and curves of learned parts, for each row, its seeds as one.
 
-    A model in several columns has a bar of each cell.
+    A model in several columns has a bar for each cell.
     """
     cells = {(run.data.tags[by_row(name)], run.data.params["model"], run.data.tags[f"{TABLE}.{name}"]) for run in runs}
     tag = by_row(name) if len(cells) == len({cell[:2] for cell in cells}) else f"{TABLE}.{name}"
@@ -91,7 +91,7 @@ def _of_table(name: str, runs: Sequence["Run"]) -> dict[str, Any]:
     measured = [run for run in runs if run.data.tags[KIND] == "run"]
     bars, curves = ([one for each in _singles(some).values() for one in each] for some in (measured, learned))
     others = [one for one in _metrics(runs) if one not in (*bars, *curves)]
-    # Of more runs than a page loads each cell's first seed comes first, so that no cell is left out.
+    # With more runs than a page loads, each cell's first seed comes first, so that no cell is left out.
     order = bars[0] if bars and len(runs) <= _PAGE else None
     charts = {
         "Methods by model": map(_bars, bars),
@@ -110,12 +110,12 @@ def _of_table(name: str, runs: Sequence["Run"]) -> dict[str, Any]:
 
 
 def _of_tables() -> dict[str, Any]:
-    """The tables' own runs, which hold their reports."""
+    """The tables' own runs, which have their reports."""
     return _state("tags.`title` != ''", "tags.`mlflow.runName`", True, _TITLES)
 
 
 def _singles(runs: Iterable["Run"]) -> dict[str, list[str]]:
-    """The metrics that runs are compared by, percents first: of each its names of single models, in their order."""
+    """The metrics that compare runs, percents first: for each its names of single models, in their order."""
     found = {
         (name.removeprefix(by_model("", run.data.params["model"])), name)
         for run in runs
@@ -129,14 +129,14 @@ def _singles(runs: Iterable["Run"]) -> dict[str, list[str]]:
 
 
 def _overall(runs: Sequence["Run"]) -> list[str]:
-    """The metrics that are not of one model alone, those that runs are compared by first."""
+    """The metrics not limited to one model, those that compare runs first."""
     compared = _singles(runs)
     single = {one for each in compared.values() for one in each}
     return sorted((name for name in _metrics(runs) if name not in single), key=lambda name: name not in compared)
 
 
 def _rises(name: str, runs: Iterable["Run"]) -> bool:
-    """Whether the best numbers of a metric are the lowest."""
+    """Whether the lowest numbers of a metric are the best."""
     return PERCENT in name or all(run.data.tags.get("better") != "higher" for run in runs if name in run.data.metrics)
 
 
@@ -145,7 +145,7 @@ def _metrics(runs: Iterable["Run"]) -> list[str]:
 
 
 def _natural(name: str) -> list[Any]:
-    """What sorts 7B before 13B."""
+    """Sort key that puts 7B before 13B."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -158,7 +158,7 @@ def _bars(name: str) -> dict[str, Any]:
 
 
 def _charts(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Charts as MLflow keeps them, section by section; those without a chart are left out."""
+    """Charts as MLflow stores them, by section; sections without a chart are left out."""
     sections = {name: found for name in _SECTIONS if (found := list(given.get(name, ())))}
     return {
         "compareRunCharts": [
@@ -176,7 +176,7 @@ def _charts(given: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def _state(chosen: str, order: str, ascending: bool, columns: Mapping[str, int]) -> dict[str, Any]:
-    """A view without charts. All runs are drawn, where MLflow would draw ten."""
+    """A view without charts. All runs are drawn; MLflow would draw ten."""
     widths = {**_NAME, **columns}
     return {
         "searchFilter": chosen,
