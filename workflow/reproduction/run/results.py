@@ -40,7 +40,7 @@ class RunResult:
     provenance: time, machine and code; `weights`: the same for the stored weights.
     arrays: data of figures, as nested lists; empty for metrics with only numbers.
     texts: the metric's texts by quantity; empty for most.
-    samples: the samples whose means the numbers are (`run.samples`), for their noise; empty in older files.
+    samples: the samples whose means the numbers are (`samples`), for their noise; empty in older files.
     """
 
     run: Run

@@ -228,7 +228,7 @@ class Given(Written):
 
 
 class Statement(Written):
-    """What a claim of any kind of table says."""
+    """Fields of a claim of any kind of table."""
 
     text: str
     """The statement, in the paper's words or close to them."""

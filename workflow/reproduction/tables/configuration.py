@@ -177,7 +177,7 @@ class Corpus(CorpusSpec):
 
 
 class Settings(Written):
-    """What a configuration says beside corpora and slots."""
+    """Settings of a configuration in addition to corpora and slots."""
 
     device: Literal["cpu", "cuda", "auto"]
     """Where weights are quantized and models evaluated; auto takes a GPU when there is one."""

@@ -147,7 +147,7 @@ class Figure(Written):
 
 
 class Titled(Written):
-    """What every table or figure says of itself."""
+    """Fields of every table or figure."""
 
     id: Annotated[str, Field(pattern="^[a-z0-9]+_[a-z0-9]+$")]
     """`<paper>_table<N>`, `<paper>_figure<N>` or `<paper>_lemma<N>`; a report of our own has a word in its place."""

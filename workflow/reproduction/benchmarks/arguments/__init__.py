@@ -1,1 +1,1 @@
-"""What each benchmark takes: the shapes and options of its cases, validated."""
+"""Arguments of benchmarks: shapes and options of their cases, validated."""

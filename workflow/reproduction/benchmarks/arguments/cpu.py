@@ -1,6 +1,6 @@
-"""What the benchmarks of a CPU are asked, as validated data: the arguments of SpinQuant Table 6's cells.
+"""Arguments of the CPU benchmarks as validated data, for the cells of SpinQuant Table 6.
 
-They are apart from the functions so that tables are read, checked and rendered without torch.
+They are separate from the functions so that tables are read, checked and rendered without torch.
 """
 
 from reproduction.benchmarks.arguments.gpu import Size
@@ -8,10 +8,10 @@ from rotquant.foundation.data import Frozen
 
 
 class CpuDecodeArguments(Frozen):
-    """One token through a whole decoder with random weights, with `context` tokens in the cache, itself among them.
+    """One token through a whole decoder with random weights, with `context` tokens in the cache, including itself.
 
-    layers_in_memory: so many layers have weights of their own, and the others take them in turn; far more than the
-        caches hold.
+    layers_in_memory: number of layers with their own weights, which the others reuse in turn; far more than the caches
+        hold.
     """
 
     shape: str

@@ -1,4 +1,4 @@
-"""What the benchmark of checkpoints' files is asked (RCP Table 6), as validated data without torch."""
+"""Arguments of the benchmark of checkpoints' files (RCP Table 6), as validated data without torch."""
 
 from typing import Literal
 

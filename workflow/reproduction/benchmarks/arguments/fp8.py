@@ -1,4 +1,4 @@
-"""What the benchmark of the float8 network is asked, as validated data; apart from its function, as `arguments` is."""
+"""Arguments of the float8 network's benchmark as validated data, separate from its function."""
 
 from reproduction.benchmarks.arguments.gpu import Size
 from rotquant.foundation.data import Frozen
@@ -7,8 +7,8 @@ from rotquant.foundation.data import Frozen
 class Fp8NetworkArguments(Frozen):
     """A whole network with random float8 weights (SpinQuant Table 14).
 
-    tokens: of each text's prompt, and what a decoded token attends to, itself among them. together: texts that pass
-    the network at once in the prefill, at most. hadamard: with R4, the online transform before the down projection.
+    tokens: length of each prompt, and of a decoded token's context, including itself. together: largest number of texts
+    in one pass of the prefill. hadamard: with R4, the online transform before the down projection.
     """
 
     shape: str

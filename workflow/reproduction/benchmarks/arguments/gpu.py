@@ -1,7 +1,7 @@
-"""What each benchmark is asked, as validated data: the arguments of a speed table's cells.
+"""Arguments of the GPU benchmarks as validated data, for the cells of speed tables.
 
-They are apart from the functions so that tables are read, checked and rendered without torch. A combination that cannot
-be measured is refused here, before anything is.
+They are separate from the functions so that tables are read, checked and rendered without torch. A combination that
+cannot be measured is refused here.
 """
 
 from typing import Annotated, Literal
@@ -12,9 +12,9 @@ from rotquant.foundation.data import Frozen
 
 Size = Annotated[int, Field(gt=0)]
 Arithmetic = Literal["none", "float32", "float16"]
-"""Of an online Hadamard transform."""
+"""The arithmetic of an online Hadamard transform."""
 
-#: Weights are packed in blocks of so many input features, and scales of groups and look-up tables cover so many.
+#: Input features in a block of packed weights, and in a group of scales or look-up tables.
 _K_BLOCK, _GROUP_SIZE = 64, 128
 #: torch._int_mm refuses fewer rows.
 _INT8_ROWS = 17
@@ -64,7 +64,7 @@ class LinearArguments(Frozen):
 class DecodeAttentionArguments(Frozen):
     """Attention of one new token per sequence: its key and value are appended to the cache, then it attends.
 
-    cache: tokens that it attends to, itself among them. hadamard: arithmetic of the transform of query and key.
+    cache: tokens that it attends to, including itself. hadamard: arithmetic of the transform of query and key.
     implementation: int4 finds a scale and zero point for each token and head, int4-static has a scale for each head.
     """
 
@@ -86,7 +86,7 @@ class DecodeAttentionArguments(Frozen):
 
 
 class PrefixedAttentionArguments(DecodeAttentionArguments):
-    """The same behind a prefix.
+    """Attention of one new token per sequence, after a prefix.
 
     prefix: tokens that are attended to in 16 bits, before those of the 4-bit cache.
     """
@@ -162,7 +162,7 @@ class WholeDecoderArguments(Frozen):
     activations: dynamic scales for each token and QuaRot's transforms, or a static one for each layer's input and
         PrefixQuant's, which lack the transform across heads.
     cache: float16; int4, with a scale and zero point for each token and head; int4-static, with a scale for each head.
-    prefix: tokens whose 16-bit keys and values stand before every text.
+    prefix: tokens whose 16-bit keys and values precede every text.
     """
 
     shape: str
@@ -175,6 +175,6 @@ class WholeDecoderArguments(Frozen):
 
 
 class CeilingArguments(Frozen):
-    """What the GPU reaches at most: a large device copy, reading alone, or a large product in one number format."""
+    """The GPU's maximum rates: a large device copy, reading alone, or a large product in one number format."""
 
     what: Literal["copy", "read", "fp16", "bf16", "fp8", "int8"]

@@ -1,6 +1,6 @@
-"""What the benchmarks of optimization time are asked (SpinQuant Table 15), as validated data without torch.
+"""Arguments of the benchmarks of optimization time (SpinQuant Table 15), as validated data without torch.
 
-They stand apart from `arguments`, which the digests of all other records cover.
+They are separate from `arguments`, which the digests of all other records cover.
 """
 
 from typing import Literal
@@ -105,5 +105,5 @@ class DistillArguments(Frozen):
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """Number of steps of the whole training."""
         return self.epochs * (self.samples // self.batch_size)

@@ -1,4 +1,4 @@
-"""What the benchmarks of fake quantization in training are asked, as validated data; apart from their functions."""
+"""Arguments of the benchmarks of fake quantization in training as validated data, separate from their functions."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from reproduction.benchmarks.arguments.gpu import Size
 from rotquant.foundation.data import Frozen
 
-#: Of 16 bytes, in elements of the smallest type.
+#: Alignment to 16 bytes, in elements of the smallest type.
 _MULTIPLE = 8
 
 
@@ -42,7 +42,7 @@ class RoundRowsArguments(Frozen):
     """A float32 weight [out_features, in_features] rounded to 4 bits and back, to bfloat16, by a scale
     for each row that is learned (block-wise tuning, PrefixQuant Sec. 5.2).
 
-    phase, implementation: as of `FakeQuantizeArguments`; the copy moves as many bytes.
+    phase, implementation: see `FakeQuantizeArguments`; the copy moves as many bytes.
     """
 
     out_features: Annotated[int, Field(gt=0, multiple_of=4)]

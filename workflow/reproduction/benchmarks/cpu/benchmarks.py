@@ -1,4 +1,4 @@
-"""Time of decoding one token on a CPU: a whole network, its linear layers beside torch's own, and its transforms.
+"""Time of decoding one token on a CPU: a whole network, its linear layers compared with torch's, and its transforms.
 
 SpinQuant Table 6. Everything runs in torch's threads. Weights are cold: a network reads more than the caches hold, and
 copies of a single layer take turns.
@@ -54,7 +54,7 @@ def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
 
 
 def decoding_step(decoder: CpuDecoder, context: int) -> Callable[[], Tensor]:
-    """A step of decoding that sees `context` tokens, itself among them, and can be repeated."""
+    """A repeatable step of decoding that sees `context` tokens, including itself."""
     cache = CpuCache(decoder.shape, context, decoder.embedding.dtype)
     for part in (cache.keys, cache.values):
         part.normal_()

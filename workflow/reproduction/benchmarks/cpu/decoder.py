@@ -1,7 +1,7 @@
 """One token through a decoder of Llama's family on a CPU, in 16 bits or with 4-bit weights and 8-bit activations.
 
-SpinQuant Table 6. What differs between the precisions are the products and the online transforms; norms, rotary
-embeddings and attention are the same. It serves one text, token by token, and has no prefill.
+SpinQuant Table 6. The precisions differ in the products and the online transforms; norms, rotary embeddings and
+attention are the same. It serves one text, token by token, and has no prefill.
 """
 
 import copy
@@ -82,12 +82,12 @@ class CpuLayer:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """All of them, in the order in which they are read."""
+        """All weights, in the order in which they are read."""
         return self.qkv, self.o, self.gate_up, self.down
 
 
 class CpuCache:
-    """Keys and values [layers, kv_heads, capacity, head_dim] and how many tokens they are of; keys rotated by R3."""
+    """Keys and values [layers, kv_heads, capacity, head_dim] and their number of tokens; keys rotated by R3."""
 
     def __init__(self, shape: CpuShape, capacity: int, dtype: torch.dtype, length: int = 0) -> None:
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
@@ -117,7 +117,7 @@ class CpuDecoder:
 
     @functools.cached_property
     def frequencies(self) -> Tensor:
-        """Of the rotary embedding, float32 [head_dim / 2]."""
+        """The frequencies of the rotary embedding, float32 [head_dim / 2]."""
         exponents = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32) / self.shape.head_dim
         return self.shape.rope_theta**-exponents
 

@@ -1,1 +1,1 @@
-"""Benchmarks of what lies on disk."""
+"""Benchmarks of files on disk."""

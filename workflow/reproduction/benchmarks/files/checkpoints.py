@@ -60,7 +60,7 @@ def written(tensors: Tensors) -> int:
 
 
 def _ends(config: DecoderConfig, tied: bool) -> Iterator[Tensors]:
-    """What is no decoder layer, in 16 bits: the embedding, the head where it is not the embedding, the last norm."""
+    """The tensors outside decoder layers, in 16 bits: the embedding, the head if it is not tied, the last norm."""
     table = torch.zeros(config.vocabulary, config.hidden, dtype=torch.bfloat16)
     yield {"model.embed_tokens.weight": table}
     if not tied:

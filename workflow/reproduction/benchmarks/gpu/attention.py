@@ -24,7 +24,7 @@ def decode_attention(arguments: DecodeAttentionArguments) -> Measurements:
 
 
 def prefixed_attention(arguments: PrefixedAttentionArguments) -> Measurements:
-    """Seconds of the same behind a prefix."""
+    """Seconds of append and attention for one token of every sequence after a prefix."""
     return measure(int4_case(arguments, gpu(), arguments.prefix))
 
 
@@ -43,7 +43,7 @@ def float_case(a: DecodeAttentionArguments, device: torch.device) -> Case:
 
 
 def int4_case(a: DecodeAttentionArguments, device: torch.device, prefix: int = 0) -> Case:
-    """Our kernels on a cache of random codes, behind so many tokens of 16 bits.
+    """Our kernels on a cache of random codes, after `prefix` tokens of 16 bits.
 
     A transform in float16 takes kernels of its own, as in the paper.
     """
@@ -66,7 +66,7 @@ def int4_case(a: DecodeAttentionArguments, device: torch.device, prefix: int = 0
 
 
 def random_cache(a: DecodeAttentionArguments, device: torch.device, prefix: int = 0) -> Int4KVCache:
-    """A cache that holds one token less than `a.cache` behind the prefix, of random codes, and has room for it."""
+    """A cache of random codes with one token less than `a.cache` after the prefix, and with room for it."""
     size = (2, a.kv_heads, prefix, a.head_dim)
     keys, values = torch.randn(size, dtype=torch.float16, device=device)
     scale = torch.full((a.kv_heads,), 0.015, device=device)

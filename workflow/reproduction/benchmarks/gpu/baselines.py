@@ -1,4 +1,4 @@
-"""What a user of torch has without this library, at its best: cuBLAS, fp8 and int8 products, attention's fastest form.
+"""The best baselines in torch without this library: cuBLAS, fp8 and int8 products, attention's fastest form.
 
 Every function takes tensors and enqueues work; none of them uses a kernel of ours.
 """

@@ -1,4 +1,4 @@
-"""What the GPU can do at most, measured where the kernels are measured: bytes per second and operations per second.
+"""The GPU's maximum rates, measured on the same GPU as the kernels: bytes per second and operations per second.
 
 The rates are those of torch's own calls at a size that fills the GPU, on random data; the kernels' reports are drawn
 against them.

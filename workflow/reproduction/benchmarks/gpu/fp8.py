@@ -38,7 +38,7 @@ def fp8_network(arguments: Fp8NetworkArguments) -> Measurements:
         KernelError: there is no GPU, or a kernel refuses.
     """
     a, device = arguments, gpu()
-    gc.collect()  # the cache of another batch, which may not fit beside
+    gc.collect()  # the cache of another batch, which may not fit too
     decoder = _decoder(a.shape, device)
     for layer in decoder.layers:
         cast(Any, layer).down.inputs.rotate = a.hadamard

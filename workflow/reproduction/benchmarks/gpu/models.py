@@ -31,7 +31,7 @@ _DECODED = 50
 _FEW_TOKENS = 32
 #: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1).
 _PREFIX = 1
-#: What `whole_decoder` asks for, by its names.
+#: The settings of `whole_decoder` by its names.
 _ACTIVATIONS = {"dynamic": KINDS["quarot"], "static": KINDS["prefixquant"]}
 _CACHES = {"float16": None, "int4": KINDS["quarot"].cache, "int4-static": KINDS["prefixquant"].cache}
 #: Times a text is generated; the median counts.

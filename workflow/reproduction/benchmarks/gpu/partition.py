@@ -1,7 +1,7 @@
 """Time of fake quantization of weights in groups, and of its gradients: a training step does both for every weight.
 
-The measure is a device copy that reads and writes as many weights. What torch offers beside our kernels are the same
-formulas, operation by operation or compiled.
+The measure is a device copy that reads and writes as many weights. Our kernels are compared with the same formulas in
+torch, operation by operation or compiled.
 """
 
 import importlib.util
@@ -25,9 +25,9 @@ from rotquant.tensors.quantization import QParams, choose_qparams
 
 #: Weights that a phase reads and writes.
 _MOVED = {"forward": 2, "backward": 3, "both": 5}
-#: Of codes; the time does not depend on them.
+#: Bits of codes, on which the time does not depend.
 _BITS, _FLOAT_BITS = 2, 3
-#: Of block-wise tuning in W4A4KV4.
+#: Weight scheme of block-wise tuning in W4A4KV4.
 _SCHEME = QuantizationScheme(bits=4, symmetric=True, granularity="channel")
 #: Bytes of a float32 weight that `round_rows` reads and writes, quarters of those of a copy.
 _ROW_BYTES = {"forward": 6, "both": 16}

@@ -1,4 +1,4 @@
-"""Time of what happens to activations between two products: Hadamard transform and quantization, alone and fused.
+"""Time of the operations on activations between two products: Hadamard transform and quantization, alone and fused.
 
 PrefixQuant Table 8 and the kernels' own goals. The measure of all of them is a device copy of the same 16-bit tensor:
 it reads the input as they must, and writes what the plain transform must.
@@ -113,7 +113,7 @@ def _eager(a: QuantizeArguments) -> Callable[..., Any]:
 
 
 def _others(a: QuantizeArguments, others: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
-    """What a case has beside x: the residual and the static scale."""
+    """A case's tensors other than x: the residual and the static scale."""
     return (
         others[0] if a.before.startswith("residual") else None,
         others[-1] if a.scale == "static" else None,

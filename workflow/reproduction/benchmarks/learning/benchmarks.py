@@ -1,4 +1,4 @@
-"""What optimizing takes on a GPU: learning a model's rotations, and GPTQ of it (SpinQuant A.7, Table 15).
+"""Time of optimization on a GPU: learning a model's rotations, and its GPTQ (SpinQuant A.7, Table 15).
 
 Both are the library's own code on random weights and tokens: time and memory do not depend on their values. Where not
 all steps or layers are done, what the rest would take follows from those that were, and a cell's arguments say so.
@@ -133,7 +133,7 @@ def _quantize(a: CalibrateArguments, device: torch.device, layers: int) -> float
 
 
 def _learning_recipe(a: LearnRotationsArguments) -> Recipe:
-    """SpinQuant-hard as its table has it: activations and KV cache in 4 bits while learning."""
+    """The recipe of SpinQuant-hard in its table: activations and KV cache in 4 bits while learning."""
     settings = {"steps": a.taken or a.steps, "batch_size": a.batch_size}
     return override(preset("spinquant-hard"), {"methods": {"spinquant": settings}}, "benchmark")
 
@@ -163,6 +163,6 @@ def _now() -> float:
 
 
 def free_all() -> None:
-    """Give back what earlier cells left, so that peaks and places for weights are this one's alone."""
+    """Free the memory of earlier cells, so that they do not affect peaks and places of weights."""
     gc.collect()
     torch.cuda.empty_cache()

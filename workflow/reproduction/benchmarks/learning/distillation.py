@@ -1,7 +1,7 @@
-"""What quantization-aware training takes on a GPU: time and memory of BitDistiller's and RCP's steps (RCP Table 8).
+"""Cost of quantization-aware training on a GPU: time and memory of BitDistiller's and RCP's steps (RCP Table 8).
 
 It is the library's own training on random weights and tokens, stopped after a few steps: neither time nor memory
-depends on their values, and all steps are alike. What layers that are left out would take follows from those there are.
+depends on their values, and all steps are alike. The cost of omitted layers is extrapolated.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def distill(arguments: DistillArguments) -> Measurements:
 
 
 def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
-    """Seconds of the steps behind the first two on a model of so many layers, and the memory that they take."""
+    """Seconds of the steps after the first two on a model of so many layers, and their memory."""
     free_all()
     device = gpu()
     model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
@@ -100,7 +100,7 @@ class _Started(Training):
 
 
 class _EnoughError(Exception):
-    """So many steps were taken as are timed."""
+    """Raised after the timed steps, to stop."""
 
 
 class _Clock:

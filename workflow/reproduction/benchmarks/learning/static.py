@@ -1,7 +1,7 @@
-"""What PrefixQuant takes on a GPU to find a prefix, to search scales and to tune blocks (PrefixQuant Sec. E, Table 10).
+"""Cost of PrefixQuant on a GPU: finding a prefix, searching scales and tuning blocks (PrefixQuant Sec. E, Table 10).
 
-It is the library's own code on random weights and tokens: time and memory do not depend on their values, but for a
-prefix, which is BOS alone here. What layers and epochs that are left out would take follows from those that are done.
+The library's code runs on random weights and tokens: time and memory do not depend on their values, except for a
+prefix, which is only BOS here. The cost of omitted layers and epochs is extrapolated.
 """
 
 import torch

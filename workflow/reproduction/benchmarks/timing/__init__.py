@@ -1,1 +1,1 @@
-"""How a case is timed, on a GPU and on a CPU."""
+"""Timing of a case on a GPU and on a CPU."""

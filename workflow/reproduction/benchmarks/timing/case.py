@@ -1,7 +1,7 @@
-"""How a function of tensors becomes a measurement: cold caches, fewest bytes, operations.
+"""Measurement of a function of tensors: cold caches, fewest bytes, operations.
 
-A benchmark only says what is computed on which tensors; what is timed, and how, is the same for all of them. Nothing
-here falls back: a case that cannot run raises.
+A benchmark only defines the computation and its tensors; timing is the same for all of them. Nothing here falls back: a
+case that cannot run raises.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""How long a CPU takes: medians and spread of repeated calls, in which several functions take turns.
+"""Timing on a CPU: medians and spread of repeated calls, in which several functions take turns.
 
-Turns matter: the speed of memory on a shared machine drifts by tens of percent within minutes, and what is compared
-should have had the same. Their order is another in each turn, since what one leaves behind the next one finds.
+The speed of memory on a shared machine drifts by tens of percent within minutes, so compared functions take turns.
+Their order differs in each turn, since a function finds the caches as the one before left them.
 """
 
 import os
@@ -72,7 +72,7 @@ def _elapsed(function: Callable[[], Any], calls: int = 1) -> float:
 
 
 def _timing(seconds: Sequence[float], calls: int) -> Timing:
-    """From sorted seconds of so many calls each."""
+    """The timing of sorted seconds of `calls` calls each."""
     tenth = (len(seconds) - 1) // 10
     median, low, high = (seconds[place] / calls for place in (len(seconds) // 2, tenth, -1 - tenth))
     return Timing(median, low, high, len(seconds), calls)

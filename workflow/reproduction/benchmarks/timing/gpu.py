@@ -1,4 +1,4 @@
-"""How long a GPU takes: CUDA graphs of many calls, replayed; medians and spread; inputs rotated, so caches are cold.
+"""Timing on a GPU: CUDA graphs of many calls, replayed; medians and spread; inputs rotated, so caches are cold.
 
 A graph takes the host out of the measurement, as a deployment would. Every call of a graph reads the next of several
 input sets, together larger than the L2 cache, so that weights come from memory as they do in a model.

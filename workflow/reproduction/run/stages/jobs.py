@@ -1,7 +1,7 @@
-"""What is done with a plan: rotations, weights or runs that are not current are computed by their stage, and recorded.
+"""Jobs of a plan: rotations, weights or runs that are not current are computed by their stage and recorded.
 
-So an interrupted job continues where it was. The working folder is the project's. What computes is the code, the
-checkpoint and the texts that the plan names, or nothing: a difference ends the job in a sentence.
+So an interrupted job continues where it stopped. The working folder is the project's. A job only runs with the code,
+checkpoint and texts of the plan: a difference ends it with a message.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -53,7 +53,7 @@ def learn_rotations(plan: Plan, key: str, say: Say, again: bool = False) -> None
     planned = plan.rotation(key)
     folder, run = rotation_path(key), plan.run(planned.run)
     check_output_file(folder / ROTATION_RECORD)
-    from reproduction.run.stages.rotations import compute_rotations  # torch, once it is known to be needed
+    from reproduction.run.stages.rotations import compute_rotations  # imports torch, only when needed
 
     _check_inputs(plan, "rotations", planned.code, run)
     record = compute_rotations(run, plan.place(run), folder, plan.device, planned.code)
@@ -67,7 +67,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
 
     Raises:
         ConfigError: no run uses them.
-        ResultError: the learned rotations that they need are not there.
+        ResultError: the learned rotations that they need are missing.
     """
     if not again and weights_current(plan, key) and weights_at_hand(key):
         return
@@ -90,7 +90,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
 
 
 def prepare_tasks(plan: Plan, key: str, say: Say) -> None:
-    """Make or check the data of a set of zero-shot tasks and record what they are.
+    """Make or check the data of a set of zero-shot tasks and record it.
 
     Raises:
         ConfigError: no run is measured on them.
@@ -107,11 +107,11 @@ def prepare_tasks(plan: Plan, key: str, say: Say) -> None:
 
 
 def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> None:
-    """Measure those of some runs that are not current, loading each weights folder once; write each result at once.
+    """Measure the runs that are not current, loading each weights folder once; write each result at once.
 
     Raises:
         ConfigError: no table asks for one of them.
-        ResultError: the weights that one needs are not there.
+        ResultError: the weights that one needs are missing.
     """
     waiting: dict[str, list[Run]] = {}
     for key in keys:
@@ -139,7 +139,7 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
 
 
 def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
-    """Record a part of a table whose runs are all measured; a record that says so already keeps its time.
+    """Record a part of a table whose runs are all measured; an equal existing record keeps its time.
 
     Args:
         values: the main quantity of each run.
@@ -152,7 +152,7 @@ def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
 
 
 def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
-    """Whether rotations were learned by the planned code, and whether they are here, where they must be."""
+    """Whether rotations were learned by the planned code, and exist if `at_hand`."""
     folder = rotation_path(key)
     path = folder / ROTATION_RECORD
     if not path.exists() or not (folder / HISTORY_FILE).exists():
@@ -162,12 +162,12 @@ def rotation_current(plan: Plan, key: str, at_hand: bool = True) -> bool:
 
 
 def weights_at_hand(key: str) -> bool:
-    """Whether stored weights themselves are here, which runs need that are to be measured."""
+    """Whether stored weights themselves are here, as measuring needs."""
     return any(weights_path(key).glob("*.safetensors"))
 
 
 def weights_current(plan: Plan, key: str) -> bool:
-    """Whether weights were stored by the planned code and with the rotations that are here; they may lie elsewhere."""
+    """Whether weights were stored by the planned code and with the present rotations; they may be elsewhere."""
     planned, record = plan.stored(key), weights_path(key) / WEIGHTS_RECORD
     if not record.exists():
         return False
@@ -181,7 +181,7 @@ def weights_current(plan: Plan, key: str) -> bool:
 
 
 def result_current(plan: Plan, key: str) -> RunResult | None:
-    """A run's result where it is there and whole, by the planned code, on the weights and the tasks that are there."""
+    """A run's result if it is complete, by the planned code and on the present weights and tasks; else None."""
     planned, path = plan.planned(key), run_path(key)
     lacks_weights = planned.weights is not None and not (weights_path(planned.weights) / WEIGHTS_RECORD).exists()
     if lacks_weights or not path.exists():
@@ -197,10 +197,10 @@ def result_current(plan: Plan, key: str) -> RunResult | None:
 
 
 def _check_inputs(plan: Plan, stage: str, code: str, run: Run) -> None:
-    """Refuse to compute, or to record, what is not of the planned code and checkpoint.
+    """Refuse to compute or record with other code or another checkpoint than planned.
 
     Raises:
-        CheckpointError, ResultError: they are others now.
+        CheckpointError, ResultError: they differ now.
     """
     refuse_other_code(code, plan.sources, stage, run.recipe)
     refuse_other(plan.place(run), run.checkpoint_digest)

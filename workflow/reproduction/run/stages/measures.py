@@ -1,6 +1,6 @@
-"""What each kind of metric measures on a model: one function for each kind, found by its name.
+"""Measurements of metrics on a model: one function for each kind of metric, found by its name.
 
-An edit of one of them, or of what it alone uses, leaves the results of the others as they are.
+An edit of one of them, or of code that only it uses, does not affect the results of the others.
 """
 
 import math
@@ -40,10 +40,10 @@ ITEMS_PER_WINDOW = 8
 
 @dataclass(frozen=True)
 class MetricResult:
-    """What a metric found.
+    """The result of a metric.
 
-    source: what provenance says of its text or tasks. arrays: what figures need. samples: what its numbers are means
-    of (`study.samples`). texts: what is no number, by quantity.
+    source: provenance of its text or tasks. arrays: data of figures. samples: the samples whose means its numbers are
+    (`run.samples`). texts: its texts by quantity.
     """
 
     metrics: dict[str, float]
@@ -55,13 +55,13 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a run's model, as it computes under its recipe.
+    """The subject of a measurement: a run's model under its recipe.
 
     text: yields the tokens of a corpus's split (or of its head) and its provenance. reference: the run's checkpoint.
-    batch_size: windows of text per forward pass. state: what is stored beside the weights, if any.
+    batch_size: windows of text per forward pass. state: tensors stored next to the weights, if any.
     allow_code_execution: whether programs that it writes may be run.
-    weights: the folder of its stored weights, None for a checkpoint as it is.
-    exact: the full-precision model's last states on the windows of a perplexity run; None for what is not quantized.
+    weights: the folder of its stored weights, None for an unchanged checkpoint.
+    exact: the full-precision model's last states on the windows of a perplexity run; None without quantization.
     """
 
     run: Run
@@ -78,18 +78,18 @@ class Subject:
     def tokens(
         self, metric: Perplexity | SNR | Magnitudes | Outliers | MaximaByToken | OutlierTokens
     ) -> tuple[Tokens, dict[str, Any]]:
-        """The tokens that a metric looks at, and what provenance says of them."""
+        """The tokens that a metric reads, and their provenance."""
         tokens, identity = self.read(metric.corpus, metric.split)
         return tokens, {"corpora": {"evaluation": identity}}
 
     def read(self, corpus: str, split: Split, characters: int | None = None) -> tuple[Tokens, dict[str, Any]]:
-        """The tokens of a planned text, and what provenance says of it."""
+        """The tokens of a planned text, and its provenance."""
         planned = self.run.texts.get(named(corpus, split, characters))
         return self.text(self.run.corpora[corpus], split, characters, planned)
 
 
 def perplexity(metric: Perplexity, subject: Subject) -> MetricResult:
-    """Perplexity of a text, and KL divergence from the full-precision model, which that has none of from itself."""
+    """Perplexity of a text and, for quantized models, KL divergence from the full-precision model."""
     from rotquant.metrics.perplexity import perplexity
 
     tokens, source = subject.tokens(metric)
@@ -141,7 +141,7 @@ def outliers(metric: Outliers, subject: Subject) -> MetricResult:
 
 
 def range_use(metric: RangeUse, subject: Subject) -> MetricResult:
-    """How much of a quantizer's range made-up values use; no model is looked at."""
+    """Share of a quantizer's range that example values use, without a model."""
     from reproduction.metrics.range_use import range_use
 
     metrics, arrays = range_use(metric)
@@ -149,7 +149,7 @@ def range_use(metric: RangeUse, subject: Subject) -> MetricResult:
 
 
 def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> MetricResult:
-    """Excess kurtosis of drawn vectors after a Hadamard transform; no model is looked at."""
+    """Excess kurtosis of random vectors after a Hadamard transform, without a model."""
     from reproduction.metrics.hadamard_kurtosis import hadamard_kurtosis
 
     metrics, arrays = hadamard_kurtosis(metric, subject.run.seed)
@@ -157,10 +157,10 @@ def hadamard_kurtosis(metric: HadamardKurtosis, subject: Subject) -> MetricResul
 
 
 def weight_kurtosis(metric: WeightKurtosis, subject: Subject) -> MetricResult:
-    """What rotation does to the kurtosis of weights and to output errors.
+    """Effect of rotation on the kurtosis of weights and on output errors.
 
     Raises:
-        RecipeError: the recipe quantizes, where rotation alone is looked at.
+        RecipeError: the recipe quantizes, but the metric measures only rotation.
     """
     from reproduction.metrics.weight_kurtosis import weight_kurtosis
     from rotquant.text import calibration_samples
@@ -180,7 +180,7 @@ def token_maxima(metric: MaximaByToken, subject: Subject) -> MetricResult:
     """Largest magnitudes of tokens, layer by layer.
 
     Raises:
-        RecipeError: the recipe quantizes what is looked at, whose range is then the quantizer's.
+        RecipeError: the recipe quantizes the measured tensors, whose range is then the quantizer's.
     """
     from reproduction.metrics.token_maxima import token_maxima
 

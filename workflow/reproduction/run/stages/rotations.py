@@ -1,7 +1,7 @@
 """The rotations stage: R1 and R2 learned once (SpinQuant Sec. 3.2) for all weights that are made with them.
 
-It connects loading, text and the method of the recipe that learns; what is learned, and on which network, is decided by
-the recipe alone. An interrupted learning leaves its last checkpoint in the folder and continues from there.
+It connects loading, text and the method of the recipe that learns; only the recipe decides what is learned, and on
+which network. An interrupted learning leaves its last checkpoint in the folder and continues from there.
 """
 
 import time
@@ -20,12 +20,12 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     """Learn the rotations of a run into `folder`: the matrices and the history of their learning.
 
     Args:
-        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        checkpoint: the run's checkpoint: a local folder or a hub id.
         folder: kept where it exists; each file in it is replaced as a whole.
-        device: cpu, cuda, cuda:N or auto. code: the digest of the code that this is, for the provenance.
+        device: cpu, cuda, cuda:N or auto. code: the digest of this code, for the provenance.
 
     Returns:
-        The provenance, which is the caller's to write once this has returned.
+        The provenance, which the caller writes.
 
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
@@ -41,7 +41,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
     samples, corpus = text_samples(run, text, tokenizer)
-    unfinished = folder / f"unfinished-{code}"  # what other code began is not continued
+    unfinished = folder / f"unfinished-{code}"  # a learning that other code began is not continued
     learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
     write_json(folder / HISTORY_FILE, learned.history)

@@ -1,8 +1,8 @@
 """The runs stage: measurements of a checkpoint, or of stored weights, under each recipe's runtime part.
 
 Runs that share weights are measured one after the other on one loaded model, since loading costs as much as measuring.
-What the full-precision model makes of a text is computed once in a process, before the stored weights are loaded, so
-that one model is in memory at a time.
+The full-precision model's states on a text are computed once in a process, before the stored weights are loaded, so
+that only one model is in memory at a time.
 """
 
 import functools
@@ -36,10 +36,10 @@ def measure_runs(
     """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
 
     Args:
-        checkpoint: where the runs' checkpoint lies, used when they need no stored weights.
+        checkpoint: the runs' checkpoint, used when they need no stored weights.
         folder: the stored weights, or None.
         batch_size: windows of text per forward pass.
-        codes: for each run the digest of the code that this is, for the provenance.
+        codes: for each run the digest of this code, for the provenance.
         allow_code_execution: whether programs that the model writes may be run.
 
     Raises:
@@ -87,8 +87,8 @@ def _full_precision(
     device: str,
     batch_size: int,
 ) -> "dict[str, FloatStates]":
-    """What the full-precision model gives to its head on the windows of each perplexity run that is quantized, by the
-    run's key; of what this process has not kept, computed on one loaded model.
+    """The full-precision model's last states on the windows of each quantized perplexity run, by the run's key; those
+    that this process lacks are computed on one loaded model.
 
     Args:
         as_it_is: yields the checkpoint with its tokenizer.

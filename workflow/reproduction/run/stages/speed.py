@@ -1,4 +1,4 @@
-"""A speed table measured on this machine's GPU or CPU, cell by cell, into a record that grows as cells are finished.
+"""Measurement of a speed table on this machine's GPU or CPU, cell by cell, into a record that grows.
 
 A process that is killed keeps the cells it has finished; started again, it measures the rest. A cell measured by other
 code is measured anew. The functions of `registry` do the work; nothing here knows what they time.
@@ -23,7 +23,7 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
 
 Progress = Callable[[int, int, SpeedCell, str], None]
-"""Called after each cell with its number, how many there are, the cell, and its outcome in words."""
+"""Callback after each cell: its number, the number of cells, the cell, and its outcome in words."""
 
 
 def measure(
@@ -35,10 +35,10 @@ def measure(
     quick: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Record:
-    """Measure a table's cells that `output`, or an interrupted attempt beside it, does not hold yet; write the record.
+    """Measure a table's cells that `output`, or an interrupted attempt next to it, lacks; write the record.
 
     Args:
-        patterns: rows to measure, with *. quick: of each grid the first of these rows alone, to try a table out.
+        patterns: rows to measure, with *. quick: only the first of these rows of each grid, for a trial.
 
     Raises:
         KernelError: torch sees no GPU, or there is no C++ compiler for a CPU. ResultError: an earlier record is
@@ -61,7 +61,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Device:
-    """What a table is about. A record holds it as `gpu`, and its states as `gpu_before` and `gpu_after`, a CPU too."""
+    """The measured device. A record holds it as `gpu`, and its states as `gpu_before` and `gpu_after`, a CPU too."""
 
     name: str
     state: Callable[[], dict[str, Any]]
@@ -90,10 +90,10 @@ class _Attempt:
         self.failures: list[str] = []
 
     def measure(self, cell: SpeedCell) -> str:
-        """Measure a cell unless it is known, and say in words what came of it.
+        """Measure a cell unless it is known, and return the outcome in words.
 
         Raises:
-            ResultError: the GPU failed, so that every further call would; a new attempt goes on behind this cell.
+            ResultError: the GPU failed, so that every further call would; a new attempt continues after this cell.
         """
         known, sitting = self.record.by_key, len(self.record.sittings) - 1
         if cell.key not in known:
@@ -144,7 +144,7 @@ def _gpu_failed(error: Exception) -> bool:
 
 
 def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
-    """What a file holds that was measured with the code of today on such a GPU."""
+    """The cells of a file that were measured with the current code on such a GPU."""
     if not path.exists():
         return None
     record = read_record(path, table.id)
@@ -154,7 +154,7 @@ def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
 
 
 def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
-    """A finished record without the cells that have no number, which are tried again; nothing where there is none."""
+    """A finished record without the cells that have no number, which are tried again; an empty one without a record."""
     if record is None:
         return Record(table=table.id, gpu=gpu, sittings=(), cells=())
     return record.model_copy(update={"cells": tuple(cell for cell in record.cells if cell.missing is None)})
@@ -173,7 +173,7 @@ def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[S
 
 
 def _measure(cell: SpeedCell, sitting: int) -> CellRecord:
-    """One cell: its quantities, or why it has none."""
+    """Measure one cell: its quantities, or the reason why it has none."""
     benchmark = find(cell.benchmark, "cell")
     start = time.perf_counter()
     quantities: dict[str, Measurement] = {}
@@ -199,7 +199,7 @@ def _record(cell: SpeedCell, sitting: int, seconds: float, **outcome: Any) -> Ce
 
 
 def _once_more(function: Callable[[Frozen], dict[str, Measurement]], arguments: Frozen) -> dict[str, Measurement]:
-    """Call a benchmark; where memory runs out, once more without what torch keeps of the cells before."""
+    """Call a benchmark; if memory runs out, once more after freeing torch's cache of earlier cells."""
     try:
         return function(arguments)
     except torch.OutOfMemoryError:

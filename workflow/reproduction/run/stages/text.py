@@ -1,4 +1,4 @@
-"""Text as token ids for the computing stages, tokenized once per text and tokenizer and kept in the project.
+"""Text as token ids for the computing stages, tokenized once per text and tokenizer and stored in the project.
 
 Tokenizing takes seconds, about as long as evaluating a small model, and all jobs of a table need the same two texts.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-#: Where a project keeps its texts as token ids.
+#: Folder of a project's token ids.
 TOKENS = Path("results") / "corpora" / "tokens"
 
 
@@ -43,10 +43,10 @@ def token_ids(
     max_characters: int | None = None,
     planned: str | None = None,
 ) -> tuple[Tokens, dict[str, Any]]:
-    """The tokens of one split (or of its head), and what provenance says of the text.
+    """The tokens of one split (or of its beginning), and the text's provenance.
 
     Args:
-        planned: the digest of the text that is to be read, where somebody planned.
+        planned: the digest of the planned text, if any.
 
     Raises:
         CorpusError: the text cannot be read, or is not the planned one.
@@ -60,7 +60,7 @@ def token_ids(
 def _tokens(
     spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None, text: str
 ) -> tuple[Tokens, dict[str, Any]]:
-    """The tokens of a text, kept by what decides them, and what provenance says of it."""
+    """The tokens of a text, cached by everything that decides them, and the text's provenance."""
     import torch
 
     identity = corpus_identity(spec, (split,), max_characters=max_characters, texts={split: text})
@@ -76,7 +76,7 @@ def _tokens(
     path = TOKENS / f"{hashlib.sha256(description.encode()).hexdigest()[:32]}.npy"
     try:
         return Tokens(torch.from_numpy(read_array(path, "int64")), bos_of(tokenizer)), identity
-    except (OSError, ValueError):  # not there yet, or damaged: make it
+    except (OSError, ValueError):  # missing or damaged: make it
         tokens = tokenize(text, tokenizer)
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.save(file, tokens.ids.numpy(), allow_pickle=False)
@@ -86,7 +86,7 @@ def _tokens(
 def text_samples(
     run: Run, calibration: Calibration, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple["torch.Tensor", dict[str, Any]]:
-    """Samples of a corpus's train split, int64 [samples, sequence_length], and what provenance says of the text.
+    """Samples of a corpus's train split, int64 [samples, sequence_length], and the text's provenance.
 
     Args:
         run: whose seed draws them.

@@ -1,7 +1,7 @@
-"""The weights stage: a checkpoint becomes rotated and quantized weights in a folder that many runs share.
+"""The weights stage: a checkpoint is rotated and quantized into a folder that many runs share.
 
-It connects loading, calibration text and `rotquant.weights.build`; what happens to the weights is decided by the recipe
-alone. An interrupted training leaves its last checkpoint beside the folder and continues from there.
+It connects loading, calibration text and `rotquant.weights.build`; only the recipe decides what happens to the weights.
+An interrupted training leaves its last checkpoint next to the folder and continues from there.
 """
 
 import time
@@ -25,10 +25,10 @@ def compute_weights(
     """Build the stored weights of a run into `folder` and return their provenance.
 
     Args:
-        checkpoint: where the run's checkpoint lies: a local folder or a hub id.
+        checkpoint: the run's checkpoint: a local folder or a hub id.
         folder: replaced as a whole once the new weights are complete.
-        device: cpu, cuda, cuda:N or auto. code: the digest of the code that this is, for the provenance.
-        rotation: the folder of the learned rotations, where the recipe asks for them.
+        device: cpu, cuda, cuda:N or auto. code: the digest of this code, for the provenance.
+        rotation: the folder of the learned rotations, if the recipe needs them.
 
     Raises:
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
@@ -53,7 +53,7 @@ def compute_weights(
     for name, text in run.recipe.own_texts.items():
         texts[name], corpora[name] = text_samples(run, text, tokenizer)
     learned = None if rotation is None else read_object(rotation / ROTATION_RECORD, "record of rotations")
-    # what other code began, or began on other rotations, is not continued
+    # a training with other code or other rotations is not continued
     unfinished = folder.with_name(f"{folder.name}.unfinished-{short_hash(canonical_json([code, learned]))}")
     kept = Checkpoint(unfinished, str(run.weights_key), every=None, seconds=_interval(model.num_parameters()))
     stored = build_weights(

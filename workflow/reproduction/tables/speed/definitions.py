@@ -23,7 +23,7 @@ from rotquant.foundation.written import Many, Written
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
 
-#: What a unit is in the records' SI units.
+#: Factors from units to the records' SI units.
 FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "GiB": 2.0**30, "GB": 1e9}
 
 
@@ -119,7 +119,7 @@ class SpeedGrid(Written):
         return self
 
     def column(self, name: str) -> SpeedColumn:
-        """The column of that name.
+        """Find a column by name.
 
         Raises:
             ConfigError: for an unknown one.
@@ -165,7 +165,7 @@ class SpeedCheck(Written):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are held against `over`."""
+        """The columns that are compared with `over`."""
         return (self.column,) if isinstance(self.column, str) else self.column
 
 
@@ -259,7 +259,7 @@ class SpeedTable(SpeedFields, Table):
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """The tables whose records it shows: itself, or of a figure those that it draws."""
+        """The tables whose records it shows: itself, or for a figure those that it draws."""
         return (
             (self.id,)
             if self.drawing is None or self.grids
@@ -267,7 +267,7 @@ class SpeedTable(SpeedFields, Table):
         )
 
     def grid(self, name: str) -> SpeedGrid:
-        """The grid of that name.
+        """Find a grid by name.
 
         Raises:
             ConfigError: for an unknown one.
@@ -276,7 +276,7 @@ class SpeedTable(SpeedFields, Table):
 
     @property
     def device(self) -> Device:
-        """What its benchmarks measure, all of them the same (`loading`)."""
+        """The device that all of its benchmarks measure (`loading`)."""
         return find(self.cells[0].benchmark, f"table {self.id}").device if self.cells else "gpu"
 
     @functools.cached_property
@@ -310,7 +310,7 @@ class SpeedCell:
 
     @property
     def key(self) -> str:
-        """What identifies the measurement on one machine."""
+        """The key of the measurement on one machine."""
         return cell_key(self.benchmark, self.arguments.model_dump(mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""What the papers printed beside the cells of a speed table, on their own GPUs; numbers are never ours here."""
+"""The papers' printed numbers for the cells of a speed table, on their GPUs; never our numbers."""
 
 import functools
 import itertools
@@ -10,15 +10,15 @@ from reproduction.tables.speed.definitions import PrintedAt, SpeedColumn, SpeedG
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.written import read_csv
 
-#: What a printed unit is in SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less than
-#: the 0.405 * 10^9 bytes of the weights alone. RCP's Table 6 says GB too and counts 10^9: 13.48 are the 6.74e9 weights
-#: of Llama-2-7B in 16 bits.
+#: Factors from printed units to SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less
+#: than the 0.405 * 10^9 bytes of the weights alone. RCP's Table 6 says GB too and counts 10^9: 13.48 are the 6.74e9
+#: weights of Llama-2-7B in 16 bits.
 UNITS = {"ms": 1e-3, "ms/token": 1e-3, "min": 60.0, "h": 3600.0, "GB": 2.0**30, "10^9 B": 1e9, "x": 1.0}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the paper printed for a cell on one GPU.
+    """The paper's printed numbers for a cell on one GPU.
 
     value: in SI units; ratio: the baseline's number by this one, as printed or from two printed numbers. Either may be
     missing. text: the number as printed, or a word such as OOM; unit: the factor from it to SI.
@@ -44,7 +44,7 @@ class PrintedText:
 
     @property
     def value(self) -> float | None:
-        """In SI units; None for a word."""
+        """The number in SI units; None for a word."""
         try:
             return float(self.text) * UNITS[self.unit]
         except ValueError:
@@ -56,7 +56,7 @@ Printout = Mapping[tuple[str, str, str, str | None], PrintedText]
 
 
 def references(table: SpeedTable, root: Path) -> References:
-    """What the paper printed for each cell, GPU by GPU; nothing for cells that it does not have.
+    """The paper's printed numbers for each cell, GPU by GPU; nothing for cells that it does not have.
 
     Raises:
         ConfigError: a published file that is missing or damaged.

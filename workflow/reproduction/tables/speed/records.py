@@ -1,4 +1,4 @@
-"""Where the record of a speed table lies: this machine's own, or the newest of those committed from others."""
+"""Location of a speed table's record: this machine's own, or the newest committed one from other machines."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from reproduction.benchmarks.records import SPEED, Record, committed, read_recor
 
 
 def record_path(root: Path, table: str) -> Path | None:
-    """Where the record of a table lies, relative to the project; None when it was never measured.
+    """The path of a table's record, relative to the project; None when it was never measured.
 
     Raises:
         ResultError: a committed record is damaged.
