@@ -81,6 +81,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.fixture(autouse=True)
+def own_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins its own intervals of progress: what ran just before would make short work show a line."""
+    from rotquant.foundation import progress
+
+    monkeypatch.setattr(progress, "_display", progress.Display())
+
+
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs. Making its tables takes seconds, so tests start with copies of it."""

@@ -148,7 +148,7 @@ def test_a_paper_gets_a_pdf_of_its_width_with_its_fonts(
     command = ["report", "figure", "quarot_table1", "--format", "pdf", "--width", width]
     outcome = CliRunner().invoke(cli, command)
     path = f"reports/figures/quarot_table1-{width}.pdf"
-    assert outcome.output.strip() == path
+    assert outcome.stdout.strip() == path
     pdf = (kinds.root / path).read_bytes()
     assert b"/FontFile2" in pdf  # TrueType, embedded
     assert b"/Type3" not in pdf

@@ -136,7 +136,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.text.loading:_file_rows": ("corpora: jsonl", "corpora: json", "corpora: parquet"),
     "rotquant.text.loading:_text_lines": ("corpora: txt",),
     "rotquant.text.packages:_installed": ("packs",),
-    "rotquant.text.packages:kept": ("kept corpora",),
+    "rotquant.text.packages:cached": ("kept corpora",),
     "rotquant.text.rows:data_rows": ("corpora: jsonl", "corpora: json"),
     "rotquant.text.rows:_parquet_rows": ("corpora: parquet",),
     "reproduction.shipped.data:TrainingData.__init__": ("training data",),
