@@ -38,7 +38,7 @@ for line in sys.stdin:
             said = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
                 os.dup2(file, stream)
-            sys.path[0] = folder
+            sys.path[:1] = environment["PYTHONPATH"].split(":")
             sys.argv = arguments
             import rotquant.cli, rotquant.commands.root, reproduction.commands.report, reproduction.render.pages.report
             os.write(is_ready, b".")
