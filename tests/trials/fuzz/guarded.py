@@ -39,7 +39,7 @@ _CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.sym
 _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen")
 _REACHES = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind")
 #: Where what every reader may read lies: Python, its packages, this project's own code and data, the system.
-_OURS = ("rotquant", "kernels", "workflow/schemas", "tests")
+_OURS = ("rotquant", "workflow/reproduction", "kernels", "workflow/schemas", "tests")
 _SYSTEM = ("/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/ssl", "/etc/localtime", "/etc/mime.types", "/dev/null")
 
 
@@ -289,7 +289,7 @@ def _told(error: BaseException) -> Outcome:
 
 def _where(error: BaseException) -> str:
     """The innermost line of this project's code that an error passed."""
-    steps = [step for step in _steps(error) if step.startswith("rotquant/")]
+    steps = [step for step in _steps(error) if step.startswith(("rotquant/", "workflow/reproduction/"))]
     return steps[-1] if steps else json.dumps(_steps(error)[-1:])
 
 

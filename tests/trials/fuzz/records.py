@@ -43,8 +43,8 @@ def formats(root: Path) -> list[Format]:
         project = load_project(root=root)
         numbers, _ = values.collect(project, project.table(NAME))
         values.write_values(root, NAME, numbers)
-        found, results = values.read_back(project, project.table(NAME))
-        make_report(project, project.table(NAME), found, results, None)
+        table = project.table(NAME)
+        make_report(project, table, table.source.agreed(project, table), None)
         for name, text in {"reports/index.md": scoreboard.index(project), f"{MARKS}/{part_path('x')}": "state"}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
@@ -150,9 +150,9 @@ def _results(root: Path, project: Project) -> list[Format]:
 
     def page(folder: Path) -> None:
         found = load_project(root=folder)
-        read, results = values.read_back(found, found.table(NAME))
-        make_report(found, found.table(NAME), read, results, None)
-        values.collect(found, found.table(NAME))
+        table = found.table(NAME)
+        make_report(found, table, table.source.agreed(found, table), None)
+        table.source.collect(found, table)
 
     def result(folder: Path) -> None:
         found = read_result(folder / run_path(key))
@@ -166,7 +166,7 @@ def _results(root: Path, project: Project) -> list[Format]:
 
     def frames(folder: Path) -> None:
         for name in table:
-            values.read_frame(folder / name, values.FIELDS)
+            values.read_frame(folder / name, values.NAMES)
         values.read_values(folder, NAME)
 
     return [
