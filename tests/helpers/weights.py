@@ -1,5 +1,7 @@
 """Small models whose weights are built by a recipe."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -12,11 +14,9 @@ from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
-from rotquant.weights.build import build_weights
+from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
-from rotquant.weights.storage import (
-    StoredModel,
-)
+from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens
 
@@ -133,3 +133,14 @@ def assert_gptq_by_hand(
                     linear.weight.copy_(quantized.dequantize(torch.float64))
                     # float64: sums in another order differ by 1e-15, no weight lies that close to a tie
                     assert torch.equal(stored.weights[f"model.layers.{index}.{name}.weight"].codes, quantized.codes)
+
+
+def check_loaded_is_stored(stored: StoredModel, recipe: Recipe, tokens: torch.Tensor, folder: Path) -> None:
+    """Save a quantized model and load it again: both give the same logits, which differ without its quantizers."""
+    save_quantized(folder, stored)
+    loaded, _, state = load_quantized(folder)
+    with quantized_forward(stored.model, recipe, stored.state):
+        expected = stored.model(tokens, use_cache=False).logits
+    with quantized_forward(loaded, recipe, state):
+        assert torch.equal(loaded(tokens, use_cache=False).logits, expected)
+    assert not torch.allclose(loaded(tokens, use_cache=False).logits, expected)

@@ -25,9 +25,9 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.weights import check_loaded_is_stored
 
 STATIC = {"bits": 4, "symmetric": False, "granularity": "tensor", "dynamic": False}
 #: A search that takes every token it is offered, and few steps.
@@ -287,13 +287,7 @@ def test_a_quantized_model_has_its_tuned_prefix_in_another_process(tmp_path: Pat
     asked = parse_recipe({**data, "weights": {"scheme": {"bits": 8, "granularity": "channel"}}}, "test")
     samples = tiny_tokens(6, 16, seed=1)
     stored = build_weights(tiny_model(), tiny_tokenizer(), asked, 0, samples, progress=False)
-    save_quantized(tmp_path / "model", stored)
-    loaded, _, state = load_quantized(tmp_path / "model")
-    with quantized_forward(stored.model, asked, stored.state):
-        expected = stored.model(samples, use_cache=False).logits
-    with quantized_forward(loaded, asked, state):
-        assert torch.equal(loaded(samples, use_cache=False).logits, expected)
-    assert not torch.allclose(loaded(samples, use_cache=False).logits, expected)
+    check_loaded_is_stored(stored, asked, samples, tmp_path / "model")
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error of ours

@@ -41,9 +41,9 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
+from tests.helpers.weights import check_loaded_is_stored
 
 #: Products of some hundred orthogonal matrices in float64.
 ROUNDING = 1e-12
@@ -372,13 +372,7 @@ def test_a_quantized_model_is_the_same_in_another_process(tmp_path: Path) -> Non
     chosen = override(preset("duquant"), {"methods": {"duquant": {"block_size": 8, "search_steps": 8}}}, "test")
     tokens = tiny_tokens(4)
     stored = build_weights(tiny_model(), tiny_tokenizer(), chosen, 0, tokens, progress=False)
-    save_quantized(tmp_path / "model", stored)
-    loaded, _, state = load_quantized(tmp_path / "model")
-    with quantized_forward(stored.model, chosen, stored.state):
-        expected = logits(stored.model, tokens)
-    with quantized_forward(loaded, chosen, state):
-        assert torch.equal(logits(loaded, tokens), expected)
-    assert not torch.allclose(logits(loaded, tokens), expected)
+    check_loaded_is_stored(stored, chosen, tokens, tmp_path / "model")
 
 
 @torch.no_grad()

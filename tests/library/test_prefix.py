@@ -15,10 +15,10 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, checkpointed_loss, tiny_model, tiny_tokens
 from tests.helpers.prefixes import IDS, WHOLE, behind, sink_model
+from tests.helpers.weights import check_loaded_is_stored
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
 #: In the last, longer texts have other keys, those of the prefix among them.
@@ -183,13 +183,7 @@ def test_a_quantized_model_has_its_prefix_in_another_process(tmp_path: Path) -> 
     )
     stored = build_weights(model, tiny_tokenizer(), chosen, 0, samples, progress=False)
     assert stored.state.tensors["prefixed_outliers"]["ids"].tolist() == list(IDS)
-    save_quantized(tmp_path / "model", stored)
-    loaded, _, state = load_quantized(tmp_path / "model")
-    with quantized_forward(stored.model, chosen, stored.state):
-        expected = stored.model(samples, use_cache=False).logits
-    with quantized_forward(loaded, chosen, state):
-        assert torch.equal(loaded(samples, use_cache=False).logits, expected)
-    assert not torch.allclose(loaded(samples, use_cache=False).logits, expected)
+    check_loaded_is_stored(stored, chosen, samples, tmp_path / "model")
 
 
 @torch.no_grad()

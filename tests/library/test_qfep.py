@@ -25,10 +25,10 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.prefixes import sink_model
+from tests.helpers.weights import check_loaded_is_stored
 
 DYNAMIC = {"bits": 8, "granularity": "tensor"}
 
@@ -190,13 +190,7 @@ def test_a_quantized_model_has_its_prefix_and_modules_in_another_process(tmp_pat
     samples = tiny_tokens(6, 16, seed=1)
     stored = build_weights(tiny_model(), tiny_tokenizer(), asked, 0, samples, progress=False)
     assert len(stored.state.tensors["qfep"]["exact"])
-    save_quantized(tmp_path / "model", stored)
-    loaded, _, state = load_quantized(tmp_path / "model")
-    with quantized_forward(stored.model, asked, stored.state):
-        expected = stored.model(samples, use_cache=False).logits
-    with quantized_forward(loaded, asked, state):
-        assert torch.equal(loaded(samples, use_cache=False).logits, expected)
-    assert not torch.allclose(loaded(samples, use_cache=False).logits, expected)
+    check_loaded_is_stored(stored, asked, samples, tmp_path / "model")
 
 
 def test_the_end_of_a_text_stands_for_a_missing_bos() -> None:

@@ -25,9 +25,9 @@ VERDICTS: dict[str, Shown] = {
 class Words(NamedTuple):
     """The words of a page about its claims.
 
-    says: their source, up to the clause. nothing: that none is contradicted. where: the models they are tested on.
-    subject: untested models, cannot: their replacement, has: that it has a number. see: whether notes explain the
-    limits of its numbers.
+    says: who makes them, up to the clause. nothing: for a page on which none is contradicted. where: what they are
+    tested on. subject: what cannot be tested, cannot: what it cannot be tested on, has: that the subject has a number.
+    see: whether the page's notes say what limits its numbers.
     """
 
     says: str = "the paper says that"

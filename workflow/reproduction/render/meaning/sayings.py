@@ -46,8 +46,8 @@ class Saying:
     place: of the comparison shown; "" where there is no other. numbers, brief: its numbers. papers, papers_brief: the
     paper's there.
     comparisons, alike, holding: how many there are, how many have the verdict, and how many hold.
-    by: the deciding quantities, if not the paper's alone. other: the paper's where its verdict would be `otherwise`,
-    and its numbers.
+    by: the deciding quantities, if not the paper's alone. other: the paper's quantity, if its verdict would be
+    `otherwise`; others_numbers: its numbers. needed: what would decide it.
     reason: why it is not checkable. clear: in half widths of the interval. agrees: whether our numbers do.
     """
 
@@ -79,8 +79,8 @@ class Saying:
 class Teller:
     """Words for the comparisons of a claim.
 
-    quantity: the compared one, if there is one. gpus: the paper's. open: reason of an undecided comparison without
-    known requirements.
+    quantity: the quantity that the claim is about, if it is one. gpus: the paper's. open: why a comparison is undecided
+    where nothing says what would decide it.
     """
 
     tell: Tell
