@@ -6,8 +6,7 @@
 // A group of warps that share activations takes every so-many-th stage of its strips through a ring of asynchronous
 // copies; the groups of a block, and on Hopper the blocks of a cluster, split the stages and add up at the end.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.
-#include "gemv_ring.cuh"
-#include "ptx.cuh"
+#include "gemv_product.cuh"
 
 template <bool Grouped>
 struct SumOf {
@@ -18,17 +17,10 @@ struct SumOf<true> {
     using Type = float;
 };
 
-// Sums of a warp: 8-row tiles by strips, integers, or floats where every stage has a scale of its own.
+// Sums of a warp: integers, or floats where every stage has a scale of its own.
 template <class S>
-struct Accumulator {
+struct Accumulator : Totals<S, typename SumOf<S::kGrouped>::Type> {
     static constexpr int kTogether = S::kTiles > 1 ? 2 : 1;  // tiles whose instructions do not wait for each other
-    using Value = typename SumOf<S::kGrouped>::Type;
-    Value values[S::kTiles][S::kStrips][4];
-
-    __device__ __forceinline__ Accumulator() {
-#pragma unroll
-        for (int i = 0; i < S::kTiles * S::kStrips * 4; ++i) (&values[0][0][0])[i] = 0;
-    }
 
     __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
         if constexpr (S::kGrouped)
@@ -43,7 +35,7 @@ struct Accumulator {
                 for (int tile = 0; tile < S::kTiles; tile += kTogether) {
                     u32 b[kTogether][4];
                     ring.rows(b, index, tile, half);
-                    multiply(&values[tile], a, b);
+                    multiply(&this->values[tile], a, b);
                 }
             }
     }
@@ -64,7 +56,7 @@ struct Accumulator {
                 ring.rows(b, index, tile, half);
                 multiply(sums, a[half], b);
             }
-            add_scaled(&values[tile], sums, ring, index);
+            this->add_scaled(tile, sums, ring, index);
         }
     }
 
@@ -79,53 +71,7 @@ struct Accumulator {
                 for (int strip = 0; strip < S::kStrips; ++strip)
                     ptx::mma_m16n8k32_s8(sums[tile][strip], a[strip][part], b[tile][2 * part], b[tile][2 * part + 1]);
     }
-
-    static __device__ __forceinline__ void add_scaled(Value (*values)[S::kStrips][4],
-                                                      const Sums (&sums)[kTogether][S::kStrips], const Ring<S>& ring,
-                                                      int index) {
-#pragma unroll
-        for (int strip = 0; strip < S::kStrips; ++strip)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int feature = strip * kStrip + half * 8 + ring.lane / 4;
-                const float scale = ptx::load_shared_float(ring.scale_slot(index) + feature * 4);
-#pragma unroll
-                for (int tile = 0; tile < kTogether; ++tile)
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; ++i)
-                        values[tile][strip][i] += float(sums[tile][strip][i]) * scale;
-            }
-    }
-
-    // Write to a group's partial sums [rows, kPartialStep] in shared memory.
-    __device__ __forceinline__ void store(Value* partial, int warp, int lane, int rows) const {
-#pragma unroll
-        for (int strip = 0; strip < S::kStrips; ++strip)
-#pragma unroll
-            for (int tile = 0; tile < S::kTiles; ++tile)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int row = tile * 8 + lane % 4 * 2 + i % 2;
-                    const int feature = (warp * S::kStrips + strip) * kStrip + lane / 4 + i / 2 * 8;
-                    if (row < rows) partial[row * S::kPartialStep + feature] = values[tile][strip][i];
-                }
-    }
 };
-
-__device__ __forceinline__ float load_as_float(const void* values, int index, int dtype) {
-    if (dtype == kHalf) return __half2float(static_cast<const __half*>(values)[index]);
-    if (dtype == kBfloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(values)[index]);
-    return static_cast<const float*>(values)[index];
-}
-
-__device__ __forceinline__ void store_float(void* values, size_t index, float value, int dtype) {
-    if (dtype == kHalf)
-        static_cast<__half*>(values)[index] = __float2half_rn(value);
-    else if (dtype == kBfloat16)
-        static_cast<__nv_bfloat16*>(values)[index] = __float2bfloat16_rn(value);
-    else
-        static_cast<float*>(values)[index] = value;
-}
 
 // Row and column scales of a block in shared memory, copied while the weight streams.
 template <class S>
@@ -157,143 +103,6 @@ struct Scales {
     }
 };
 
-// Blocks that work on the same strips: one, or a cluster that reads one another's shared memory.
-template <int Size>
-struct Team {
-#if __CUDA_ARCH__ >= 900
-    static __device__ __forceinline__ void barrier() { ptx::cluster_sync(); }
-    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int rank) {
-        ptx::load_cluster_16(words, shared, rank);
-    }
-#endif
-};
-template <>
-struct Team<1> {
-    static __device__ __forceinline__ void barrier() { __syncthreads(); }
-    static __device__ __forceinline__ void load(u32 (&words)[4], u32 shared, int) {
-        ptx::load_shared_16(words, shared);
-    }
-};
-
-__device__ __forceinline__ void add(int& sum, u32 word) { sum += static_cast<int>(word); }
-__device__ __forceinline__ void add(float& sum, u32 word) { sum += __uint_as_float(word); }
-
-// Four features of a row over all groups of all blocks, always added in the same order.
-template <class S, class Value>
-__device__ __forceinline__ void add_partials(Value (&sums)[4], u32 partials, int row, int column) {
-#pragma unroll
-    for (int rank = 0; rank < S::kCluster; ++rank)
-#pragma unroll
-        for (int group = 0; group < S::kAlong; ++group) {
-            u32 words[4];
-            const u32 partial = partials + group * S::kGroupBytes + (row * S::kPartialStep + column) * 4;
-            Team<S::kCluster>::load(words, partial, rank);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) add(sums[i], words[i]);
-        }
-}
-
-// Add up and store this block's share of the outputs.
-template <class S>
-__device__ __forceinline__ void finish(const Problem& p, const Scales<S>& scales, u32 partials, int rank,
-                                       int first_feature) {
-    constexpr int kQuads = S::kFeatures / 4;
-    for (int i = rank * S::kThreads + threadIdx.x; i < p.rows * kQuads; i += S::kCluster * S::kThreads) {
-        const int row = i / kQuads, column = i % kQuads * 4;
-        typename Accumulator<S>::Value sums[4] = {0, 0, 0, 0};
-        add_partials<S>(sums, partials, row, column);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int feature = first_feature + column + j;
-            if (feature >= p.features) break;
-            float y = scales.apply(sums[j], row, column + j);
-            if (p.bias) y = __fadd_rn(y, load_as_float(p.bias, feature, p.dtype));
-            store_float(p.out, size_t(row) * p.features + feature, y, p.dtype);
-        }
-    }
-}
-
-template <class S>
-__device__ __forceinline__ void group_barrier(int group) {
-    if constexpr (S::kAcross == 1)
-        __syncwarp();
-    else if constexpr (S::kAlong == 1)
-        __syncthreads();
-    else
-        ptx::named_barrier<32 * S::kAcross>(1 + group);
-}
-
-// Start the copies of the first kDepth - 1 stages. Nothing that an earlier launch writes is read before its end.
-template <class S>
-__device__ __forceinline__ void start(const Problem& p, const Ring<S>& ring, const Scales<S>& scales, int first,
-                                      int step, int stages) {
-    scales.load_columns(p, ring.first_strip * kStrip);
-    if (p.early) {
-#pragma unroll
-        for (int slot = 0; slot < S::kDepth - 1; ++slot)
-            if (first + slot * step < stages) ring.load_weight(slot, first + slot * step);
-    }
-    ptx::await_previous_launch();
-    scales.load_rows(p);
-#pragma unroll
-    for (int slot = 0; slot < S::kDepth - 1; ++slot) {
-        if (first + slot * step < stages) {
-            if (!p.early) ring.load_weight(slot, first + slot * step);
-            ring.load_activations(slot, first + slot * step);
-        }
-        ptx::cp_async_commit();
-    }
-}
-
-// Stages that a group works on, `left` of them lying at and after its first.
-template <class S>
-__device__ __forceinline__ int turns(int left) {
-    constexpr int kStep = S::kCluster * S::kAlong;
-    return (max(left, 0) + kStep - 1) / kStep;
-}
-
-// Grid: kCluster blocks for each kBlockStrips strips. Dynamic shared memory: for each of kAlong groups kDepth slots, or
-// the partial sums that take their place; then the scales.
-template <class S>
-__device__ __forceinline__ void product(const Problem& p) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    ptx::release_next_launch();
-    const int group = threadIdx.x / (32 * S::kAcross);
-    const int rank = blockIdx.x % S::kCluster;
-    const int first_strip = blockIdx.x / S::kCluster * S::kBlockStrips;
-    const Scales<S> scales(shared + S::kAlong * S::kGroupBytes);
-    const Ring<S> ring(p, ptx::shared_address(shared) + group * S::kGroupBytes, threadIdx.x % (32 * S::kAcross),
-                       first_strip);
-
-    constexpr int kStep = S::kCluster * S::kAlong;
-    const int stages = (p.inner + kStageK - 1) / kStageK, first = rank * S::kAlong + group;
-    start(p, ring, scales, first, kStep, stages);
-    Accumulator<S> sums;
-    int slot = 0;
-    for (int stage = first; stage < stages; stage += kStep) {
-        ptx::cp_async_wait<S::kDepth - 2>();
-        group_barrier<S>(group);  // the copies of the others have arrived, and they have left the slot filled next
-        const int freed = slot == 0 ? S::kDepth - 1 : slot - 1, next = stage + (S::kDepth - 1) * kStep;
-        if (next < stages) {
-            ring.load_weight(freed, next);
-            ring.load_activations(freed, next);
-        }
-        ptx::cp_async_commit();
-        sums.stage(ring, slot);
-        slot = slot == S::kDepth - 1 ? 0 : slot + 1;
-    }
-    // racecheck counts barriers, so groups that took a turn less than the first group pass one more.
-    if (S::kAcross > 1 && turns<S>(stages - first) < turns<S>(stages - rank * S::kAlong)) group_barrier<S>(group);
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-
-    auto* partials = reinterpret_cast<typename Accumulator<S>::Value*>(shared + group * S::kGroupBytes);
-    sums.store(partials, ring.warp, ring.lane, p.rows);
-    Team<S::kCluster>::barrier();
-    finish(p, scales, ptx::shared_address(shared), rank, first_strip * kStrip);
-    if constexpr (S::kCluster > 1) Team<S::kCluster>::barrier();  // others may still read this block's sums
-}
-
 // Blocks that must fit a multiprocessor at once, so that the compiler keeps to 64, 128 or 255 registers a thread.
 constexpr int resident_blocks(int rows, int strips, int threads, bool grouped) {
     const int sums = (rows + 7) / 8 * strips * (grouped ? 2 : 1);  // sets of 4
@@ -304,13 +113,15 @@ constexpr int resident_blocks(int rows, int strips, int threads, bool grouped) {
 template <int Rows, int Strips, int Across, int Along, int Depth, bool Packed, bool Grouped>
 __global__ void __launch_bounds__(32 * Across * Along, resident_blocks(Rows, Strips, 32 * Across * Along, Grouped))
     gemv(const __grid_constant__ Problem problem) {
-    product<Shape<Rows, Strips, Across, Along, Depth, 1, Packed, Grouped>>(problem);
+    using S = Shape<Rows, Strips, Across, Along, Depth, 1, Packed ? 4 : 8, Grouped>;
+    product<S, Accumulator<S>, Scales<S>>(problem);
 }
 
 #if __CUDA_ARCH__ >= 900
 template <int Rows, int Strips, int Across, int Along, int Depth, int Cluster, bool Packed, bool Grouped>
 __global__ void __launch_bounds__(32 * Across * Along, resident_blocks(Rows, Strips, 32 * Across * Along, Grouped))
     __cluster_dims__(Cluster, 1, 1) gemv_cluster(const __grid_constant__ Problem problem) {
-    product<Shape<Rows, Strips, Across, Along, Depth, Cluster, Packed, Grouped>>(problem);
+    using S = Shape<Rows, Strips, Across, Along, Depth, Cluster, Packed ? 4 : 8, Grouped>;
+    product<S, Accumulator<S>, Scales<S>>(problem);
 }
 #endif

@@ -1,5 +1,5 @@
 // What a product of few rows streams: the problem, how it is cut up, and a group's ring of asynchronous copies with the
-// tensor-core operands read from it. kernels/gemv.cu multiplies and adds; nothing here does.
+// tensor-core operands read from it. kernels/gemv.cu and kernels/w4a16.cu multiply and add; nothing here does.
 // Architectures: sm_80 and newer.
 #pragma once
 
@@ -19,19 +19,19 @@ enum Dtype : int { kHalf, kBfloat16, kFloat };
 
 // What one launch computes. Pointers are 16-byte aligned and tensors contiguous.
 struct Problem {
-    const unsigned char* activations;  // [rows, inner] int8, or [rows, inner / 2] packed
+    const unsigned char* activations;  // [rows, inner] of 8 or 16 bits, or [rows, inner / 2] packed
     const float* row_scale;            // [rows], or [1] with row_scale_step 0
-    const unsigned char* weight;       // [strips, inner / 64, 32, 16]
-    const float* column_scale;         // [features], or [features, groups]
+    const unsigned char* weight;       // [strips, ceil(inner / 64), 32, 16]
+    const float* column_scale;         // [features], or of feature f and group g at f * feature_step + g * group_step
     const void* bias;                  // [features] of the output's dtype, or null
     void* out;                         // [rows, features]
-    int rows, features, inner, row_scale_step, groups, dtype;
+    int rows, features, inner, row_scale_step, feature_step, group_step, dtype;
     int early;  // the launch overlaps its predecessor, so weights are requested before anything else is read
 };
 
 // How a launch is cut up; every member is known to the compiler.
 template <int RowCapacity, int StripsPerWarp, int WarpsAcross, int WarpsAlong, int Depth, int ClusterSize,
-          bool PackedRows, bool GroupScales>
+          int RowBits, bool GroupScales>
 struct Shape {
     static constexpr int kRows = RowCapacity;                    // at least the problem's rows
     static constexpr int kTiles = (RowCapacity + 7) / 8;         // of 8 rows, one matrix instruction
@@ -40,12 +40,13 @@ struct Shape {
     static constexpr int kAlong = WarpsAlong;                    // groups of a block: same strips, other stages
     static constexpr int kDepth = Depth;                         // slots of a group's ring
     static constexpr int kCluster = ClusterSize;                 // blocks that split the stages of their strips
-    static constexpr bool kPacked = PackedRows;
+    static constexpr int kRowBits = RowBits;                     // of an activation: 4 (packed), 8 or 16
+    static constexpr bool kPacked = RowBits == 4;
     static constexpr bool kGrouped = GroupScales;
     static constexpr int kThreads = 32 * WarpsAcross * WarpsAlong;
     static constexpr int kBlockStrips = StripsPerWarp * WarpsAcross;
     static constexpr int kFeatures = kBlockStrips * kStrip;      // of a block
-    static constexpr int kRowBytes = kStageK / (PackedRows ? 2 : 1);
+    static constexpr int kRowBytes = kStageK * RowBits / 8;
     static constexpr int kRowChunks = kRowBytes / 16;
     static constexpr int kWeightBytes = kBlockStrips * 2 * kBlockBytes;
     static constexpr int kSlotBytes = kWeightBytes + RowCapacity * kRowBytes + (GroupScales ? kFeatures * 4 : 0);
@@ -54,13 +55,14 @@ struct Shape {
     static constexpr int kPartialBytes = RowCapacity * kPartialStep * 4;
     static constexpr int kGroupBytes = kRingBytes > kPartialBytes ? kRingBytes : kPartialBytes;
     static constexpr int kSharedBytes = WarpsAlong * kGroupBytes + 4 * (RowCapacity + kFeatures);  // scales at the end
-    static constexpr int kFactor = PackedRows ? 256 : 16;        // nibbles are multiplied in the upper half of a byte
+    static constexpr int kFactor = RowBits == 4 ? 256 : 16;      // nibbles are multiplied in the upper half of a byte
 };
 
-// Byte of 16-byte chunk `chunk` of a row of activations in a slot: 8 rows at one chunk lie in 8 different bank groups.
+// Byte of 16-byte chunk `chunk` of a row of activations in a slot: 8 rows at one chunk lie in 8 different bank groups, 4
+// rows of 16 bits at two neighbouring chunks.
 template <class S>
 __device__ __forceinline__ int activation_offset(int row, int chunk) {
-    const int swizzle = S::kPacked ? (row >> 1) & 3 : row & 7;
+    const int swizzle = S::kRowBits == 4 ? (row >> 1) & 3 : S::kRowBits == 8 ? row & 7 : 2 * (row & 3);
     return row * S::kRowBytes + (chunk ^ swizzle) * 16;
 }
 
@@ -79,7 +81,7 @@ struct Ring {
 
     __device__ __forceinline__ Ring(const Problem& p, u32 ring, int group_thread, int strip)
         : problem(p), base(ring), lane(group_thread % 32), warp(group_thread / 32), thread(group_thread),
-          first_strip(strip), k_blocks(p.inner / kBlockK) {
+          first_strip(strip), k_blocks((p.inner + kBlockK - 1) / kBlockK) {
         const size_t mine = size_t(strip + warp * S::kStrips) * k_blocks * kBlockBytes;
         weight = p.weight + mine + lane * 16;
     }
@@ -113,7 +115,7 @@ struct Ring {
     __device__ __forceinline__ void load_activations(int index, int stage) const {
         constexpr int kChunks = S::kRows * S::kRowChunks;
         constexpr int kGroupThreads = 32 * S::kAcross;
-        const int row_bytes = problem.inner / (S::kPacked ? 2 : 1);
+        const int row_bytes = problem.inner * S::kRowBits / 8;
 #pragma unroll
         for (int first = 0; first < kChunks; first += kGroupThreads) {
             const int row = (first + thread) / S::kRowChunks, chunk = (first + thread) % S::kRowChunks;
@@ -132,8 +134,12 @@ struct Ring {
             if (first + lane >= S::kStrips * kStrip) continue;
             const bool valid = feature < problem.features;
             ptx::cp_async_4(scale_slot(index) + (first + lane) * 4,
-                            problem.column_scale + (valid ? size_t(feature) * problem.groups + group : 0), valid);
+                            problem.column_scale + (valid ? scale_index(feature, group) : 0), valid);
         }
+    }
+
+    __device__ __forceinline__ size_t scale_index(int feature, int group) const {
+        return size_t(feature) * problem.feature_step + size_t(group) * problem.group_step;
     }
 
     // Half `half` of a stage of one strip as two operands, values times 16.

@@ -1,7 +1,8 @@
 """A decoder's shape and its arithmetic, as frozen data: `DecoderConfig` and `Precision`.
 
 A precision is to a decoder what a recipe is to a simulated model, in the few combinations that the kernels compute:
-4-bit weights and inputs with a 4-bit cache (QuaRot Sec. 4, PrefixQuant), or 2-bit look-up tables (RCP). Data only.
+4-bit weights and inputs with a 4-bit cache (QuaRot Sec. 4, PrefixQuant), 4-bit weights and 16-bit inputs (W4A16), or
+2-bit look-up tables (RCP). Data only.
 """
 
 from typing import Annotated, Any, Literal
@@ -125,7 +126,7 @@ class Precision(Frozen):
         codes into four-entry tables.
     table_group: input features that share a table of `lut2`; None for all of a layer. The kernel's groups have 128;
         smaller ones take as much memory as those.
-    inputs: how the inputs of linear layers are quantized; None leaves them floats. 4-bit weights need it.
+    inputs: how the inputs of linear layers are quantized; None leaves them floats.
     cache: None keeps keys and values as floats.
     rotate_heads, rotate_mlp: online Hadamard transforms before o and down (QuaRot stages 1c, 1b).
     half_transforms: their arithmetic is float16 (QuaRot Table 10); otherwise float32.
@@ -144,8 +145,6 @@ class Precision(Frozen):
 
     @model_validator(mode="after")
     def _weights_fit_inputs(self) -> "Precision":
-        if self.weights.startswith("int4") and self.inputs is None:
-            raise ValueError("4-bit weights are multiplied with quantized inputs")
         if self.weights == "float" and self.inputs is not None:
             raise ValueError("quantized inputs need quantized weights")
         if self.weights == "lut2" and self.inputs is not None and (self.inputs.bits != 4 or self.inputs.packed):
@@ -162,6 +161,7 @@ _QUAROT = Precision(
 KINDS: dict[str, Precision] = {
     "fp16": Precision(),
     "bf16": Precision(dtype="bfloat16"),
+    "w4a16": Precision(weights="int4-grouped"),
     "quarot": _QUAROT,
     "quarot-fp16-hadamard": _QUAROT.model_copy(update={"half_transforms": True}),
     "quarot-no-hadamard": _QUAROT.model_copy(

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, LinearName, Precision
-from rotquant.decoder.linear import LutLinear, QuantizedLinear
+from rotquant.decoder.linear import HalfLinear, LutLinear, QuantizedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.lut import LutWeight, spread_weight
+from rotquant.kernels.products.w4a16 import HalfWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
 from rotquant.models.simulation.prefix import Prefix
@@ -74,8 +75,6 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     _check_weights(weights)
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
-    elif weights.bits == 4:
-        raise _refusal("unquantized inputs", "4-bit weights are multiplied with quantized inputs")
     return Precision(
         dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked at run time
         weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
@@ -233,7 +232,7 @@ class _Conversion:
         """The tensors of one decoder layer by the decoder's names."""
         tensors = {}
         for name, site in self._sites():
-            linear: QuantizedLinear | LutLinear = getattr(layer, name)
+            linear: QuantizedLinear | HalfLinear | LutLinear = getattr(layer, name)
             names = [self._name(index, part, "weight") for part in site.linears]
             packed = _packed({weight: self.stored.weights[weight] for weight in names}, self.precision)
             tensors |= {f"{name}.{buffer}": tensor for buffer, tensor in packed.items()}
@@ -293,7 +292,8 @@ def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]
         return {"codes": lut.codes, "table": lut.table}
     scaled = all(isinstance(part, QuantizedWeight) for part in parts.values())
     _refuse(not scaled, "4-bit weights without scales", "the kernels multiply integers and scale the sums")
-    packed = pack(list(parts.values()))
+    kind = HalfWeight if precision.inputs is None else PackedWeight
+    packed = kind.pack(*joined(list(parts.values())))
     return {"codes": packed.codes, "scale": packed.scale}
 
 
@@ -310,14 +310,14 @@ def pack_tables(parts: Mapping[str, CodebookWeight]) -> LutWeight:
     return LutWeight.pack(*spread_weight(codes, levels))
 
 
-def pack(parts: list[QuantizedWeight]) -> PackedWeight:
-    """Several weights that read the same input as one: their rows one after another."""
+def joined(parts: list[QuantizedWeight]) -> tuple[Tensor, Tensor]:
+    """Codes [out, in] and scales [out, groups] of several weights that read the same input, their rows in order."""
     codes = torch.cat([part.codes for part in parts])
     if parts[0].scheme.granularity == "group":
         scale = torch.cat([part.qparams.scale.squeeze(-1) for part in parts])  # [out, groups]
     else:  # one scale per row, or one for a whole weight
         scale = torch.cat([part.qparams.scale.reshape(-1, 1).expand(len(part.codes), 1) for part in parts])
-    return PackedWeight.pack(codes, scale.float())
+    return codes, scale.float()
 
 
 def _rotary_frequencies(config: Any) -> tuple[list[float], float]:

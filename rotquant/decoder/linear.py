@@ -1,4 +1,5 @@
-"""Linear layers of a decoder: floats, 4-bit weights on quantized inputs (QuaRot Sec. 4), 2-bit look-up tables (RCP).
+"""Linear layers of a decoder: floats, 4-bit weights on quantized inputs (QuaRot Sec. 4) or on floats (W4A16), 2-bit
+look-up tables (RCP).
 
 A layer is two halves. Its `inputs` turn what arises before it (a residual stream, gate and up projections, attention's
 output) into what it multiplies, each in one fused operation; `product` multiplies. Calling the layer on a plain tensor
@@ -18,6 +19,7 @@ from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
 from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes, spread, spread_features
+from rotquant.kernels.products.w4a16 import HalfWeight, half_linear, half_shapes
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
 from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
 
@@ -198,6 +200,53 @@ class QuantizedLinear(nn.Module):
         return self.product(self.inputs(x))
 
 
+class HalfLinear(nn.Module):
+    """A linear layer of 4-bit weights and inputs that stay floats (W4A16).
+
+    grouped: scales for groups of 128 input features; otherwise one for each output feature.
+
+    Buffers: codes and scale as in `HalfWeight`, bias [out] of `dtype` or None.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        inputs: FloatInputs,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        grouped: bool,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.inputs, self.shape = inputs, (out_features, in_features)
+        codes, scale = half_shapes(out_features, in_features, grouped)
+        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
+        self.register_buffer("scale", torch.empty(scale, device=device))
+        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+
+    @property
+    def weight(self) -> HalfWeight:
+        """The weight as the kernel reads it."""
+        return HalfWeight(self.codes, self.scale, self.shape)
+
+    def product(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        return half_linear(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`product` of the transformed input."""
+        return self.product(self.inputs(x))
+
+
 class LutLinear(nn.Module):
     """A linear layer of 2-bit codes into tables of four levels (RCP Sec. 4.4), inputs quantized or not.
 
@@ -278,4 +327,5 @@ def make_linear(config: DecoderConfig, precision: Precision, name: str, device: 
     if precision.weights == "lut2":
         inputs_of_table = precision.table_group or config.features(name)[0]
         return LutLinear(*config.features(name), group_size=inputs_of_table, **common)
-    return QuantizedLinear(*config.features(name), grouped=precision.weights == "int4-grouped", **common)
+    kind = HalfLinear if precision.inputs is None else QuantizedLinear
+    return kind(*config.features(name), grouped=precision.weights == "int4-grouped", **common)

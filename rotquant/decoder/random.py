@@ -3,7 +3,7 @@
 import torch
 
 from rotquant.decoder.config import KINDS, DecoderConfig, Precision
-from rotquant.decoder.linear import FloatLinear, LutLinear, QuantizedInputs, QuantizedLinear
+from rotquant.decoder.linear import FloatLinear, HalfLinear, LutLinear, QuantizedInputs, QuantizedLinear
 from rotquant.decoder.model import Decoder, DecoderLayer
 from rotquant.foundation.errors import RecipeError, nearest
 
@@ -52,9 +52,9 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
             scale.fill_(_STEP)
     if isinstance(module, FloatLinear):
         module.weight.normal_(0.0, _SPREAD, generator=generator)
-    elif isinstance(module, QuantizedLinear | LutLinear):
+    elif isinstance(module, QuantizedLinear | HalfLinear | LutLinear):
         module.codes.random_(0, 256, generator=generator)  # every byte is a valid pair of codes
-    if isinstance(module, QuantizedLinear):
+    if isinstance(module, QuantizedLinear | HalfLinear):
         module.scale.fill_(_SPREAD * _STEP)
     elif isinstance(module, LutLinear):
         module.table.normal_(0.0, _SPREAD, generator=generator)

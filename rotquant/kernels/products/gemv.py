@@ -27,25 +27,28 @@ _HOPPER_ROWS, _HOPPER_FEW_STRIPS = 32, 264
 #: Largest contraction length whose sums surely fit 32 bits, products counted in units of 1/16 and 1/256.
 MAX_INNER = 2**17 - K_BLOCK
 
-_STAGE_K = 128
+#: Input features of one stage of a ring.
+STAGE_K = 128
 _OTHER_OPERANDS = ((False, False), (True, True), (False, True))
 #: `Problem` of kernels/include/gemv_ring.cuh.
-_PROBLEM = Structure(
+PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("activations", "row_scale", "weight", "column_scale", "bias", "out"), POINTER),
-    **dict.fromkeys(("rows", "features", "inner", "row_scale_step", "groups", "dtype", "early"), INT),
+    **dict.fromkeys(("rows", "features", "inner", "row_scale_step", "feature_step", "group_step", "dtype", "early"), INT),
 )
+#: Of the same header.
+CONSTANTS = {
+    "kStrip": STRIP,
+    "kBlockK": K_BLOCK,
+    "kStageK": STAGE_K,
+    "kHalf": OUTPUTS[torch.float16],
+    "kBfloat16": OUTPUTS[torch.bfloat16],
+    "kFloat": OUTPUTS[torch.float32],
+}
 _FILE = CudaFile(
     "gemv.cu",
-    kernels=dict.fromkeys(("gemv", "gemv_cluster"), Parameters(problem=_PROBLEM)),
-    constants={
-        "kStrip": STRIP,
-        "kBlockK": K_BLOCK,
-        "kStageK": _STAGE_K,
-        "kHalf": OUTPUTS[torch.float16],
-        "kBfloat16": OUTPUTS[torch.bfloat16],
-        "kFloat": OUTPUTS[torch.float32],
-    },
+    kernels=dict.fromkeys(("gemv", "gemv_cluster"), Parameters(problem=PROBLEM)),
+    constants=CONSTANTS,
 )
 
 
@@ -76,19 +79,35 @@ class GemvPlan:
     def threads(self) -> int:
         return 32 * self.across * self.along
 
-    def shared_bytes(self, packed: bool, grouped: bool) -> int:
-        """Dynamic shared memory of a block: the rings, or the partial sums that replace them."""
+    @property
+    def sizes(self) -> list[str]:
+        """The numbers in the C++ name of a kernel."""
+        numbers = (self.rows, self.strips, self.across, self.along, self.depth)
+        return [str(number) for number in (numbers if self.cluster == 1 else (*numbers, self.cluster))]
+
+    def bytes(self, row_bits: int, grouped: bool) -> int:
+        """Dynamic shared memory of a block: the rings, or the partial sums that replace them.
+
+        Args:
+            row_bits: of an activation, 4, 8 or 16.
+        """
         features = self.block_strips * STRIP
-        slot = features * _STAGE_K // 2 + self.rows * _STAGE_K // (2 if packed else 1) + 4 * features * grouped
+        slot = features * STAGE_K // 2 + self.rows * STAGE_K * row_bits // 8 + 4 * features * grouped
         return self.along * max(self.depth * slot, 4 * self.rows * (features + 4)) + 4 * (self.rows + features)
+
+    def check(self, row_bits: int, grouped: bool) -> tuple[str, int]:
+        """What the compiler must find these bytes to be."""
+        sizes = (self.rows, self.strips, self.across, self.along, self.depth, self.cluster, row_bits)
+        return f"Shape<{', '.join(map(str, sizes))}, {str(grouped).lower()}>::kSharedBytes", self.bytes(row_bits, grouped)
+
+    def shared_bytes(self, packed: bool, grouped: bool) -> int:
+        """`bytes` with codes as activations."""
+        return self.bytes(4 if packed else 8, grouped)
 
     def instance(self, packed: bool, grouped: bool) -> str:
         """The C++ name of the kernel."""
-        numbers = [self.rows, self.strips, self.across, self.along, self.depth]
         flags = [str(flag).lower() for flag in (packed, grouped)]
-        if self.cluster == 1:
-            return f"gemv<{', '.join([*map(str, numbers), *flags])}>"
-        return f"gemv_cluster<{', '.join([*map(str, numbers), str(self.cluster), *flags])}>"
+        return f"{'gemv' if self.cluster == 1 else 'gemv_cluster'}<{', '.join([*self.sizes, *flags])}>"
 
 
 #: By rows: (strips up to which it is taken, plan), measured on an H200, 132 multiprocessors: kernels/notes/gemv.md.
@@ -131,7 +150,12 @@ def choose_plan(rows: int, strips: int, architecture: str) -> GemvPlan:
 
 
 def _plans(architecture: str) -> dict[int, tuple[tuple[float, GemvPlan], ...]]:
-    return _HOPPER if int(architecture.removeprefix("sm_").rstrip("a")) >= 90 else _AMPERE
+    return _HOPPER if is_hopper(architecture) else _AMPERE
+
+
+def is_hopper(architecture: str) -> bool:
+    """Whether blocks can form clusters, and have the shared memory of Hopper: Hopper and newer."""
+    return int(architecture.removeprefix("sm_").rstrip("a")) >= 90
 
 
 def launch_gemv(
@@ -159,7 +183,7 @@ def launch_gemv(
     if inner > MAX_INNER:
         raise KernelError(f"{inner} input features could overflow 32-bit sums; the kernel takes up to {MAX_INNER}.")
     plan = plan or choose_plan(rows, weight.shape[0], architecture_of_device(out.device))
-    problem = _PROBLEM.of(
+    problem = PROBLEM.of(
         activations=codes,
         row_scale=row_scale,
         weight=weight,
@@ -170,14 +194,15 @@ def launch_gemv(
         features=features,
         inner=inner,
         row_scale_step=row_scale.shape[0] > 1,
-        groups=column_scale.shape[1] if grouped else 0,
+        feature_step=column_scale.shape[1] if grouped else 1,
+        group_step=1,
         dtype=OUTPUTS[out.dtype],
         early=overlaps(out.device),
     )
     blocks = -(-weight.shape[0] // plan.block_strips) * plan.cluster
     shared = plan.shared_bytes(packed, grouped)
     if overlaps(out.device):
-        shared = max(shared, _spreading_bytes(blocks, out.device))
+        shared = max(shared, spreading_bytes(blocks, out.device))
     source = _source(plan, packed, grouped)
     function = kernel(source, source.instances[0], out.device)
     launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
@@ -186,13 +211,10 @@ def launch_gemv(
 @functools.cache
 def _source(plan: GemvPlan, packed: bool, grouped: bool) -> TranslationUnit:
     """A unit of one instance, whose rings have as many bytes as the host gives them."""
-    sizes = (plan.rows, plan.strips, plan.across, plan.along, plan.depth, plan.cluster)
-    shape = ", ".join([*map(str, sizes), *(str(flag).lower() for flag in (packed, grouped))])
-    shared = (f"Shape<{shape}>::kSharedBytes", plan.shared_bytes(packed, grouped))
-    return TranslationUnit(_FILE, (plan.instance(packed, grouped),), (shared,))
+    return TranslationUnit(_FILE, (plan.instance(packed, grouped),), (plan.check(4 if packed else 8, grouped),))
 
 
-def _spreading_bytes(blocks: int, device: torch.device) -> int:
+def spreading_bytes(blocks: int, device: torch.device) -> int:
     """Shared memory per block with which no multiprocessor takes more than its share of the blocks.
 
     Blocks that move in while an earlier launch runs would otherwise crowd where it left first.

@@ -36,7 +36,6 @@ STATIC_CACHE = {part: {"symmetric": True, "dynamic": False} for part in ("keys",
     ("changes", "sentence"),
     [
         ({"weights": None}, "unquantized weights"),
-        ({"activations": None}, "unquantized inputs"),
         ({"weights": {"scheme": {"bits": 3}}}, "3-bit weights"),
         ({"weights": {"scheme": {"symmetric": False}}}, "asymmetric weights"),
         ({"weights": {"scheme": {"granularity": "group", "group_size": 64}}}, "groups of 64 weights"),

@@ -13,7 +13,7 @@ from rotquant.decoder import (
     QuantizedLinear,
     random_decoder,
 )
-from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, QuantizedInputs
+from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, FloatInputs, HalfLinear, QuantizedInputs
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.kernels.products.linear import PackedWeight
 from rotquant.recipes.schemes import QuantizationScheme
@@ -142,6 +142,8 @@ def test_what_does_not_fit_is_one_sentence() -> None:
     inputs = QuantizedInputs(InputScheme())
     with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
         QuantizedLinear(100, 16, inputs, bias=False, dtype=torch.float16, grouped=True)
+    with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
+        HalfLinear(100, 16, FloatInputs(), bias=False, dtype=torch.float16, grouped=True)
 
 
 def lost(logits: torch.Tensor, chosen: torch.Tensor) -> float:

@@ -68,6 +68,12 @@ STATIC_CACHE = {
     part: {"symmetric": True, "dynamic": False, "granularity": "head", "clip_ratio": 0.8} for part in ("keys", "values")
 }
 
+#: What most people deploy: 4-bit weights in groups of 128, nothing else quantized.
+WEIGHTS_ALONE = {
+    "weights": {"scheme": {"granularity": "group", "group_size": 128}},
+    **dict.fromkeys(("activations", "keys", "values")),
+}
+
 #: Everything that can be converted, beside QuaRot itself.
 RECIPES = {
     "no rotation": override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, ""),
@@ -98,6 +104,9 @@ RECIPES = {
     "all static, prefix": override(
         PREFIXED, {**STATIC_CACHE, "activations": {"dynamic": False, "granularity": "tensor"}}, ""
     ),
+    "W4A16": override(preset("rtn"), WEIGHTS_ALONE, ""),
+    "W4A16, GPTQ": override(preset("gptq"), WEIGHTS_ALONE, ""),
+    "W4A16, scales of rows, rotation": preset("quarot-rtn").model_copy(update={"activations": None}),
     "prefix": PREFIXED,
     "prefix, 16-bit cache": PREFIXED.model_copy(update={"keys": None, "values": None}),
     "prefix, no rotation of keys": override(PREFIXED, {"rotation": {"keys": False}}, ""),

@@ -85,14 +85,14 @@ def test_a_constant_of_another_value_does_not_compile(compiles: functools.partia
 
 
 def test_a_structure_without_its_padding_does_not_compile(tmp_path: Path) -> None:
-    """The case of `gemv`: numpy's structures end with their last field unless they are told to align."""
-    from rotquant.kernels.products import gemv
+    """The case of `lut`: numpy's structures end with their last field unless they are told to align."""
+    from rotquant.kernels.products import lut
 
-    packed = Structure("Problem", **gemv._PROBLEM.fields)
+    packed = Structure("Problem", **lut._PROBLEM.fields)
     packed.dtype = np.dtype([(name, kind.dtype) for name, kind in packed.fields.items()])
-    assert (packed.dtype.itemsize, gemv._PROBLEM.dtype.itemsize) == (76, 80)
-    file = dataclasses.replace(gemv._FILE, kernels={"gemv": Parameters(problem=packed)})
-    source = dataclasses.replace(gemv.sources("sm_80")[0], file=file)
+    assert (packed.dtype.itemsize, lut._PROBLEM.dtype.itemsize) == (76, 80)
+    file = dataclasses.replace(lut._FILE, kernels={"lut_gemv": Parameters(problem=packed)})
+    source = dataclasses.replace(lut.sources("sm_80")[0], file=file)
     with pytest.raises(KernelError, match="the host's Problem has 76 bytes"):
         compile_source(source, "sm_80", tmp_path)
 

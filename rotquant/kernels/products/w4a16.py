@@ -1,0 +1,316 @@
+"""Linear layers on 4-bit weights and 16-bit activations (W4A16): integers times a scale for each group of 128 inputs.
+
+y[m, n] = sum_g scale[g, n] sum_{k in g} x[m, k] q[n, k] + bias[n], the format of GPTQ and AWQ checkpoints without zero
+points. Up to `MAX_ROWS` rows at a time read the packed weight directly (kernels/w4a16.cu); for very many the weight is
+written out in 16 bits and multiplied by the library's product. Codes lie as in `layouts.pack_weight`, like those of
+W4A4, and are never rounded again. Nothing here chooses codes or scales.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from rotquant.foundation.errors import KernelError
+from rotquant.kernels.arguments import INT, POINTER, TYPES_16, CudaFile, Parameters
+from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
+from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.launch.overlap import launch_structure, overlaps
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded, unpack_weight
+from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, STAGE_K, GemvPlan, is_hopper, spreading_bytes
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
+from rotquant.kernels.products.output import OUTPUTS, check_output
+
+#: Rows that one launch has room for.
+MAX_ROWS = 64
+#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them; an estimate from bytes and operations.
+DIRECT_ROWS = 256
+#: Inputs are read 16 bytes at a time.
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class HalfWeight:
+    """A 4-bit weight for 16-bit activations, as the kernel reads it.
+
+    codes: uint8 [strips, k_blocks, 32, 16], see `layouts.pack_weight`.
+    scale: float32 [in / 128, out], or [1, out] for one scale per output feature; neighbours along out are read together.
+    shape: (out, in).
+    """
+
+    codes: Tensor
+    scale: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def pack(cls, codes: Tensor, scale: Tensor) -> "HalfWeight":
+        """Pack int8 codes -8..7 [out, in] and scales [out], [out, 1] or [out, in / 128].
+
+        Raises:
+            KernelError: scales of another shape, or codes that are not int8.
+        """
+        packed = PackedWeight.pack(codes, scale)
+        return cls(packed.codes, packed.scale.view(len(codes), -1).T.contiguous(), packed.shape)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight [out, in] as floating-point numbers, each product rounded once."""
+        return _dequantize(self.codes, self.scale, self.shape[1], torch.promote_types(dtype, torch.float32)).to(dtype)
+
+
+def half_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and of the scale of a `HalfWeight`.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+    if grouped and in_features % GROUP_SIZE:
+        raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
+    codes = (padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16)
+    return codes, (in_features // GROUP_SIZE if grouped else 1, out_features)
+
+
+def half_linear(x: Tensor, weight: HalfWeight, bias: Tensor | None = None) -> Tensor:
+    """Multiply 16-bit activations with a 4-bit weight.
+
+    Args:
+        x: [rows, in], float16 or bfloat16.
+        bias: [out] of the type of x.
+
+    Returns:
+        [rows, out] of the type of x; sums are float32.
+
+    Raises:
+        KernelError: a tensor of another dtype, shape or device, or not contiguous, or inputs that are no multiple of 8.
+    """
+    return w4a16_linear(x, weight.codes, weight.scale, bias)
+
+
+class W4A16Linear(NamedTuple):
+    """Arguments of `w4a16_linear`: see `half_linear`; codes and scale are those of a `HalfWeight`."""
+
+    x: Tensor
+    codes: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+
+def _reference(a: W4A16Linear) -> Tensor:
+    """The definition, in float64, rounded once."""
+    y = a.x.double() @ _dequantize(a.codes, a.scale, a.x.shape[1], torch.float64).T
+    return (y if a.bias is None else y + a.bias.double()).to(a.x.dtype)
+
+
+def _dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+    groups, out_features = scale.shape
+    integers = unpack_weight(codes, out_features, in_features).to(dtype)
+    return (integers.unflatten(1, (groups, -1)) * scale.T.to(dtype)[..., None]).flatten(1)
+
+
+def _cuda(a: W4A16Linear) -> Tensor:
+    _check(a)
+    rows, out_features = a.x.shape[0], a.scale.shape[1]
+    y = torch.empty(rows, out_features, dtype=a.x.dtype, device=a.x.device)
+    if y.numel() == 0:
+        return y
+    if rows > DIRECT_ROWS:
+        return linear(a.x, launch_dequantize(a.codes, a.scale, a.x.shape[1], a.x.dtype), a.bias)
+    for start in range(0, rows, MAX_ROWS):
+        part = slice(start, start + MAX_ROWS)
+        launch_w4a16(a.x[part], a.codes, a.scale, a.bias, y[part])
+    return y
+
+
+def _check(a: W4A16Linear) -> None:
+    check_tensor(a.x, "activations", dtypes=tuple(TYPES_16), shape=(None, None))
+    rows, columns = a.x.shape
+    if columns % _ALIGNMENT or columns == 0:
+        raise KernelError(f"activations have {columns} columns, and the kernel reads {_ALIGNMENT} at a time.")
+    check_tensor(a.scale, "weight scale", dtypes=(torch.float32,), shape=(None, None))
+    groups, out_features = a.scale.shape
+    if groups != 1 and groups * GROUP_SIZE != columns:
+        raise KernelError(f"weight scale has {groups} groups of {GROUP_SIZE} for {columns} input features.")
+    codes, _ = half_shapes(out_features, columns, grouped=groups > 1)
+    check_tensor(a.codes, "packed codes", dtypes=(torch.uint8,), shape=codes)
+    check_output(rows, out_features, a.x.dtype, None, a.bias)
+    check_same_device(a.x, codes=a.codes, scale=a.scale, bias=a.bias)
+
+
+#: By architecture and rows: plans to choose from, within the shared memory that their GPUs have for a block. Not
+#: measured before Hopper.
+_HOPPER: dict[int, tuple[GemvPlan, ...]] = {
+    1: (
+        GemvPlan(1, 1, 1, 8, 4),
+        GemvPlan(1, 2, 1, 16, 4),
+        GemvPlan(1, 2, 2, 4, 5),
+    ),
+    8: (
+        GemvPlan(8, 2, 2, 4, 4),
+        GemvPlan(8, 2, 4, 2, 4),
+        GemvPlan(8, 2, 4, 2, 4, 4),
+    ),
+    16: (
+        GemvPlan(16, 2, 2, 4, 4),
+        GemvPlan(16, 2, 4, 2, 4),
+        GemvPlan(16, 2, 4, 2, 4, 2),
+        GemvPlan(16, 2, 4, 2, 4, 4),
+    ),
+    32: (
+        GemvPlan(32, 2, 4, 2, 4),
+        GemvPlan(32, 2, 6, 2, 4),
+        GemvPlan(32, 2, 7, 2, 4),
+        GemvPlan(32, 2, 4, 2, 4, 2),
+        GemvPlan(32, 2, 4, 2, 4, 4),
+    ),
+    64: (
+        GemvPlan(64, 2, 6, 1, 4),
+        GemvPlan(64, 2, 7, 1, 4),
+        GemvPlan(64, 2, 8, 1, 4),
+        GemvPlan(64, 2, 8, 1, 4, 2),
+        GemvPlan(64, 2, 8, 1, 4, 4),
+        GemvPlan(64, 2, 8, 1, 4, 8),
+    ),
+}
+_AMPERE: dict[int, tuple[GemvPlan, ...]] = {
+    1: (GemvPlan(1, 1, 1, 8, 5),),
+    8: (GemvPlan(8, 2, 2, 4, 3),),
+    16: (GemvPlan(16, 2, 4, 2, 3),),
+    32: (GemvPlan(32, 2, 4, 1, 4),),
+    64: (GemvPlan(64, 2, 4, 1, 3),),
+}
+
+#: Weight bytes that a multiprocessor must have under way to be fed at full speed (kernels/notes/gemv.md, Floor), and the
+#: time to start and to end a block, in bytes that could have come meanwhile.
+_UNDER_WAY = 40_000
+_LATENCY = 30_000
+#: Bytes of activations, which come from the L2 cache, in bytes of the weight.
+_CACHED = 0.4
+#: Shared memory and warps of a multiprocessor.
+_SHARED = 227 * 1024
+_WARPS = 48
+
+
+def choose_plan(rows: int, strips: int, inner: int, multiprocessors: int, architecture: str) -> GemvPlan:
+    """The plan for 1 to `MAX_ROWS` rows, so many strips of 16 output features and `inner` inputs.
+
+    The one that should end first: the busiest multiprocessor's bytes, at a speed limited by what is under way, and the
+    start and end of each round of its blocks.
+    """
+    table = _plans(architecture)
+    capacity = min(capacity for capacity in table if capacity >= rows)
+    return min(table[capacity], key=lambda plan: _cost(plan, strips, -(-inner // STAGE_K), multiprocessors))
+
+
+def _plans(architecture: str) -> dict[int, tuple[GemvPlan, ...]]:
+    return _HOPPER if is_hopper(architecture) else _AMPERE
+
+
+def _cost(plan: GemvPlan, strips: int, stages: int, multiprocessors: int) -> float:
+    features = plan.block_strips * STRIP
+    weight = features * (STAGE_K // 2 + 4)  # bytes of a stage, with its scales
+    turns = -(-stages // (plan.cluster * plan.along))
+    share = -(-(-(-strips // plan.block_strips) * plan.cluster) // multiprocessors)  # blocks of the busiest
+    resident = min(share, _SHARED // plan.bytes(16, grouped=True), max(1, _WARPS * 32 // plan.threads))
+    under_way = resident * plan.along * (plan.depth - 1) * weight
+    moved = share * plan.along * turns * (weight + _CACHED * plan.rows * STAGE_K * 2)
+    return moved / min(1.0, under_way / _UNDER_WAY) + _LATENCY * -(-share // resident)
+
+
+def launch_w4a16(
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, plan: GemvPlan | None = None
+) -> None:
+    """Fill `out` [rows, out_features]; arguments as in `w4a16_linear`, already checked.
+
+    Args:
+        plan: how to cut the product up; chosen by shape if None.
+
+    Raises:
+        KernelError: more than `MAX_ROWS` rows, or what `loading.kernel` raises.
+    """
+    rows, features = out.shape
+    if rows > MAX_ROWS:
+        raise KernelError(f"the kernel for few rows takes up to {MAX_ROWS}, not {rows}.")
+    plan = plan or _plan_on(out.device, rows, codes.shape[0], x.shape[1])
+    problem = PROBLEM.of(
+        activations=x,
+        row_scale=None,
+        weight=codes,
+        column_scale=scale,
+        bias=bias,
+        out=out,
+        rows=rows,
+        features=features,
+        inner=x.shape[1],
+        row_scale_step=0,
+        feature_step=1,
+        group_step=features if scale.shape[0] > 1 else 0,
+        dtype=OUTPUTS[out.dtype],
+        early=overlaps(out.device),
+    )
+    blocks = -(-codes.shape[0] // plan.block_strips) * plan.cluster
+    shared = plan.bytes(16, grouped=True)
+    if overlaps(out.device):
+        shared = max(shared, spreading_bytes(blocks, out.device))
+    source = _source(plan, x.dtype)
+    function = kernel(source, source.instances[0], out.device)
+    launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_on(device: torch.device, rows: int, strips: int, inner: int) -> GemvPlan:
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count  # pyright: ignore[reportCallIssue]
+    return choose_plan(rows, strips, inner, multiprocessors, architecture_of_device(device))
+
+
+def launch_dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out_features, in_features] of `dtype` (float16 or bfloat16), on a GPU."""
+    groups, out_features = scale.shape
+    weight = torch.empty(out_features, in_features, dtype=dtype, device=codes.device)
+    name = _DEQUANTIZE[dtype]
+    function = kernel(TranslationUnit(_FILE, (name,)), name, codes.device)
+    strips, k_blocks = codes.shape[:2]
+    arguments = (codes, scale, weight, strips, out_features, in_features, out_features if groups > 1 else 0)
+    blocks = -(-strips * k_blocks // _DEQUANTIZE_WARPS)
+    launch(function, (blocks,), (32 * _DEQUANTIZE_WARPS,), *arguments, device=codes.device)
+    return weight
+
+
+_DEQUANTIZE = {dtype: f"w4a16_dequantize<{cpp}>" for dtype, cpp in TYPES_16.items()}
+#: Warps of a block of `w4a16_dequantize`: each writes 64 inputs of a strip.
+_DEQUANTIZE_WARPS = 8
+_FILE = CudaFile(
+    "w4a16.cu",
+    kernels={
+        **dict.fromkeys(("w4a16", "w4a16_cluster"), Parameters(problem=PROBLEM)),
+        "w4a16_dequantize": Parameters(
+            codes=POINTER, scale=POINTER, out=POINTER, strips=INT, features=INT, inner=INT, group_step=INT
+        ),
+    },
+    constants=CONSTANTS | {"kDequantizeWarps": _DEQUANTIZE_WARPS},
+)
+
+
+@functools.cache
+def _source(plan: GemvPlan, dtype: torch.dtype) -> TranslationUnit:
+    """A unit of one instance, whose rings have as many bytes as the host gives them."""
+    name = "w4a16" if plan.cluster == 1 else "w4a16_cluster"
+    instance = f"{name}<{', '.join([TYPES_16[dtype], *plan.sizes])}>"
+    return TranslationUnit(_FILE, (instance,), (plan.check(16, grouped=True),))
+
+
+def sources(architecture: str) -> list[TranslationUnit]:
+    """A unit for every plan with float16, some with bfloat16, and the weight itself in both types."""
+    table = _plans(architecture)
+    units = [_source(plan, torch.float16) for plans in table.values() for plan in plans]
+    units += [_source(table[rows][-1], torch.bfloat16) for rows in (1, 16, 64)]
+    return units + [TranslationUnit(_FILE, (name,)) for name in _DEQUANTIZE.values()]
+
+
+w4a16_linear = operator(
+    "w4a16_linear",
+    reference=_reference,
+    cuda=_cuda,
+    fake=lambda a: a.x.new_empty(a.x.shape[0], a.scale.shape[1]),
+)
