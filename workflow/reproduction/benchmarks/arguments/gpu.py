@@ -20,6 +20,8 @@ _K_BLOCK, _GROUP_SIZE = 64, 128
 _INT8_ROWS = 17
 #: Implementations whose activations are quantized online, by our kernels.
 _ONLINE = ("int4", "int4-grouped", "int4-a8", "w2a4", "w16a4")
+#: Implementations whose weights have scales or tables for groups.
+_GROUPED = ("int4-grouped", "w4a16", "int4pack", "w2a16", "w2a4")
 
 
 class LinearArguments(Frozen):
@@ -27,7 +29,8 @@ class LinearArguments(Frozen):
 
     implementation: fp16, bf16 (cuBLAS); fp8 (`torch._scaled_mm`, a scale for each row of either operand); int8
         (`torch._int_mm` and dequantization by torch); int4 (W4A4), int4-grouped (weight scales for groups of 128),
-        int4-a8 (W4A8); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights, activations rounded to
+        int4-a8 (W4A8); w4a16 (4-bit weights with scales for groups of 128, fp16 activations), int4pack (the same in bf16
+        by `torch._weight_int4pack_mm`); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights, activations rounded to
         4 bits).
     hadamard: arithmetic of the online transform of the input.
     quantization: of the input. With `none` it arrives quantized, and a transform's result is not used (RCP's Tables 5
@@ -39,7 +42,20 @@ class LinearArguments(Frozen):
     tokens: Size
     in_features: Annotated[int, Field(gt=0, multiple_of=_K_BLOCK)]
     out_features: Size
-    implementation: Literal["fp16", "bf16", "fp8", "int8", "int4", "int4-grouped", "int4-a8", "w2a16", "w2a4", "w16a4"]
+    implementation: Literal[
+        "fp16",
+        "bf16",
+        "fp8",
+        "int8",
+        "int4",
+        "int4-grouped",
+        "int4-a8",
+        "w4a16",
+        "int4pack",
+        "w2a16",
+        "w2a4",
+        "w16a4",
+    ]
     hadamard: Arithmetic = "none"
     quantization: Literal["none", "dynamic", "static"] = "none"
     product: Literal["auto", "gemm", "gemv"] = "auto"
@@ -52,11 +68,11 @@ class LinearArguments(Frozen):
             raise ValueError(f"{self.implementation} takes its input as it is: no hadamard, quantization none")
         if self.product != "auto" and self.implementation not in ("int4", "int4-grouped", "int4-a8"):
             raise ValueError("only W4 products have a choice of kernel")
-        if self.overlapped and self.implementation not in (*_ONLINE, "w2a16"):
+        if self.overlapped and self.implementation not in (*_ONLINE, "w4a16", "w2a16"):
             raise ValueError(f"{self.implementation} has no kernel of ours that could overlap")
         if self.implementation == "int8" and self.tokens < _INT8_ROWS:
             raise ValueError(f"torch._int_mm takes {_INT8_ROWS} rows or more")
-        if self.implementation in ("int4-grouped", "w2a16", "w2a4") and self.in_features % _GROUP_SIZE:
+        if self.implementation in _GROUPED and self.in_features % _GROUP_SIZE:
             raise ValueError(f"groups of {_GROUP_SIZE} do not divide {self.in_features} input features")
         return self
 

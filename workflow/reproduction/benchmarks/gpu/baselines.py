@@ -46,6 +46,12 @@ def int8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tens
     return torch.mul(int8_product(x, weight) * row_scale, column_scale, out=y)
 
 
+def int4pack_weight(out_features: int, in_features: int, device: torch.device) -> Tensor:
+    """Random codes in the order of `torch._weight_int4pack_mm`, eight 16-input tiles together: int32."""
+    shape = (out_features // 8, in_features // 128, 32, 4)
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
+
+
 def decode_attentions() -> dict[str, Attention]:
     """Ways to attend with one query token: q [batch, heads, 1, d], k and v [batch, kv_heads, cache, d].
 

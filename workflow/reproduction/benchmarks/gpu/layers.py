@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from reproduction.benchmarks.arguments.gpu import LinearArguments
-from reproduction.benchmarks.gpu.baselines import fp8_linear, int8_linear, int8_product
+from reproduction.benchmarks.gpu.baselines import fp8_linear, int4pack_weight, int8_linear, int8_product
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.launch.overlap import overlapping_launches
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_rows, padded
 from rotquant.kernels.products import gemm, gemv, lut
 from rotquant.kernels.products.linear import GROUP_SIZE, w4_linear
+from rotquant.kernels.products.w4a16 import half_shapes, w4a16_linear
 from rotquant.kernels.rows.activations import hadamard_quantize, quantize_rows
 
 #: QuaRot's clip of activations; it does not change the time.
@@ -91,6 +92,25 @@ def _w4(a: LinearArguments, device: torch.device) -> Built:
     return run, (weight, _scales(device, a.out_features, *groups), *inputs)
 
 
+def _w4a16(a: LinearArguments, device: torch.device) -> Built:
+    codes, scale = half_shapes(a.out_features, a.in_features, grouped=True)
+    weight = torch.randint(0, 256, codes, dtype=torch.uint8, device=device)
+
+    def run(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        return w4a16_linear(x, weight, scale, None)
+
+    return run, (_input(a, device), weight, _scales(device, *scale))
+
+
+def _int4pack(a: LinearArguments, device: torch.device) -> Built:
+    def run(x: Tensor, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm(x, weight, GROUP_SIZE, scale_and_zero)
+
+    weight = int4pack_weight(a.out_features, a.in_features, device)
+    scale_and_zero = _scales(device, a.in_features // GROUP_SIZE, a.out_features, 2).bfloat16()
+    return run, (_input(a, device, torch.bfloat16), weight, scale_and_zero)
+
+
 def _w2a16(a: LinearArguments, device: torch.device) -> Built:
     weight = random_lut_weight(a.out_features, a.in_features, device)
 
@@ -129,6 +149,8 @@ _BUILDERS: dict[str, Callable[[LinearArguments, torch.device], Built]] = {
     "int4": _w4,
     "int4-grouped": _w4,
     "int4-a8": _w4,
+    "w4a16": _w4a16,
+    "int4pack": _int4pack,
     "w2a16": _w2a16,
     "w2a4": _w2a4,
     "w16a4": _w16a4,
