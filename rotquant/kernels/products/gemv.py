@@ -34,7 +34,9 @@ _OTHER_OPERANDS = ((False, False), (True, True), (False, True))
 PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("activations", "row_scale", "weight", "column_scale", "bias", "out"), POINTER),
-    **dict.fromkeys(("rows", "features", "inner", "row_scale_step", "feature_step", "group_step", "dtype", "early"), INT),
+    **dict.fromkeys(("rows", "features", "inner"), INT),
+    **dict.fromkeys(("row_scale_step", "feature_step", "group_step"), INT),
+    **dict.fromkeys(("dtype", "early"), INT),
 )
 #: Of the same header.
 CONSTANTS = {
@@ -98,7 +100,8 @@ class GemvPlan:
     def check(self, row_bits: int, grouped: bool) -> tuple[str, int]:
         """What the compiler must find these bytes to be."""
         sizes = (self.rows, self.strips, self.across, self.along, self.depth, self.cluster, row_bits)
-        return f"Shape<{', '.join(map(str, sizes))}, {str(grouped).lower()}>::kSharedBytes", self.bytes(row_bits, grouped)
+        shape = f"Shape<{', '.join(map(str, sizes))}, {str(grouped).lower()}>"
+        return f"{shape}::kSharedBytes", self.bytes(row_bits, grouped)
 
     def shared_bytes(self, packed: bool, grouped: bool) -> int:
         """`bytes` with codes as activations."""

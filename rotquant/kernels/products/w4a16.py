@@ -26,7 +26,7 @@ from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Rows that one launch has room for.
 MAX_ROWS = 64
-#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them; an estimate from bytes and operations.
+#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them; an estimate (kernels/notes/w4a16.md).
 DIRECT_ROWS = 256
 #: Inputs are read 16 bytes at a time.
 _ALIGNMENT = 8
@@ -37,7 +37,7 @@ class HalfWeight:
     """A 4-bit weight for 16-bit activations, as the kernel reads it.
 
     codes: uint8 [strips, k_blocks, 32, 16], see `layouts.pack_weight`.
-    scale: float32 [in / 128, out], or [1, out] for one scale per output feature; neighbours along out are read together.
+    scale: float32 [in / 128, out], or [1, out] for one scale per output feature; a strip's are neighbours.
     shape: (out, in).
     """
 
@@ -181,8 +181,8 @@ _AMPERE: dict[int, tuple[GemvPlan, ...]] = {
     64: (GemvPlan(64, 2, 4, 1, 3),),
 }
 
-#: Weight bytes that a multiprocessor must have under way to be fed at full speed (kernels/notes/gemv.md, Floor), and the
-#: time to start and to end a block, in bytes that could have come meanwhile.
+#: Weight bytes that a multiprocessor must have under way to be fed at full speed (kernels/notes/gemv.md, Floor), and
+#: the time to start and to end a block, in bytes that could have come meanwhile.
 _UNDER_WAY = 40_000
 _LATENCY = 30_000
 #: Bytes of activations, which come from the L2 cache, in bytes of the weight.

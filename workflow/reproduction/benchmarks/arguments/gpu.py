@@ -29,9 +29,9 @@ class LinearArguments(Frozen):
 
     implementation: fp16, bf16 (cuBLAS); fp8 (`torch._scaled_mm`, a scale for each row of either operand); int8
         (`torch._int_mm` and dequantization by torch); int4 (W4A4), int4-grouped (weight scales for groups of 128),
-        int4-a8 (W4A8); w4a16 (4-bit weights with scales for groups of 128, fp16 activations), int4pack (the same in bf16
-        by `torch._weight_int4pack_mm`); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights, activations rounded to
-        4 bits).
+        int4-a8 (W4A8); w4a16 (4-bit weights with scales for groups of 128, fp16 activations), int4pack (the same in
+        bf16 by `torch._weight_int4pack_mm`); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights,
+        activations rounded to 4 bits).
     hadamard: arithmetic of the online transform of the input.
     quantization: of the input. With `none` it arrives quantized, and a transform's result is not used (RCP's Tables 5
         and 18).

@@ -52,6 +52,13 @@ def int4pack_weight(out_features: int, in_features: int, device: torch.device) -
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
 
 
+def int4pack_linear(x: Tensor, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+    """bfloat16 [rows, in], an `int4pack_weight`, bfloat16 [groups, out, 2] -> bfloat16 [rows, out]; groups of 128."""
+    return torch._weight_int4pack_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        x, weight, 128, scale_and_zero
+    )
+
+
 def decode_attentions() -> dict[str, Attention]:
     """Ways to attend with one query token: q [batch, heads, 1, d], k and v [batch, kv_heads, cache, d].
 

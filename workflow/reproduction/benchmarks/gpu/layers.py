@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from reproduction.benchmarks.arguments.gpu import LinearArguments
-from reproduction.benchmarks.gpu.baselines import fp8_linear, int4pack_weight, int8_linear, int8_product
+from reproduction.benchmarks.gpu.baselines import (
+    fp8_linear,
+    int4pack_linear,
+    int4pack_weight,
+    int8_linear,
+    int8_product,
+)
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.launch.overlap import overlapping_launches
@@ -103,12 +109,9 @@ def _w4a16(a: LinearArguments, device: torch.device) -> Built:
 
 
 def _int4pack(a: LinearArguments, device: torch.device) -> Built:
-    def run(x: Tensor, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
-        return torch._weight_int4pack_mm(x, weight, GROUP_SIZE, scale_and_zero)
-
     weight = int4pack_weight(a.out_features, a.in_features, device)
     scale_and_zero = _scales(device, a.in_features // GROUP_SIZE, a.out_features, 2).bfloat16()
-    return run, (_input(a, device, torch.bfloat16), weight, scale_and_zero)
+    return int4pack_linear, (_input(a, device, torch.bfloat16), weight, scale_and_zero)
 
 
 def _w2a16(a: LinearArguments, device: torch.device) -> Built:
