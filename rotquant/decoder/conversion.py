@@ -68,9 +68,10 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
-    weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
-    blocks = rotation is not None and not isinstance(rotation.mlp, bool)
-    _refuse(blocks, "R4 in blocks", "the kernels transform the whole input of down_proj")
+    weights, inputs = cast(WeightQuantization, recipe.weights).scheme, recipe.activations
+    online = tuple(one for one in recipe.transforms if one.online)
+    for one in online:
+        _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform the whole input of down_proj")
     _check_weights(weights)
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
@@ -81,10 +82,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
         table_group=weights.group_size if weights.bits == 2 else GROUP_SIZE,
         inputs=_input_scheme(inputs),
-        cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
-        rotate_heads=rotation is not None and rotation.heads,
-        rotate_mlp=rotation is not None and bool(rotation.mlp),
-        half_transforms=rotation is not None and rotation.online_dtype == "float16",
+        cache=_cache_scheme(recipe.keys, recipe.values),
+        transforms=online,
     )
 
 
@@ -140,9 +139,7 @@ def check_config(config: Any) -> None:
     _refuse(rope.get("partial_rotary_factor", 1.0) != 1.0, "partly rotated heads", "the kernels rotate whole heads")
 
 
-def _cache_scheme(
-    keys: QuantizationScheme | None, values: QuantizationScheme | None, rotates: bool
-) -> CacheScheme | None:
+def _cache_scheme(keys: QuantizationScheme | None, values: QuantizationScheme | None) -> CacheScheme | None:
     if keys is None and values is None:
         return None
     why = "the kernels' cache is 4-bit, asymmetric with dynamic scales or symmetric with static ones, or 16-bit"
@@ -164,11 +161,9 @@ def _cache_scheme(
             "the kernels take one for each head, or for all",
         )
     if not keys.dynamic:
-        return CacheScheme(rotate=rotates, static=True)
+        return CacheScheme(static=True)
     _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
-    return CacheScheme(
-        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
-    )
+    return CacheScheme(key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size)
 
 
 def _refuse(condition: bool, what: str, why: str) -> None:

@@ -146,7 +146,7 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         return wrap(model, RuntimeQuantization(**runtime_schemes(recipe)))
     if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
-    quantization = RuntimeQuantization(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
+    quantization = RuntimeQuantization(transforms=recipe.transforms, static=state.static, **runtime_schemes(recipe))
     for name, method in recipe.methods.items():
         quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
     handle = wrap(model, quantization)

@@ -76,7 +76,7 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
                 weight = layer.get_submodule(name).weight
                 weight.data = fake_quantize(weight.data, of.weights.scheme)
     quantization = RuntimeQuantization(
-        rotation=of.rotation,
+        transforms=of.transforms,
         activations=of.activations,
         attention_output=of.attention_output,
         keys=of.keys,

@@ -125,7 +125,7 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
     rotate(model, scheme, seed=0)
     size = model.config.head_dim
     turn = hadamard_matrix(size).double() / size**0.5
-    with wrap(model, RuntimeQuantization(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(transforms=scheme.transforms)):
         found = token_maxima(model, TEXT, metric("attention"), scheme)
         unturned = token_maxima(model, TEXT, metric("attention"), scheme.model_copy(update={"keys": False}))
         hand = attention_by_hand(model, cut(), turn)
@@ -138,7 +138,7 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
 def test_the_input_of_down_proj_is_behind_r4() -> None:
     model, scheme = model_of(), RotationScheme()
     rotate(model, scheme, seed=0)
-    with wrap(model, RuntimeQuantization(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(transforms=scheme.transforms)):
         with_r4 = token_maxima(model, TEXT, metric(), scheme)
         check(with_r4, by_hand(model, cut()))
     without = token_maxima(model, TEXT, metric(), None)

@@ -1,12 +1,14 @@
 """DuQuant as a method of a recipe: its settings and what they need; `rotation_and_permutation` has the mathematics."""
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.transforms import SiteName, Transform
 
 
 class DuQuant(Method):
@@ -60,8 +62,7 @@ class DuQuant(Method):
 
     def check(self, recipe: Recipe) -> None:
         """No rotation in addition to this one but that of keys, and no scale per head before o_proj."""
-        rotation = recipe.rotation
-        if rotation and (rotation.residual != "none" or rotation.values != "none" or rotation.heads or rotation.mlp):
+        if any(one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
                 "duquant rotates what linear layers read in its own way: leave rotation out, or of it only keys on"
             )
@@ -80,6 +81,18 @@ class DuQuant(Method):
     def block(self, features: int) -> int:
         """Features of a block at a site of so many: their largest divisor up to `block_size`."""
         return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
+
+    def transforms_at(self, site: SiteName, size: int) -> tuple[Transform, ...]:
+        """What is searched for the input of a site, in blocks of a size: rotation, permutation, rotation (Eq. 5)."""
+        about = {"name": self.name, "location": site, "online": True, "origin": "learned"}
+        rotations, permutations = (
+            [Transform(kind=kind, size=of, tensors=(f"{site}.{tensor}",), part=part, **about) for part in range(count)]
+            for kind, of, tensor, count in (
+                ("orthogonal", size, "rotations", self.permutations + 1),
+                ("permutation", None, "permutations", self.permutations),
+            )
+        )
+        return tuple(one for pair in zip_longest(rotations, permutations) for one in pair if one is not None)
 
     def describe(self, recipe: Recipe) -> str:
         """Describe the settings in words, as the pages of the report print them."""
