@@ -125,11 +125,16 @@ class Handle:
         self.remove()
 
 
-def wrap(model: nn.Module, quantization: RuntimeQuantization) -> Handle:
+def wrap(
+    model: nn.Module, quantization: RuntimeQuantization, observe: Callable[[Site, Tensor], object] | None = None
+) -> Handle:
     """Install `quantization` into a supported transformers causal language model.
 
     At each site the online transforms and the quantizer are separate hooks, in this order; hooks that the caller adds
     to a linear layer afterwards see its input after both. Of `transforms` alone: rotated, unquantized inputs.
+
+    Args:
+        observe: gets the input of every site, [..., features], after the transforms and before the quantizer.
 
     Raises:
         RecipeError: a group size or a transform does not fit, a Hadamard matrix is not known, or tensors or static
@@ -145,6 +150,7 @@ def wrap(model: nn.Module, quantization: RuntimeQuantization) -> Handle:
         for site in architecture.sites:
             chain = Chain(at_site(quantization.transforms, site.name), tensors, architecture.num_heads)
             hook_site(handle, layer, site, chain or None)
+            hook_site(handle, layer, site, observe and partial(_observed, observe, site))
             hook_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim))
     if any(part is not None for part in (quantization.keys, quantization.values, quantization.prefix)):
         _wrap_cache(handle, model, architecture, quantization.cache())
@@ -197,6 +203,11 @@ def hook_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[
         for name in site.linears:
             linear = layer.get_submodule(name)
             handle.add(linear.register_forward_pre_hook(lambda _module, inputs: (function(inputs[0]), *inputs[1:])))
+
+
+def _observed(observe: Callable[[Site, Tensor], object], site: Site, x: Tensor) -> Tensor:
+    observe(site, x)
+    return x
 
 
 def _quantizer(
