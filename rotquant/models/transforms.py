@@ -4,6 +4,7 @@ A `Chain` is all of them at one location of one layer. Whoever runs a model, fus
 knows no kind of transform.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -96,29 +97,29 @@ def check_tensors(architecture: Architecture, transforms: Iterable[Transform], t
     tensors: by name, stacked over layers.
     """
     for one in transforms:
-        features = features_at(architecture, one.location)
-        for place, name in enumerate(one.tensors if one.online else ()):
+        if not one.online or not one.tensors:
+            continue
+        for name in one.tensors:
             if name not in tensors or len(tensors[name]) != architecture.num_layers:
-                raise RecipeError(
-                    f"the transform {one.name} needs a tensor {name} of each layer: make the weights anew."
-                )
-            shape = tensors[name].shape[1 if one.part is None else 2 :]
-            if not _fits(one, features, shape, [tensors[other].shape[-1] for other in one.tensors[:place]]):
-                raise RecipeError(
-                    f"the transform {one.name} has a tensor {name} of shape {tuple(shape)}, which does not fit the "
-                    f"{features} features of {one.location}."
-                )
+                raise RecipeError(f"the transform {one.name} needs a tensor {name} of each layer: build the weights.")
+        features, inner = features_at(architecture, one.location), 1 if one.part is None else 2
+        shapes = [tuple(tensors[name].shape[inner:]) for name in one.tensors]
+        if not _fits(one, features, shapes):
+            found = ", ".join(f"{name} {shape}" for name, shape in zip(one.tensors, shapes, strict=True))
+            raise RecipeError(
+                f"tensors of the transform {one.name} do not fit the {features} features of {one.location}: {found}."
+            )
 
 
-def _fits(transform: Transform, features: int, shape: tuple[int, ...], others: list[int]) -> bool:
-    """Whether a tensor's shape belongs to a transform; others: sizes of the factors before it."""
-    size = transform.size or features
+def _fits(transform: Transform, features: int, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether a layer's tensors are of the shapes that `Transform.tensors` says."""
     if transform.kind in ("permutation", "scaling"):
-        return tuple(shape) == (features,)
-    square = len(shape) >= 2 and shape[-1] == shape[-2]
-    if transform.kind == "factorized":
-        return square and len(shape) == 2 and (size % shape[-1] == 0 if not others else others[0] * shape[-1] == size)
-    return square and shape[-1] == size and tuple(shape[:-2]) in ((), (1,), (features // size,))
+        return shapes == [(features,)]
+    size = transform.size or features
+    one_matrix = transform.kind == "factorized" or transform.location == "across_heads"
+    blocks = ((),) if one_matrix else ((), (1,), (features // size,))
+    square = all(len(shape) > 1 and shape[-1] == shape[-2] and shape[:-2] in blocks for shape in shapes)
+    return square and math.prod(shape[-1] for shape in shapes) == size
 
 
 class _Step(Protocol):

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from rotquant.foundation.data import Frozen
 
 SiteName = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
-Location = Literal["residual", "values", "across_heads", "queries_keys"] | SiteName
+Location = Literal["residual", "values", "across_heads", "queries_keys", SiteName]
 Kind = Literal["hadamard", "random_hadamard", "orthogonal", "matrix", "factorized", "permutation", "scaling"]
 
 #: How many tensors a kind names, at least and at most.
@@ -58,8 +58,17 @@ class Transform(Frozen):
         least, most = _TENSORS.get(self.kind, (1, 1))
         if not least <= len(self.tensors) <= most:
             raise ValueError(f"a transform of kind {self.kind} names {least} tensors, not {len(self.tensors)}")
+        return self
+
+    @model_validator(mode="after")
+    def _location_has_such_transforms(self) -> "Transform":
+        by_feature = self.kind in ("permutation", "scaling")
         if self.online and self.location == "residual":
             raise ValueError("a transform of the residual stream is fused into the weights: it cannot be online")
+        if by_feature and self.size is not None:
+            raise ValueError(f"size has no meaning for a {self.kind} of all features")
+        if self.location == "across_heads" and (by_feature or self.kind == "factorized" or self.size is not None):
+            raise ValueError("a transform across heads is one matrix of all heads: take another kind, and no size")
         return self
 
 

@@ -134,7 +134,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
     reference, model = outlier_model(dtype=torch.float64), outlier_model(dtype=torch.float64)
     architecture = architecture_of(model)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, None))
+    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, ()))
     for index, layer in enumerate(decoder_layers(reference)):
         inputs = {}
         for site in architecture.sites:
@@ -147,7 +147,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
             hook.remove()
             inputs[site.name] = inputs_of(torch.cat(seen))
         untouched = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-        expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, None)
+        expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, ())
         for name, weight in weights[index].items():
             assert torch.equal(weight.codes, expected[name].codes)
         with torch.no_grad():

@@ -1,14 +1,13 @@
 """DuQuant as a method of a recipe: its settings and what they need; `rotation_and_permutation` has the mathematics."""
 
 from collections.abc import Mapping
-from itertools import zip_longest
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.transforms import SiteName, Transform
+from rotquant.recipes.transforms import Kind, SiteName, Transform
 
 
 class DuQuant(Method):
@@ -84,15 +83,16 @@ class DuQuant(Method):
 
     def transforms_at(self, site: SiteName, size: int) -> tuple[Transform, ...]:
         """What is searched for the input of a site, in blocks of a size: rotation, permutation, rotation (Eq. 5)."""
-        about = {"name": self.name, "location": site, "online": True, "origin": "learned"}
-        rotations, permutations = (
-            [Transform(kind=kind, size=of, tensors=(f"{site}.{tensor}",), part=part, **about) for part in range(count)]
-            for kind, of, tensor, count in (
-                ("orthogonal", size, "rotations", self.permutations + 1),
-                ("permutation", None, "permutations", self.permutations),
-            )
-        )
-        return tuple(one for pair in zip_longest(rotations, permutations) for one in pair if one is not None)
+
+        def stored(kind: Kind, tensor: str, part: int, size: int | None) -> Transform:
+            about = {"name": self.name, "location": site, "online": True, "origin": "learned"}
+            return Transform(kind=kind, size=size, tensors=(f"{site}.{tensor}",), part=part, **about)
+
+        found = [stored("orthogonal", "rotations", 0, size)]
+        for part in range(self.permutations):
+            found.append(stored("permutation", "permutations", part, None))
+            found.append(stored("orthogonal", "rotations", part + 1, size))
+        return tuple(found)
 
     def describe(self, recipe: Recipe) -> str:
         """Describe the settings in words, as the pages of the report print them."""
