@@ -4,7 +4,7 @@ A precision is to a decoder what a recipe is to a simulated model, in the few co
 4-bit weights and inputs with a 4-bit cache (QuaRot Sec. 4, PrefixQuant), or 2-bit look-up tables (RCP). Data only.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,12 +16,7 @@ from rotquant.recipes.transforms import Location, SiteName, Transform
 LINEARS: "tuple[LinearName, ...]" = ("qkv", "o", "gate_up", "down")
 LinearName = Literal["qkv", "o", "gate_up", "down"]
 #: The site of the simulation at which each stands.
-SITE_OF: dict[str, SiteName] = {
-    "qkv": "attention_input",
-    "o": "attention_output",
-    "gate_up": "mlp_input",
-    "down": "mlp_output",
-}
+SITE_OF: dict[str, SiteName] = dict(zip(LINEARS, get_args(SiteName), strict=True))
 #: Locations where the kernels have a Hadamard transform.
 TRANSFORMED: tuple[Location, ...] = ("across_heads", "mlp_output", "queries_keys")
 Size = Annotated[int, Field(gt=0)]
@@ -181,9 +176,8 @@ class Precision(Frozen):
 
 def online(*, heads: bool = True, keys: bool = True, mlp: bool = True, half: bool = False) -> tuple[Transform, ...]:
     """QuaRot's online transforms, or some of them; half: in float16 (QuaRot Table 10)."""
-    dtype = "float16" if half else "float32"
-    scheme = RotationScheme(residual="none", values="none", heads=heads, keys=keys, mlp=mlp, online_dtype=dtype)
-    return scheme.transforms
+    scheme = RotationScheme(heads=heads, keys=keys, mlp=mlp, online_dtype="float16" if half else "float32")
+    return tuple(one for one in scheme.transforms if one.online)
 
 
 _QUAROT_CACHE = CacheScheme(key_clip=0.95, value_clip=0.95)

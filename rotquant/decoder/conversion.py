@@ -19,15 +19,13 @@ from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
-from rotquant.models.simulation.prefix import Prefix
-from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
-from rotquant.weights import actions
+from rotquant.weights.build import runtime_quantization
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
+from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -183,7 +181,7 @@ class _Conversion:
         self.dtype = getattr(torch, precision.dtype)
         self.architecture: Architecture = architecture_of(stored.config)
         self.root = "model"
-        self.prefix = _prefix(stored.state)
+        self.prefix = runtime_quantization(stored.state.recipe, stored.state).prefix
 
     def decoder(self, device: torch.device | str) -> Decoder:
         """The decoder, filled, on `device`; weights are packed one linear layer at a time."""
@@ -264,15 +262,6 @@ class _Conversion:
 
     def _name(self, index: int, part: str, what: str) -> str:
         return f"{self.root}.layers.{index}.{part}.{what}"
-
-
-def _prefix(state: QuantizedState) -> Prefix | None:
-    """The keys and values that stand before every text, if a method put any there."""
-    quantization = RuntimeQuantization()
-    for name, method in state.recipe.methods.items():
-        if "prefix" in method.roles:
-            quantization = actions.runtime(method, quantization, state.tensors[name])
-    return quantization.prefix
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:

@@ -5,10 +5,10 @@ knows no kind of transform.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -99,11 +99,13 @@ def check_tensors(architecture: Architecture, transforms: Iterable[Transform], t
     for one in transforms:
         if not one.online or not one.tensors:
             continue
+        parts = () if one.part is None else (one.part + 1,)
         for name in one.tensors:
-            if name not in tensors or len(tensors[name]) != architecture.num_layers:
+            sizes = tuple(tensors[name].shape[: 1 + len(parts)]) if name in tensors else ()
+            if sizes[:1] != (architecture.num_layers,) or sizes[1:] < parts:
                 raise RecipeError(f"the transform {one.name} needs a tensor {name} of each layer: build the weights.")
-        features, inner = features_at(architecture, one.location), 1 if one.part is None else 2
-        shapes = [tuple(tensors[name].shape[inner:]) for name in one.tensors]
+        features = features_at(architecture, one.location)
+        shapes = [tuple(tensors[name].shape[1 + len(parts) :]) for name in one.tensors]
         if not _fits(one, features, shapes):
             found = ", ".join(f"{name} {shape}" for name, shape in zip(one.tensors, shapes, strict=True))
             raise RecipeError(
@@ -122,13 +124,7 @@ def _fits(transform: Transform, features: int, shapes: list[tuple[int, ...]]) ->
     return square and math.prod(shape[-1] for shape in shapes) == size
 
 
-class _Step(Protocol):
-    """What applies one transform."""
-
-    def __call__(self, x: Tensor, use: Use) -> Tensor: ...
-
-
-def _step(transform: Transform, tensors: Mapping[str, Tensor], heads: int) -> _Step:
+def _step(transform: Transform, tensors: Mapping[str, Tensor], heads: int) -> Callable[[Tensor, Use], Tensor]:
     """What applies one transform, made of a layer's tensors."""
     found = [tensors[name] if transform.part is None else tensors[name][transform.part] for name in transform.tensors]
     if transform.kind == "hadamard" and not found:

@@ -6,6 +6,7 @@ disputed detail of a paper is a field with a documented default (as the paper sa
 code does).
 """
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -135,19 +136,13 @@ class RotationScheme(Frozen):
             found.append(_fused("R1", "random_hadamard" if self.residual == "hadamard" else "orthogonal", "residual"))
         if self.values != "none":
             found.append(_fused("R2", self.values, "values"))
-        places: tuple[tuple[str, Location, bool], ...] = (
-            ("heads", "across_heads", self.heads),
-            ("R3", "queries_keys", self.keys),
-            ("R4", "mlp_output", bool(self.mlp)),
-        )
-        for name, location, wanted in places:
-            if wanted:
-                size = None if name != "R4" or self.mlp is True else self.mlp
-                found.append(
-                    Transform(
-                        name=name, kind="hadamard", location=location, size=size, online=True, dtype=self.online_dtype
-                    )
-                )
+        online = partial(Transform, kind="hadamard", online=True, dtype=self.online_dtype)
+        if self.heads:
+            found.append(online(name="heads", location="across_heads"))
+        if self.keys:
+            found.append(online(name="R3", location="queries_keys"))
+        if self.mlp:
+            found.append(online(name="R4", location="mlp_output", size=None if self.mlp is True else self.mlp))
         return tuple(found)
 
 

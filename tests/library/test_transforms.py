@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from rotquant.decoder.config import KINDS, Precision
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.duquant import DuQuant
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
@@ -26,8 +25,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Transform, at, at_site
 from rotquant.tensors.hadamard import hadamard_matrix, random_orthogonal_matrix
 from rotquant.tensors.quantization import fake_quantize
-from rotquant.weights import actions
-from rotquant.weights.build import build_weights
+from rotquant.weights.build import build_weights, runtime_quantization
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
@@ -266,10 +264,7 @@ def test_stored_weights_give_the_transforms_of_their_method_back(tmp_path: Path)
     stored = build_weights(tiny_model(), tiny_tokenizer(), recipe, 0, tiny_tokens(4), progress=False)
     save_quantized(tmp_path / "model", stored)
     _, _, state = load_quantized(tmp_path / "model")
-    found, expected = (
-        actions.runtime(DuQuant.of(recipe), RuntimeQuantization(transforms=recipe.transforms), one.tensors["duquant"])
-        for one in (state, stored.state)
-    )
+    found, expected = (runtime_quantization(recipe, one) for one in (state, stored.state))
     assert found.transforms == expected.transforms
     assert {one.location for one in found.transforms} > {"attention_input", "queries_keys"}
     assert {name for one in found.transforms for name in one.tensors} == found.tensors.keys()
@@ -323,6 +318,7 @@ SQUARE = torch.eye(96).expand(2, 96, 96)
         (make("hadamard", location="queries_keys", size=6), "blocks of 6 of 16 features"),
         (make("scaling", tensors=("s",)), "needs a tensor s of each layer"),
         (make("scaling", {"s": ONES[:1]}), "needs a tensor s of each layer"),
+        (make("scaling", {"s": ONES.unsqueeze(1)}, part=1), "needs a tensor s of each layer"),
         (make("scaling", {"s": ONES[:, :95]}), r"do not fit the 96 features of mlp_output: s \(95,\)"),
         (make("permutation", {"s": ONES}, location="mlp_input"), "do not fit the 64 features of mlp_input"),
         (make("orthogonal", {"m": SQUARE}, size=48), r"mlp_output: m \(96, 96\)"),
