@@ -18,10 +18,10 @@ from rotquant.decoder.config import CacheScheme, DecoderConfig, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.attention.cache import Int4KVCache
 from rotquant.kernels.attention.operator import HEAD_DIMS
-from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.kernels.rows.elementwise import rope_append, rotate
-from rotquant.models.rotation.fusing import online_dtype
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.models.transforms import Chain
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import at
 from rotquant.tensors.quantization import QParams, fake_quantize
 
 #: A past this many times shorter than the tokens that follow it is a prefix, not a conversation.
@@ -198,8 +198,7 @@ class RoundedCache(FloatCache):
     ) -> None:
         super().__init__(config, precision, cache, device, cache_init)
         scheme = cast(CacheScheme, precision.cache)
-        arithmetic = "float16" if precision.half_transforms else "float32"
-        self.rotation = RotationScheme(keys=scheme.rotate, online_dtype=arithmetic)
+        self.transform = Chain(at(precision.transforms, "queries_keys"))
         common = {"bits": 4, "granularity": "head", "symmetric": scheme.static, "dynamic": not scheme.static}
         self.schemes = [
             QuantizationScheme(**common, group_size=scheme.group_size, clip_ratio=clip)
@@ -213,19 +212,13 @@ class RoundedCache(FloatCache):
         basis."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         queries, keys, values = qkv.view(step.batch, step.tokens, sum(heads), -1).split(heads, dim=2)
-        keys = self._transformed(rotate(keys, step.cos, step.sin))
+        keys = self.transform(rotate(keys, step.cos, step.sin))
         keys, values = map(fake_quantize, (keys, values), self.schemes, self.static)
-        keys = self._transformed(keys, inverse=True)
+        keys = self.transform.inverse(keys)
         positions = step.lengths.long()[:, None] + torch.arange(step.tokens, device=qkv.device)
         texts = torch.arange(step.batch, device=qkv.device)[:, None]
         self.keys[texts, positions], self.values[texts, positions] = keys, values
         return rotate(queries, step.cos, step.sin)
-
-    def _transformed(self, keys: Tensor, inverse: bool = False) -> Tensor:
-        """R3, or its inverse, where there is one."""
-        if not self.rotation.keys:
-            return keys
-        return hadamard_transform(keys, inverse=inverse, compute_dtype=online_dtype(keys, self.rotation))
 
 
 class Int4Cache:
@@ -247,7 +240,7 @@ class Int4Cache:
             config.kv_heads,
             config.head_dim,
             group_size=scheme.group_size,
-            rotate=scheme.rotate,
+            rotate=bool(at(precision.transforms, "queries_keys")),
             clip_k=scheme.key_clip,
             clip_v=scheme.value_clip,
             # A scale rounded to 16 bits is as exact as the 16-bit numbers it gives; wider numbers keep wider scales.

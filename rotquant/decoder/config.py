@@ -5,15 +5,21 @@ A precision is to a decoder what a recipe is to a simulated model, in the few co
 2-bit look-up tables (RCP). Data only.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rotquant.foundation.data import Frozen
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.transforms import Location, SiteName, Transform
 
 #: The linear layers of a decoder layer; q, k and v are one, gate and up are one.
 LINEARS: "tuple[LinearName, ...]" = ("qkv", "o", "gate_up", "down")
 LinearName = Literal["qkv", "o", "gate_up", "down"]
+#: The site of the simulation at which each stands.
+SITE_OF: dict[str, SiteName] = dict(zip(LINEARS, get_args(SiteName), strict=True))
+#: Locations where the kernels have a Hadamard transform.
+TRANSFORMED: tuple[Location, ...] = ("across_heads", "mlp_output", "queries_keys")
 Size = Annotated[int, Field(gt=0)]
 
 
@@ -102,14 +108,12 @@ class CacheScheme(Frozen):
     """A 4-bit key-value cache: asymmetric, a scale and zero point for each token, head and `group_size` features.
 
     group_size: None is the whole head.
-    rotate: keys pass R3 before they are quantized, and so do queries.
     static: symmetric instead, with one scale for each head that is known beforehand (PrefixQuant Sec. 6.1).
     """
 
     key_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     value_clip: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     group_size: Size | None = None
-    rotate: bool = True
     static: bool = False
 
     @model_validator(mode="after")
@@ -128,8 +132,8 @@ class Precision(Frozen):
         smaller ones take as much memory as those.
     inputs: how the inputs of linear layers are quantized; None leaves them floats.
     cache: None keeps keys and values as floats.
-    rotate_heads, rotate_mlp: online Hadamard transforms before o and down (QuaRot stages 1c, 1b).
-    half_transforms: their arithmetic is float16 (QuaRot Table 10); otherwise float32.
+    transforms: online Hadamard transforms: across heads before o, R4 before down (QuaRot stages 1c, 1b), and R3 of
+        queries and of keys before these are quantized.
     dtype: of everything that is not an integer; float64 on a CPU alone, where it shows what is computed when nothing is
         rounded but codes.
     """
@@ -139,9 +143,26 @@ class Precision(Frozen):
     table_group: Size | None = 128
     inputs: InputScheme | None = None
     cache: CacheScheme | None = None
-    rotate_heads: bool = False
-    rotate_mlp: bool = False
-    half_transforms: bool = False
+    transforms: tuple[Transform, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switches_become_transforms(cls, data: Any) -> Any:
+        """Folders of before transforms were data have a switch for each."""
+        if not isinstance(data, dict) or "rotate_heads" not in data:
+            return data
+        data = dict(data)
+        heads, mlp, half = (data.pop(name, False) for name in ("rotate_heads", "rotate_mlp", "half_transforms"))
+        cache = dict(data["cache"]) if isinstance(data.get("cache"), dict) else None
+        keys = cache is not None and cache.pop("rotate", True)
+        return {**data, "cache": cache, "transforms": online(heads=heads, keys=keys, mlp=mlp, half=half)}
+
+    @model_validator(mode="after")
+    def _kernels_have_the_transforms(self) -> "Precision":
+        for one in self.transforms:
+            if not one.online or one.kind != "hadamard" or one.size is not None or one.location not in TRANSFORMED:
+                raise ValueError(f"the kernels have no transform like {one.name} ({one.kind} at {one.location})")
+        return self
 
     @model_validator(mode="after")
     def _weights_fit_inputs(self) -> "Precision":
@@ -152,10 +173,14 @@ class Precision(Frozen):
         return self
 
 
+def online(*, heads: bool = True, keys: bool = True, mlp: bool = True, half: bool = False) -> tuple[Transform, ...]:
+    """QuaRot's online transforms, or some of them; half: in float16 (QuaRot Table 10)."""
+    scheme = RotationScheme(heads=heads, keys=keys, mlp=mlp, online_dtype="float16" if half else "float32")
+    return tuple(one for one in scheme.transforms if one.online)
+
+
 _QUAROT_CACHE = CacheScheme(key_clip=0.95, value_clip=0.95)
-_QUAROT = Precision(
-    weights="int4", inputs=InputScheme(clip_ratio=0.9), cache=_QUAROT_CACHE, rotate_heads=True, rotate_mlp=True
-)
+_QUAROT = Precision(weights="int4", inputs=InputScheme(clip_ratio=0.9), cache=_QUAROT_CACHE, transforms=online())
 
 #: The precisions that the papers' tables time, by name.
 KINDS: dict[str, Precision] = {
@@ -163,22 +188,20 @@ KINDS: dict[str, Precision] = {
     "bf16": Precision(dtype="bfloat16"),
     "w4a16": Precision(weights="int4-grouped"),
     "quarot": _QUAROT,
-    "quarot-fp16-hadamard": _QUAROT.model_copy(update={"half_transforms": True}),
-    "quarot-no-hadamard": _QUAROT.model_copy(
-        update={
-            "rotate_heads": False,
-            "rotate_mlp": False,
-            "cache": _QUAROT_CACHE.model_copy(update={"rotate": False}),
-        }
-    ),
+    "quarot-fp16-hadamard": _QUAROT.model_copy(update={"transforms": online(half=True)}),
+    "quarot-no-hadamard": _QUAROT.model_copy(update={"transforms": ()}),
     "quarot-128g": _QUAROT.model_copy(update={"weights": "int4-grouped"}),
     "quarot-kv16": _QUAROT.model_copy(update={"cache": None}),
     # No transform across heads: PrefixQuant takes SpinQuant's R1 to R4, of which R3 and R4 are online.
     "prefixquant": _QUAROT.model_copy(
-        update={"inputs": InputScheme(static=True), "cache": CacheScheme(static=True), "rotate_heads": False}
+        update={
+            "inputs": InputScheme(static=True),
+            "cache": CacheScheme(static=True),
+            "transforms": online(heads=False),
+        }
     ),
     "w2": Precision(dtype="bfloat16", weights="lut2"),
-    "w2a4": Precision(weights="lut2", inputs=InputScheme(), rotate_mlp=True),
+    "w2a4": Precision(weights="lut2", inputs=InputScheme(), transforms=online(heads=False, keys=False)),
     # RCP Sec. 5.1: the rotations and clips are QuaRot's.
     "w2a4kv4": _QUAROT.model_copy(update={"weights": "lut2"}),
 }

@@ -20,15 +20,13 @@ from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.kernels.products.w4a16 import HalfWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
-from rotquant.models.simulation.prefix import Prefix
-from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
-from rotquant.weights import actions
+from rotquant.weights.build import runtime_quantization
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import QuantizedState, StoredModel, StoredTensors, read_quantized
+from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -69,9 +67,10 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
-    weights, inputs, rotation = cast(WeightQuantization, recipe.weights).scheme, recipe.activations, recipe.rotation
-    blocks = rotation is not None and not isinstance(rotation.mlp, bool)
-    _refuse(blocks, "R4 in blocks", "the kernels transform the whole input of down_proj")
+    weights, inputs = cast(WeightQuantization, recipe.weights).scheme, recipe.activations
+    online = tuple(one for one in recipe.transforms if one.online)
+    for one in online:
+        _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform the whole input of down_proj")
     _check_weights(weights)
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
@@ -80,10 +79,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
         table_group=weights.group_size if weights.bits == 2 else GROUP_SIZE,
         inputs=_input_scheme(inputs),
-        cache=_cache_scheme(recipe.keys, recipe.values, rotation is not None and rotation.keys),
-        rotate_heads=rotation is not None and rotation.heads,
-        rotate_mlp=rotation is not None and bool(rotation.mlp),
-        half_transforms=rotation is not None and rotation.online_dtype == "float16",
+        cache=_cache_scheme(recipe.keys, recipe.values),
+        transforms=online,
     )
 
 
@@ -139,9 +136,7 @@ def check_config(config: Any) -> None:
     _refuse(rope.get("partial_rotary_factor", 1.0) != 1.0, "partly rotated heads", "the kernels rotate whole heads")
 
 
-def _cache_scheme(
-    keys: QuantizationScheme | None, values: QuantizationScheme | None, rotates: bool
-) -> CacheScheme | None:
+def _cache_scheme(keys: QuantizationScheme | None, values: QuantizationScheme | None) -> CacheScheme | None:
     if keys is None and values is None:
         return None
     why = "the kernels' cache is 4-bit, asymmetric with dynamic scales or symmetric with static ones, or 16-bit"
@@ -163,11 +158,9 @@ def _cache_scheme(
             "the kernels take one for each head, or for all",
         )
     if not keys.dynamic:
-        return CacheScheme(rotate=rotates, static=True)
+        return CacheScheme(static=True)
     _refuse(keys.group_size != values.group_size, "groups of different size for keys and values", why)
-    return CacheScheme(
-        key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size, rotate=rotates
-    )
+    return CacheScheme(key_clip=keys.clip_ratio, value_clip=values.clip_ratio, group_size=keys.group_size)
 
 
 def _refuse(condition: bool, what: str, why: str) -> None:
@@ -187,7 +180,7 @@ class _Conversion:
         self.dtype = getattr(torch, precision.dtype)
         self.architecture: Architecture = architecture_of(stored.config)
         self.root = "model"
-        self.prefix = _prefix(stored.state)
+        self.prefix = runtime_quantization(stored.state.recipe, stored.state).prefix
 
     def decoder(self, device: torch.device | str) -> Decoder:
         """The decoder, filled, on `device`; weights are packed one linear layer at a time."""
@@ -268,15 +261,6 @@ class _Conversion:
 
     def _name(self, index: int, part: str, what: str) -> str:
         return f"{self.root}.layers.{index}.{part}.{what}"
-
-
-def _prefix(state: QuantizedState) -> Prefix | None:
-    """The keys and values that stand before every text, if a method put any there."""
-    quantization = RuntimeQuantization()
-    for name, method in state.recipe.methods.items():
-        if "prefix" in method.roles:
-            quantization = actions.runtime(method, quantization, state.tensors[name])
-    return quantization.prefix
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rotquant.decoder.config import DecoderConfig, InputScheme, Precision
+from rotquant.decoder.config import SITE_OF, DecoderConfig, InputScheme, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
@@ -22,6 +22,7 @@ from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes, 
 from rotquant.kernels.products.w4a16 import HalfWeight, half_linear, half_shapes
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
 from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
+from rotquant.recipes.transforms import at_site
 
 if TYPE_CHECKING:
 
@@ -305,12 +306,10 @@ class LutLinear(nn.Module):
 
 def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> "Linear":
     """The empty linear layer called `name` in `config.LINEARS`, with its inputs."""
-    transform = NO_TRANSFORM
-    if name == "o" and precision.rotate_heads:
-        transform = config.heads
-    elif name == "down" and precision.rotate_mlp:
-        transform = WHOLE_AXIS
-    half = precision.half_transforms
+    transform, half = NO_TRANSFORM, False
+    for one in at_site(precision.transforms, SITE_OF[name]):
+        transform = config.heads if one.location == "across_heads" else WHOLE_AXIS
+        half = one.dtype == "float16"
     inputs: FloatInputs | QuantizedInputs
     if precision.inputs is not None:
         inputs = QuantizedInputs(precision.inputs, transform, half, device)

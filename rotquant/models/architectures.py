@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.models.families import next_step
-from rotquant.recipes.schemes import SiteName
+from rotquant.recipes.transforms import SiteName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -4,18 +4,28 @@ Not every size has a Hadamard matrix here: no odd number of heads has one, nor 6
 rotation allows instead (`fitted`); a recipe that somebody wrote is refused with all that would have to change.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
+from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.hadamard import is_supported
 
 #: Where a recipe has the scheme of what has groups.
 _GROUPS = {"weights": "weights.scheme", "activations": "activations"}
+#: What the number of features at a location of a rotation is of the model.
+_SIZES: dict[Location, str] = {
+    "residual": "hidden size",
+    "values": "head dimension",
+    "across_heads": "number of attention heads",
+    "queries_keys": "head dimension",
+    "mlp_output": "intermediate size",
+}
 
 
 @dataclass(frozen=True)
@@ -30,42 +40,35 @@ class Substitute:
     words: str
 
 
-def substitutes(architecture: Architecture, scheme: RotationScheme) -> tuple[Substitute, ...]:
-    """Find replacements of the Hadamard matrices that `scheme` needs and the model's sizes do not have.
+def substitutes(architecture: Architecture, transforms: Iterable[Transform]) -> tuple[Substitute, ...]:
+    """Find replacements of the Hadamard matrices that a rotation needs and the model's sizes do not have.
 
     R1 and R2 become random orthogonal matrices (QuaRot Table 8), R4 block-diagonal. The transform across heads goes:
     R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no known model has.
     """
-    hidden, head, heads, mlp = (
-        architecture.hidden_size,
-        architecture.head_dim,
-        architecture.num_heads,
-        architecture.intermediate_size,
-    )
-    needed = (
-        (scheme.residual == "hadamard", hidden, "hidden size", "residual", "orthogonal"),
-        ("hadamard" in scheme.values, head, "head dimension", "values", "orthogonal"),
-        (scheme.keys, head, "head dimension", "keys", False),
-        (scheme.heads, heads, "number of attention heads", "heads", False),
-        (scheme.mlp is True, mlp, "intermediate size", "mlp", _largest_block(mlp)),
-    )
-    return tuple(
-        Substitute(field, value, f"{size} ({what})")
-        for wanted, size, what, field, value in needed
-        if wanted and not is_supported(size)
-    )
+    found = []
+    for one in transforms:
+        size = features_at(architecture, one.location)
+        if one.name in ROTATION_FIELDS and "hadamard" in one.kind and one.size is None and not is_supported(size):
+            value = _largest_block(size) if one.name == "R4" else False if one.online else "orthogonal"
+            found.append(Substitute(ROTATION_FIELDS[one.name], value, f"{size} ({_SIZES[one.location]})"))
+    return tuple(found)
 
 
-def check_rotation(architecture: Architecture, scheme: RotationScheme) -> None:
-    """Raise `RecipeError` where no Hadamard matrix is known that `scheme` needs; call it before touching a weight."""
-    found = substitutes(architecture, scheme)
+def check_transforms(architecture: Architecture, transforms: Iterable[Transform]) -> None:
+    """Raise `RecipeError` where a transform does not fit the model's sizes; call it before touching a weight."""
+    transforms = tuple(transforms)
+    found = substitutes(architecture, transforms)
     if found:
         changes = {f"rotation.{one.field}": one.value for one in found}
         raise RecipeError(f"{_missing(architecture, found)}; change the recipe, {options(changes)}.")
-    size, block = architecture.intermediate_size, scheme.mlp
-    if not isinstance(block, bool) and (size % block or not is_supported(block)):
-        fitting = options({"rotation.mlp": is_supported(size) or _largest_block(size)})
-        raise RecipeError(f"R4 cannot have blocks of {block} of {size} features: change the recipe, {fitting}.")
+    for one in transforms:
+        features = features_at(architecture, one.location)
+        size = one.size or features
+        if features % size or ("hadamard" in one.kind and not is_supported(size)):
+            fitting = options({"rotation.mlp": is_supported(features) or _largest_block(features)})
+            way = f"change the recipe, {fitting}" if one.name == "R4" else "choose a size that divides them"
+            raise RecipeError(f"{one.name} cannot have blocks of {size} of {features} features: {way}.")
 
 
 def check_fits(recipe: Recipe, architecture: Architecture) -> None:
@@ -74,11 +77,10 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
     Raises:
         RecipeError: the sentence ends with the options to add to the command.
     """
-    missing = substitutes(architecture, recipe.rotation) if recipe.rotation else ()
+    missing = substitutes(architecture, recipe.transforms)
     groups = tuple(_groups(recipe, architecture))
     if not groups:
-        if recipe.rotation is not None:
-            check_rotation(architecture, recipe.rotation)
+        check_transforms(architecture, recipe.transforms)
         return
     problems = [_missing(architecture, missing)] if missing else []
     widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
@@ -100,8 +102,7 @@ def fitted(recipe: Recipe, architecture: Architecture, fixed: Collection[str] = 
     Returns:
         The recipe, and what it became in one sentence; the empty one where it fits as it is.
     """
-    chosen = substitutes(architecture, recipe.rotation) if recipe.rotation else ()
-    found = tuple(one for one in chosen if one.field not in fixed)
+    found = tuple(one for one in substitutes(architecture, recipe.transforms) if one.field not in fixed)
     if not found:
         return recipe, ""
     changes = {one.field: one.value for one in found}

@@ -117,7 +117,7 @@ class Training:
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
         student = self.engine.student(self.model)
-        quantizers = RuntimeQuantization(rotation=self.recipe.rotation, **runtime_schemes(self.recipe))
+        quantizers = RuntimeQuantization(transforms=self.recipe.transforms, **runtime_schemes(self.recipe))
         with (
             wrap(teacher, self.context.online),
             wrap(student, quantizers),

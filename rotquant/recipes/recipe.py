@@ -18,6 +18,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
 from rotquant.recipes.registry import find_class
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes.transforms import Transform
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
@@ -294,6 +295,13 @@ class Recipe(Frozen):
     def fuses_norms(self) -> bool:
         """Whether norms give their gains to the weights that read them: `RotationScheme.residual`."""
         return self.rotation is not None and self.rotation.fuses_norms
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The rotation's transforms. Those that methods add stand in `RuntimeQuantization.transforms`."""
+        drawn = () if self.rotation is None else self.rotation.transforms
+        learned = {"origin": "learned"} if self.learner else {}
+        return tuple(one.model_copy(update=learned) if one.tensors else one for one in drawn)
 
     @property
     def has_static_scales(self) -> bool:

@@ -6,14 +6,15 @@ disputed detail of a paper is a field with a documented default (as the paper sa
 code does).
 """
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from rotquant.foundation.data import Frozen
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
+from rotquant.recipes.transforms import Kind, Location, Transform
 
-SiteName = Literal["attention_input", "attention_output", "mlp_input", "mlp_output"]
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
 
 
@@ -82,6 +83,10 @@ class Calibration(Frozen):
         return max(CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN * self.samples * self.sequence_length)
 
 
+#: The field of `RotationScheme` that says whether a model carries a transform, by the transform's name.
+ROTATION_FIELDS = {"R1": "residual", "R2": "values", "heads": "heads", "R3": "keys", "R4": "mlp"}
+
+
 class RotationScheme(Frozen):
     """Rotations that a model carries (SpinQuant's names R1..R4; QuaRot Sec. 4 stages 1a-1d)."""
 
@@ -121,7 +126,30 @@ class RotationScheme(Frozen):
     @property
     def is_random(self) -> bool:
         """Whether the seed of a run changes the rotation."""
-        return self.residual != "none" or self.values in ("random_hadamard", "orthogonal")
+        return any(one.origin == "drawn" for one in self.transforms)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """What the scheme says, as data: R1 and R2 with matrices of their own, then the online transforms."""
+        found = []
+        if self.residual != "none":
+            found.append(_fused("R1", "random_hadamard" if self.residual == "hadamard" else "orthogonal", "residual"))
+        if self.values != "none":
+            found.append(_fused("R2", self.values, "values"))
+        online = partial(Transform, kind="hadamard", online=True, dtype=self.online_dtype)
+        if self.heads:
+            found.append(online(name="heads", location="across_heads"))
+        if self.keys:
+            found.append(online(name="R3", location="queries_keys"))
+        if self.mlp:
+            found.append(online(name="R4", location="mlp_output", size=None if self.mlp is True else self.mlp))
+        return tuple(found)
+
+
+def _fused(name: str, kind: Kind, location: Location) -> Transform:
+    """A rotation in the weights, whose matrix has the name of its location (`models.rotation.matrices`)."""
+    origin = "fixed" if kind == "hadamard" else "drawn"
+    return Transform(name=name, kind=kind, location=location, origin=origin, tensors=(location,))
 
 
 class WeightQuantization(Frozen):

@@ -146,13 +146,18 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         return wrap(model, RuntimeQuantization(**runtime_schemes(recipe)))
     if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
-    quantization = RuntimeQuantization(rotation=recipe.rotation, static=state.static, **runtime_schemes(recipe))
-    for name, method in recipe.methods.items():
-        quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
-    handle = wrap(model, quantization)
+    handle = wrap(model, runtime_quantization(recipe, state))
     for method in recipe.methods.values():
         actions.attach(method, model, recipe, handle)
     return handle
+
+
+def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuantization:
+    """All transforms and quantizers that act while a model of stored weights runs, with their tensors, as data."""
+    quantization = RuntimeQuantization(transforms=recipe.transforms, static=state.static, **runtime_schemes(recipe))
+    for name, method in recipe.methods.items():
+        quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
+    return quantization
 
 
 def check_recipe(

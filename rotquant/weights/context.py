@@ -44,7 +44,7 @@ class QuantizationContext:
     samples: calibration token ids, int64 [samples, tokens], or None.
     texts: those of methods' own texts, by the methods' names.
     device: where the work is done. seed: the run's.
-    online: the rotation's online transforms, and a prefix once it is found, without quantizers.
+    online: the online transforms, and a prefix once it is found, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
     static: static scales of sites, and of `keys` and `values`, by (layer, name).
@@ -71,7 +71,7 @@ class QuantizationContext:
         self.device = device
         self.batch_size = batch_size
         self.checkpoint = checkpoint
-        self.online = RuntimeQuantization(rotation=recipe.rotation)
+        self.online = RuntimeQuantization(transforms=recipe.transforms)
         self.weights: Weights = {}
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
@@ -138,19 +138,19 @@ class QuantizationContext:
         """Take static scales from the smallest and largest value over the calibration text, outlier features aside."""
         with wrap(self.model, self.online):
             stream = self.capture()
-            for index, layer in stream.layers("static scales"):
-                with self.ranges(index, layer) as ranges:
+            for index, _ in stream.layers("static scales"):
+                with self.ranges(index) as ranges:
                     stream.advance(index)
                 self.keep_scales(index, ranges.qparams())
 
-    def ranges(self, index: int, layer: nn.Module, *, averaged: bool = False) -> Ranges:
+    def ranges(self, index: int, *, averaged: bool = False) -> Ranges:
         """While it is open, what a layer that runs shows of the ranges that static scales are to cover."""
         splits = {
             site.name: self.splits[index, site.name]
             for site in self.architecture.sites
             if (index, site.name) in self.splits
         }
-        return Ranges(self.model, layer, self.recipe, self.online.prefix, splits, averaged)
+        return Ranges(self.model, index, self.recipe, self.online, splits, averaged)
 
     def scales_of(self, index: int) -> dict[str, QParams]:
         """A layer's static scales that are kept, by the names of sites, `keys` and `values`."""

@@ -15,6 +15,8 @@ from rotquant.foundation.progress import task
 from rotquant.models.checkpoints import quiet_transformers
 from rotquant.models.shards import LARGEST_SHARD
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.transforms import at
 from rotquant.weights.storage import load_quantized, read_manifest
 
 
@@ -46,8 +48,7 @@ def check_exportable(recipe: Recipe) -> None:
 
     R3 may stay away: it turns queries and keys alike, so that only the error of a quantized cache depends on it.
     """
-    rotation = recipe.rotation
-    online = [] if rotation is None else [name for name in ("heads", "mlp") if getattr(rotation, name)]
+    online = [ROTATION_FIELDS[one.name] for one in at(recipe.transforms, "across_heads", "mlp_output", online=True)]
     if online:
         raise RecipeError(
             f"the weights undo transforms at run time (rotation.{', rotation.'.join(online)}), which an ordinary "

@@ -8,10 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.architectures import Architecture, architecture_of
-from rotquant.models.simulation.kv_cache import KVQuantizer, static_qparams
-from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.architectures import Architecture, architecture_of, decoder_layers
+from rotquant.models.simulation.kv_cache import static_qparams
 from rotquant.models.simulation.queries import observed_queries
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import observed_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -25,7 +25,8 @@ class Ranges:
     """While it is open, follows one decoder layer: the ranges of all that a recipe gives static scales.
 
     Args:
-        layer: of the model; it runs without quantizers, after the prefix if there is one.
+        index: of the decoder layer in the model; it runs without quantizers.
+        online: the transforms and the prefix with which it runs.
         splits: outlier features by site, which scales leave out.
         averaged: whether ranges are moving averages, over the samples, of each feature's largest |value|, as in
             PrefixQuant's authors' code, in place of the smallest and largest value; of symmetric schemes.
@@ -34,16 +35,17 @@ class Ranges:
     def __init__(
         self,
         model: nn.Module,
-        layer: nn.Module,
+        index: int,
         recipe: Recipe,
-        prefix: Prefix | None,
+        online: RuntimeQuantization,
         splits: Mapping[str, ColumnSplit],
         averaged: bool = False,
     ) -> None:
-        self.model, self.layer, self.splits, self.averaged = model, layer, splits, averaged
+        self.model, self.layer, self.splits, self.averaged = model, decoder_layers(model)[index], splits, averaged
         self.architecture = architecture_of(model)
-        self.prefix = 0 if prefix is None else prefix.tokens
-        self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
+        self.prefix = 0 if online.prefix is None else online.prefix.tokens
+        cache = online.cache(keys=recipe.keys, values=recipe.values)
+        self.chains = {what: cache.chain(index, what) for what in ("keys", "values")}
         self.schemes = static_schemes(recipe, self.architecture)
         self._found: dict[str, Tensor] = {}
         self._open = ExitStack()
@@ -78,8 +80,8 @@ class Ranges:
         self._found[site] = torch.stack([low, high])
 
     def _attention(self, _query: Tensor, key: Tensor, value: Tensor) -> None:
-        text = {"keys": self.cache.rotate_keys(key[:, :, self.prefix :]), "values": value[:, :, self.prefix :]}
-        for name, x in text.items():
+        text = {"keys": key[:, :, self.prefix :], "values": value[:, :, self.prefix :]}
+        for name, x in ((name, self.chains[name](x)) for name, x in text.items()):
             if self.averaged:
                 self._average(name, x.detach().abs().amax(dim=2, keepdim=True))
                 continue

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.models.architectures import architecture_of, decoder_layers, final_norm
-from rotquant.models.fitting import check_rotation
+from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -36,12 +36,12 @@ def invariance_error(
     Raises:
         RecipeError: the scheme needs a Hadamard matrix that is not known.
     """
-    check_rotation(architecture_of(model), scheme)
+    check_transforms(architecture_of(model), scheme.transforms)
     with norms_in_model_dtype(model):
         expected = model(input_ids=input_ids, use_cache=False).logits
     rotated = copy.deepcopy(model)
     rotate(rotated, scheme, seed, device, rotations=rotations)
-    with norms_in_model_dtype(rotated), wrap(rotated, RuntimeQuantization(rotation=scheme)):
+    with norms_in_model_dtype(rotated), wrap(rotated, RuntimeQuantization(transforms=scheme.transforms)):
         logits = rotated(input_ids=input_ids, use_cache=False).logits
     return (logits - expected).abs().max().item()
 

@@ -90,13 +90,13 @@ def test_dead_features_get_a_finite_positive_scale():
     assert (scale > 0).all()
 
 
-def scaled_places(model, rotation=None):
+def scaled_places(model, transforms=()):
     """Scale every site that can be by random factors; which sites those were."""
     architecture, places = architecture_of(model), set()
     generator = torch.Generator().manual_seed(0)
     for layer in decoder_layers(model):
         for site in architecture.sites:
-            before = None if site.norm else producer(architecture, site, rotation)
+            before = None if site.norm else producer(architecture, site, transforms)
             if site.norm or before:
                 factors = torch.exp(torch.randn(site.features, generator=generator, dtype=torch.float64))
                 scale_site(layer, site, before, factors)
@@ -123,9 +123,9 @@ def test_features_that_an_online_transform_mixes_are_left_alone():
     rotation = RotationScheme()
     model = tiny_model(num_kv_heads=4, dtype=torch.float64)
     rotate(model, rotation, seed=0)
-    with wrap(model, RuntimeQuantization(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(transforms=rotation.transforms)):
         before = model(tiny_tokens()).logits
-        assert scaled_places(model, rotation) == {"attention_input", "mlp_input"}
+        assert scaled_places(model, rotation.transforms) == {"attention_input", "mlp_input"}
         assert (model(tiny_tokens()).logits - before).abs().max() < 1e-10
 
 
@@ -134,7 +134,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
     reference, model = outlier_model(dtype=torch.float64), outlier_model(dtype=torch.float64)
     architecture = architecture_of(model)
     stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, None))
+    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, ()))
     for index, layer in enumerate(decoder_layers(reference)):
         inputs = {}
         for site in architecture.sites:
@@ -147,7 +147,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
             hook.remove()
             inputs[site.name] = inputs_of(torch.cat(seen))
         untouched = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-        expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, None)
+        expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, ())
         for name, weight in weights[index].items():
             assert torch.equal(weight.codes, expected[name].codes)
         with torch.no_grad():

@@ -87,7 +87,7 @@ def test_later_sites_see_weights_that_were_changed_at_earlier_ones(
 def test_online_transforms_act_before_a_site_is_seen() -> None:
     model, samples, scheme = tiny_model(), tiny_tokens(batch=2, tokens=8), RotationScheme()
     rotate(model, scheme, seed=0)
-    with wrap(model, RuntimeQuantization(rotation=scheme)):
+    with wrap(model, RuntimeQuantization(transforms=scheme.transforms)):
         expected = inputs_of_all_sites(model, samples)
         stream = capture_layer_inputs(model, samples)
         parts: list[torch.Tensor] = []

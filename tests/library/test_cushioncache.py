@@ -19,7 +19,7 @@ from rotquant.methods.cushioncache.prefix_tuning import losses, network, tune
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import Prefix, compute_prefix
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, hook_site, wrap
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.training.state import Checkpoint
@@ -121,7 +121,7 @@ def test_errors_behind_a_cached_prompt_are_those_of_plain_forward_passes(
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_search_is_algorithm_1(rotated: bool) -> None:
     settings, model = recipe(), tiny_model(dtype=torch.float64)
-    online = RuntimeQuantization(rotation=RotationScheme() if rotated else None)
+    online = RuntimeQuantization(transforms=RotationScheme().transforms if rotated else ())
     if rotated:
         rotate(model, RotationScheme(), 0)
     at = context(settings, model=model)
@@ -212,10 +212,11 @@ def reference_losses(
         total.append((x - grid).square().sum())
         return x + (grid - x).detach()  # scales of each text cut nothing off
 
-    sites = architecture_of(model).sites
-    inputs = {(index, site.name): straight_through for index in range(len(keys)) for site in sites}
     positions = torch.arange(ids.shape[1])[None] + keys.shape[2]
-    with wrap(model, RuntimeQuantization(inputs=inputs)):
+    with Handle() as handle:
+        for layer in decoder_layers(model):
+            for site in architecture_of(model).sites:
+                hook_site(handle, layer, site, straight_through)
         logits = model(ids, past_key_values=cache, position_ids=positions, use_cache=True).logits
     prediction = cross_entropy(logits[0, :-1].float(), ids[0, 1:])
     return prediction + weight * torch.stack(total).sum()

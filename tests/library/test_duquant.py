@@ -17,15 +17,11 @@ from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.duquant import DuQuant
 from rotquant.methods.duquant.model_transformation import tensors
 from rotquant.methods.duquant.rotation_and_permutation import (
-    Following,
-    Transform,
     draw_rotation,
     find_transform,
     largest_rows,
-    rotate_blocks,
     search_rotation,
     search_rotation_reference,
-    stored_transforms,
     switched,
     uniform_rotation,
     zigzag,
@@ -35,6 +31,7 @@ from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import SiteKey
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
+from rotquant.models.transforms import Chain
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, check_widths, override, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
@@ -221,14 +218,10 @@ def test_few_tokens_are_all_seen_in_their_order() -> None:
     assert torch.equal(largest_rows(x.split(4), 4, 6, shared=True)[0], x.view(18, 4))
 
 
-def test_blocks_are_rotated_each_by_its_own_matrix_or_all_by_one() -> None:
-    x, rotations = random(2, 5, 12), random(3, 4, 4, seed=1)
-    expected = torch.cat(
-        [part @ rotation for part, rotation in zip(x.split(4, dim=-1), rotations, strict=True)], dim=-1
-    )
-    torch.testing.assert_close(rotate_blocks(x, rotations), expected)
-    shared = torch.cat([part @ rotations[0] for part in x.split(4, dim=-1)], dim=-1)
-    torch.testing.assert_close(rotate_blocks(x, rotations[:1]), shared)
+def found_chain(x: list[Tensor], settings: DuQuant) -> tuple[Chain, dict[str, Tensor]]:
+    """The transform that is found for some inputs, and its tensors."""
+    tensors = find_transform("mlp_input", x, settings, generator(), torch.device("cpu"))
+    return Chain(settings.transforms_at("mlp_input", settings.block(x[0].shape[-1])), tensors), tensors
 
 
 @pytest.mark.parametrize("permutations", [0, 1, 2])
@@ -236,12 +229,12 @@ def test_blocks_are_rotated_each_by_its_own_matrix_or_all_by_one() -> None:
 def test_a_found_transform_is_orthogonal_and_evens_out_the_features(permutations: int, rotations: str) -> None:
     x = with_outliers(200, 48)
     settings = DuQuant(block_size=8, search_steps=16, permutations=permutations, rotations=rotations, tokens=500)  # pyright: ignore[reportArgumentType]
-    found = find_transform(x.split(64), settings, generator(), torch.device("cpu"))
-    assert found.rotations.shape == (permutations + 1, 6 if rotations == "blocks" else 1, 8, 8)
-    matrix = found.rotate(torch.eye(48, dtype=torch.float64))
+    found, kept = found_chain(list(x.split(64)), settings)
+    assert kept["mlp_input.rotations"].shape == (permutations + 1, 6 if rotations == "blocks" else 1, 8, 8)
+    matrix = found(torch.eye(48, dtype=torch.float64))
     assert orthogonality_error(matrix) < ROUNDING
-    torch.testing.assert_close(found.rotate(x), x @ matrix)
-    assert found.rotate(x).abs().max() < x.abs().max() * (0.8 if permutations == 0 else 0.4)
+    torch.testing.assert_close(found(x), x @ matrix)
+    assert found(x).abs().max() < x.abs().max() * (0.8 if permutations == 0 else 0.4)
 
 
 def test_a_permutation_lets_an_outlier_leave_its_block() -> None:
@@ -251,8 +244,8 @@ def test_a_permutation_lets_an_outlier_leave_its_block() -> None:
     peaks = []
     for permutations in (0, 1):
         settings = DuQuant(block_size=8, search_steps=32, permutations=permutations)
-        found = find_transform([x], settings, generator(), torch.device("cpu"))
-        peaks.append(found.rotate(x).square().sum(dim=0).view(8, 8).sum(dim=1))
+        found, _ = found_chain([x], settings)
+        peaks.append(found(x).square().sum(dim=0).view(8, 8).sum(dim=1))
     share = [float(peak.max() / peak.sum()) for peak in peaks]
     assert share[0] > 0.95
     assert share[1] < 0.2
@@ -262,7 +255,7 @@ def test_inputs_that_are_not_finite_are_refused() -> None:
     x = random(20, 16)
     x[3, 2] = torch.inf
     with pytest.raises(RotquantError, match="calibration activations are not finite"):
-        find_transform([x], DuQuant(block_size=4), generator(), torch.device("cpu"))
+        found_chain([x], DuQuant(block_size=4))
 
 
 def recipe(block_size: int = 8, sections: Mapping[str, object] | None = None, **settings: Any) -> Recipe:
@@ -405,7 +398,6 @@ def test_static_scales_are_those_of_transformed_inputs() -> None:
     tokens = tiny_tokens(4)
     model = outlier_model(dtype=torch.float64)
     found = build_weights(model, None, recipe(32, static), 0, tokens, progress=False).state
-    transforms = stored_transforms(found.tensors["duquant"])
     stored = build_weights(outlier_model(dtype=torch.float64), None, recipe(32), 0, tokens, progress=False)
     seen: dict[SiteKey, Tensor] = {}
 
@@ -418,7 +410,8 @@ def test_static_scales_are_those_of_transformed_inputs() -> None:
                 linear = linear_of(layer, site.linears[0])
                 linear.register_forward_pre_hook(partial(keep, (index, site.name)))
         logits(stored.model, tokens)
-    assert transforms.keys() == found.static.keys() == seen.keys()
+    assert found.static.keys() == seen.keys()
+    assert {name.split(".")[0] for name in found.tensors["duquant"]} == {site for _, site in seen}
     for key, qparams in found.static.items():
         torch.testing.assert_close(qparams.scale, seen[key].abs().max() / 127)
 
@@ -430,7 +423,7 @@ def test_queries_pass_r3_before_they_are_quantized(monkeypatch: pytest.MonkeyPat
     scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head")
     rotation = RotationScheme(residual="none", values="none", heads=False, mlp=False)
     model, tokens, turn = tiny_model(), tiny_tokens(), modeling_llama.apply_rotary_pos_emb
-    quantizer = quantized_queries(model, scheme, rotation)
+    quantizer = quantized_queries(model, scheme, rotation.transforms)
     found = logits(model, tokens)
     quantizer.remove()
 
@@ -440,13 +433,6 @@ def test_queries_pass_r3_before_they_are_quantized(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turned)
     torch.testing.assert_close(logits(model, tokens), found)
-
-
-def test_a_transform_follows_its_input_to_another_device() -> None:
-    following = Following(Transform(random(2, 3, 4, 4).float(), torch.arange(12)[None], torch.ones(12)))
-    assert following(torch.ones(5, 12, device="meta")).device.type == "meta"
-    parts = (following.transform.rotations, following.transform.permutations, following.transform.scale)
-    assert all(part is not None and part.device.type == "meta" for part in parts)
 
 
 @pytest.mark.gpu

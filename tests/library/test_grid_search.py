@@ -11,9 +11,9 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.grid_scales import GridScales
 from rotquant.methods.grid_scales.static_scale_search import attention_weights, best_factors
 from rotquant.methods.grid_weights import GridWeights
-from rotquant.models.architectures import decoder_layers
+from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.simulation.queries import observed_queries
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, hook_site, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -131,8 +131,9 @@ def _output_error(model: torch.nn.Module, name: str, scheme: QuantizationScheme,
     with wrap(model, RuntimeQuantization()):
         stream = capture_layer_inputs(model, SAMPLES)
     exact = torch.cat(list(stream.outputs(0)))
-    inputs = {(0, name): lambda x: fake_quantize(x, scheme, qparams)}
-    with wrap(model, RuntimeQuantization(inputs=inputs)):
+    with Handle() as handle:
+        site = architecture_of(model).site(name)
+        hook_site(handle, decoder_layers(model)[0], site, lambda x: fake_quantize(x, scheme, qparams))
         return (torch.cat(list(stream.outputs(0))) - exact).square().sum()
 
 

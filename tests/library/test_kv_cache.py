@@ -58,7 +58,7 @@ def states(tokens: int, seed: int, dtype: torch.dtype = torch.float32, head_dim:
 def test_a_token_is_the_same_however_it_entered(
     keys: QuantizationScheme | None, values: QuantizationScheme | None, dtype: torch.dtype
 ) -> None:
-    quantizer = KVQuantizer(keys, values, RotationScheme(), static=static(keys, values))
+    quantizer = KVQuantizer(keys, values, RotationScheme().transforms, static=static(keys, values))
     k, v = states(7, 0, dtype)
     at_once = QuantizedCache(quantizer).update(k, v, 0)
     piecewise = QuantizedCache(quantizer)
@@ -105,21 +105,22 @@ def test_scores_are_those_of_rotated_queries_and_rotated_quantized_keys(head_dim
     """QuaRot's stage 1d: softmax sees (q H)(Q(k H))^T, which this cache reaches without touching queries."""
     k, v = states(9, 0, torch.float64, head_dim)
     q, _ = states(4, 1, torch.float64, head_dim)
-    cached, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme())).update(k, v, 0)
+    cached, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme().transforms)).update(k, v, 0)
     rotated_q, rotated_k = hadamard.hadamard_transform(q), hadamard.hadamard_transform(k)
     expected = rotated_q @ fake_quantize(rotated_k, PER_HEAD).mT
     assert torch.allclose(q @ cached.mT, expected, atol=1e-12)
     # and R3 matters: without it the quantized keys are others
-    plain, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme(keys=False))).update(k, v, 0)
+    plain, _ = QuantizedCache(KVQuantizer(PER_HEAD, PER_HEAD, RotationScheme(keys=False).transforms)).update(k, v, 0)
     assert torch.equal(plain, fake_quantize(k, PER_HEAD))
     assert not torch.allclose(plain, cached, atol=1e-2)
 
 
 def test_rotating_keys_there_and_back_is_the_identity() -> None:
     for head_dim in (12, 16, 64, 96, 128):
-        quantizer = KVQuantizer(PER_HEAD, None, RotationScheme())
+        quantizer = KVQuantizer(PER_HEAD, None, RotationScheme().transforms)
         k = torch.randn(3, head_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        back = quantizer.rotate_keys(quantizer.rotate_keys(k), inverse=True)
+        chain = quantizer.chain(0, "keys")
+        back = chain.inverse(chain(k))
         assert torch.allclose(back, k, atol=1e-12)
 
 
@@ -127,7 +128,7 @@ def test_logits_of_decoding_in_pieces_are_those_of_one_pass() -> None:
     model, tokens = tiny_model(dtype=torch.float64), tiny_tokens(batch=2, tokens=10)
     with (
         torch.no_grad(),
-        wrap(model, RuntimeQuantization(RotationScheme(heads=False, mlp=False), None, PER_HEAD, PER_HEAD)),
+        wrap(model, RuntimeQuantization(RotationScheme(heads=False, mlp=False).transforms, None, PER_HEAD, PER_HEAD)),
     ):
         expected = model(tokens, use_cache=False).logits
         cache, logits = None, []
@@ -141,7 +142,7 @@ def test_logits_of_decoding_in_pieces_are_those_of_one_pass() -> None:
 
 def test_beam_search_reorders_codes_and_scales() -> None:
     model, tokens = tiny_model(eos_token_id=None), tiny_tokens(2, 6)
-    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, GROUPED)):
+    with wrap(model, RuntimeQuantization((), None, PER_HEAD, GROUPED)):
         with_cache = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False)
         without = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
     assert torch.equal(with_cache, without)
@@ -152,7 +153,7 @@ def test_prefill_attends_to_quantized_keys_and_values(use_cache: bool) -> None:
     """transformers' own quantized cache returns exact states at prefill, which would hide the loss."""
     model, tokens = tiny_model(), tiny_tokens()
     expected = model(tokens).logits
-    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization((), None, PER_HEAD, PER_HEAD)):
         assert (model(tokens, use_cache=use_cache).logits - expected).abs().max() > 0.01
 
 
@@ -163,14 +164,14 @@ def test_a_decoder_layer_called_by_itself_sees_quantized_states_too() -> None:
     positions = rotary(model)(x, torch.arange(6)[None])
     layer = decoder_layers(model)[0]
     expected = layer(x, position_embeddings=positions)
-    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization((), None, PER_HEAD, PER_HEAD)):
         assert not torch.allclose(layer(x, position_embeddings=positions), expected, atol=1e-3)
     assert torch.equal(layer(x, position_embeddings=positions), expected)
 
 
 def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
     model, tokens = tiny_model(), tiny_tokens()
-    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization((), None, PER_HEAD, PER_HEAD)):
         expected = model(tokens, labels=tokens, use_cache=False).loss
         loss = checkpointed_loss(model, tokens)
     assert torch.equal(loss, expected)
@@ -179,13 +180,13 @@ def test_gradient_checkpointing_does_not_lose_the_quantization() -> None:
 def test_an_empty_foreign_cache_is_replaced_and_a_filled_one_refused() -> None:
     model, tokens = tiny_model(), tiny_tokens()
     filled = model(tokens, use_cache=True).past_key_values
-    with wrap(model, RuntimeQuantization(None, None, PER_HEAD, PER_HEAD)):
+    with wrap(model, RuntimeQuantization((), None, PER_HEAD, PER_HEAD)):
         out = model(tokens, past_key_values=DynamicCache(config=model.config), use_cache=True)
         assert isinstance(out.past_key_values, QuantizedCache)
         with pytest.raises(RotquantError, match="given a DynamicCache filled by something else"):
             model(tokens, past_key_values=filled, use_cache=True)
     with (
-        wrap(model, RuntimeQuantization(None, None, PER_HEAD, GROUPED)),
+        wrap(model, RuntimeQuantization((), None, PER_HEAD, GROUPED)),
         pytest.raises(RotquantError, match="given a QuantizedCache filled by something else"),
     ):
         model(tokens, past_key_values=out.past_key_values, use_cache=True)

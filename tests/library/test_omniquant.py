@@ -60,7 +60,9 @@ def block_error(model, reference, settings, tokens):
     hidden, kwargs = layer_inputs(reference, tokens)
     with torch.no_grad():
         target = decoder_layers(reference)[0](hidden, **kwargs)
-        with wrap(model, RuntimeQuantization(settings.rotation, settings.activations, settings.keys, settings.values)):
+        with wrap(
+            model, RuntimeQuantization(settings.transforms, settings.activations, settings.keys, settings.values)
+        ):
             return (decoder_layers(model)[0](hidden, **kwargs) - target).square().mean().item()
 
 
@@ -167,7 +169,9 @@ def test_the_transformation_leaves_out_the_place_where_an_online_transform_stand
     rotation = RotationScheme()
     model = tiny_model(dtype=torch.float64)
     rotate(model, rotation, seed=0)
-    places, change = transformation_change(model, recipe(1, rotation), RuntimeQuantization(rotation=rotation))
+    places, change = transformation_change(
+        model, recipe(1, rotation), RuntimeQuantization(transforms=rotation.transforms)
+    )
     assert "value" not in places
     assert change < 1e-11
 

@@ -53,8 +53,8 @@ def reference_gradients(of, family, quantizers, confidence):
             rotate(model, of.rotation, 0)
     for index, name, layer in linears_of(student):
         parametrize.register_parametrization(layer, "weight", Built(quantizers[index, name]))
-    running = RuntimeQuantization(of.rotation, of.activations, of.keys, of.values)
-    with wrap(student, running), wrap(teacher, RuntimeQuantization(of.rotation)):
+    running = RuntimeQuantization(of.transforms, of.activations, of.keys, of.values)
+    with wrap(student, running), wrap(teacher, RuntimeQuantization(of.transforms)):
         with torch.no_grad():
             target = teacher(TEXT, use_cache=False).logits
         cakld_reference(student(TEXT, use_cache=False).logits, target, confidence).loss.backward()

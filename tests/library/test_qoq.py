@@ -548,7 +548,7 @@ def test_online_transforms_act_while_weights_are_searched():
     model = tiny_model()
     rotate(model, recipe.rotation, seed=0)
     plain = capture_layer_inputs(model, SAMPLES)
-    online = RuntimeQuantization(rotation=recipe.rotation)
+    online = RuntimeQuantization(transforms=recipe.transforms)
     weights = list(quantize_model(model, plain, QoQ.of(recipe), recipe.rounded.scheme, online))
     name = "mlp.down_proj"
     assert torch.equal(stored.weights[f"model.layers.1.{name}.weight"].codes, weights[1][name].codes)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, final_norm, lm_head
-from rotquant.models.fitting import check_rotation
+from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -70,7 +70,7 @@ def test_the_two_halves_of_a_rotation_need_each_other() -> None:
     expected = model(tokens).logits
     rotate(model, RotationScheme(), seed=0)
     assert (model(tokens).logits - expected).abs().max() > 0.1
-    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(transforms=RotationScheme().transforms)):
         assert (model(tokens).logits - expected).abs().max() <= FLOAT32_BOUND
 
 
@@ -258,7 +258,7 @@ def test_a_missing_hadamard_matrix_is_named_before_any_weight_is_touched(
     with pytest.raises(RecipeError, match=message):
         rotate(model, RotationScheme(**scheme), seed=0)
     with pytest.raises(RecipeError, match=message):
-        wrap(model, RuntimeQuantization(rotation=RotationScheme(**scheme)))
+        wrap(model, RuntimeQuantization(transforms=RotationScheme(**scheme).transforms))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
@@ -281,4 +281,4 @@ def test_the_shapes_of_real_models_can_be_rotated() -> None:
         config = tiny_model().config
         config.hidden_size, config.num_attention_heads = hidden, heads
         config.num_key_value_heads, config.intermediate_size, config.head_dim = kv_heads, intermediate, hidden // heads
-        check_rotation(architecture_of(config), RotationScheme())
+        check_transforms(architecture_of(config), RotationScheme().transforms)

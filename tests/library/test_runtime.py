@@ -15,7 +15,7 @@ from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 
 INPUTS = QuantizationScheme(bits=4, clip_ratio=0.9)
 CACHE = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
-EVERYTHING = RuntimeQuantization(rotation=RotationScheme(), activations=INPUTS, keys=CACHE, values=CACHE)
+EVERYTHING = RuntimeQuantization(transforms=RotationScheme().transforms, activations=INPUTS, keys=CACHE, values=CACHE)
 
 
 def inputs_of_linears(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def test_online_transforms_act_before_o_proj_and_down_proj(family: str) -> None:
     before: dict[str, Tensor] = {}
     for name in transforms:  # registered before wrap(): these hooks see what the model computed
         layer.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: before.update({name: args[0]}))
-    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(transforms=RotationScheme().transforms)):
         after = inputs_of_linears(model, tokens)
     for name, transform in transforms.items():
         assert torch.allclose(after[f"model.layers.0.{name}"], transform(before[name]), atol=1e-5), name
@@ -74,7 +74,7 @@ def test_the_quantizer_sees_transformed_input() -> None:
     raw = inputs_of_linears(model, tokens)["model.layers.0.mlp.down_proj"]
     # down_proj is called by itself: in a whole pass its input would differ, the MLP's input being quantized too.
     layer = decoder_layers(model)[0]
-    with wrap(model, RuntimeQuantization(rotation=only_mlp, activations=INPUTS)):
+    with wrap(model, RuntimeQuantization(transforms=only_mlp.transforms, activations=INPUTS)):
         seen: dict[str, Tensor] = {}
         layer.mlp.down_proj.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
         layer.mlp.down_proj(raw)
@@ -118,7 +118,7 @@ def test_eight_bit_everything_stays_near_the_model_and_four_bit_is_further_away(
     for bits in (8, 4, 2):
         inputs = QuantizationScheme(bits=bits)
         cache = QuantizationScheme(bits=bits, symmetric=False, granularity="head")
-        with wrap(model, RuntimeQuantization(RotationScheme(), inputs, cache, cache)):
+        with wrap(model, RuntimeQuantization(RotationScheme().transforms, inputs, cache, cache)):
             errors.append(((model(tokens).logits - expected).norm() / expected.norm()).item())
     # Rounding noise halves with each bit: 8 bits are 16 times better than 4 (measured 0.02, 0.3, 1.3).
     assert errors[0] < 0.05
@@ -133,7 +133,7 @@ def test_the_online_transform_computes_in_the_type_the_scheme_names(online: str)
     down = decoder_layers(model)[0].mlp.down_proj
     x = torch.randn(5, down.in_features, generator=torch.Generator().manual_seed(0))
     seen: dict[str, Tensor] = {}
-    with wrap(model, RuntimeQuantization(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(transforms=rotation.transforms)):
         down.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
         down(x)
     assert torch.equal(seen["x"], hadamard.hadamard_transform(x, compute_dtype=getattr(torch, online)))
@@ -198,7 +198,7 @@ def test_hooks_added_after_wrapping_see_rotated_unquantized_inputs() -> None:
     """What GPTQ's Hessian needs (QuaRot Sec. 4, stage 2a)."""
     model, tokens = tiny_model(), tiny_tokens()
     rotate(model, RotationScheme(), seed=0)
-    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(transforms=RotationScheme().transforms)):
         read = inputs_of_linears(model, tokens)
     assert all(levels(x) > 16 for x in read.values())
 

@@ -76,7 +76,7 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
                 weight = layer.get_submodule(name).weight
                 weight.data = fake_quantize(weight.data, of.weights.scheme)
     quantization = RuntimeQuantization(
-        rotation=of.rotation,
+        transforms=of.transforms,
         activations=of.activations,
         attention_output=of.attention_output,
         keys=of.keys,
@@ -357,7 +357,7 @@ def gradients(gradient: str) -> tuple[Tensor, ...]:
     x, towards = (torch.randn(5, 64, dtype=torch.float64, generator=generator) for _ in range(2))
     of, model = recipe(learning={"gradient": gradient}), tiny_model()
     rotation = drawn(model, of).residual.requires_grad_()
-    basis = spinquant_network.Bases.of(architecture_of(model), of.rotation, gradient, rotation, None).residual
+    basis = spinquant_network.Bases.of(architecture_of(model), of.transforms, gradient, rotation, None).residual
     x.requires_grad_()
     y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()

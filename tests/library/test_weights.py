@@ -125,7 +125,7 @@ def test_gptq_sees_rotated_unquantized_inputs_of_the_layers_quantized_so_far() -
     stored = build(ROTATED_GPTQ, dtype=torch.float64)
     model = tiny_model(dtype=torch.float64)
     rotate(model, ROTATED_GPTQ.rotation, seed=3)
-    assert_gptq_by_hand(stored, model, RuntimeQuantization(rotation=ROTATED_GPTQ.rotation), SAMPLES)
+    assert_gptq_by_hand(stored, model, RuntimeQuantization(transforms=ROTATED_GPTQ.rotation.transforms), SAMPLES)
 
 
 def test_calibration_may_be_batched_in_any_way() -> None:
@@ -166,7 +166,7 @@ def test_static_scales_cover_the_calibration_text() -> None:
     stored = build(RECIPES["static"])
     seen: dict[tuple[int, str], list[torch.Tensor]] = {}
     architecture = architecture_of(stored.model)
-    with wrap(stored.model, RuntimeQuantization(rotation=RotationScheme())), torch.no_grad():
+    with wrap(stored.model, RuntimeQuantization(transforms=RotationScheme().transforms)), torch.no_grad():
         for index, layer in enumerate(decoder_layers(stored.model)):
             for site in architecture.sites:
                 values = seen.setdefault((index, site.name), [])
@@ -192,7 +192,7 @@ def test_static_scales_of_the_cache_cover_rotated_keys_and_values_of_the_calibra
         seen["values"].append(value)
 
     with (
-        wrap(stored.model, RuntimeQuantization(rotation=rotation)),
+        wrap(stored.model, RuntimeQuantization(transforms=rotation.transforms)),
         observed_queries(stored.model, look),
         torch.no_grad(),
     ):

@@ -142,7 +142,7 @@ def test_rotation_turns_the_input_and_takes_the_outlier_channel_away() -> None:
     fuse_norms(model)  # so that both readings differ by Q alone
     before, loud = magnitudes(model, Tokens(TOKENS), METRIC)
     rotate(model, RotationScheme(), seed=0)
-    with wrap(model, RuntimeQuantization(rotation=RotationScheme())):
+    with wrap(model, RuntimeQuantization(transforms=RotationScheme().transforms)):
         after, flat = magnitudes(model, Tokens(TOKENS), METRIC)
     assert matrix(loud).argmax(dim=1).unique().tolist() == [5]
     # An orthogonal Q keeps each token's norm; the rounding is 5e-4 at most.

@@ -78,7 +78,7 @@ def test_rotation_adds_no_noise_and_fewer_bits_add_more() -> None:
     reference = tiny_model(dtype=torch.float64)
     rotated = tiny_model(dtype=torch.float64)
     rotate(rotated, RotationScheme(), seed=0)
-    with wrap(rotated, RuntimeQuantization(rotation=RotationScheme())):
+    with wrap(rotated, RuntimeQuantization(transforms=RotationScheme().transforms)):
         exact = window_snr(rotated, reference, TOKENS)
     assert exact > 100  # the ratio is taken in float32, whose precision is 2^-24 or 144 dB
     ratios = []

@@ -37,7 +37,7 @@ def recipe(**changes):
 
 
 def quantizers(settings):
-    return RuntimeQuantization(settings.rotation, settings.activations, settings.keys, settings.values)
+    return RuntimeQuantization(settings.transforms, settings.activations, settings.keys, settings.values)
 
 
 @torch.no_grad()

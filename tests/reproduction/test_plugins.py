@@ -32,12 +32,12 @@ from tests.helpers.reports import page
 
 HALVING = '''"""A toy: weights are made smaller by a power of two, and inputs larger at run time."""
 
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe
+from rotquant.recipes.transforms import Transform
 
 
 class Halving(Method):
@@ -66,24 +66,21 @@ def apply(settings, stage):
 
     from rotquant.models.architectures import decoder_layers
 
-    for index, layer in enumerate(decoder_layers(stage.model)):
+    for layer in decoder_layers(stage.model):
         for site in stage.architecture.sites:
             for name in site.linears:
                 layer.get_submodule(name).weight.data.mul_(0.5**settings.times)
-            stage.tensors[f"{index}.{site.name}"] = torch.full((site.features,), 2.0**settings.times)
+    for site, shape in tensors(settings, stage.architecture).items():
+        stage.tensors[site] = torch.full(shape, 0.5**settings.times)
 
 
 def tensors(settings, architecture):
-    layers = range(architecture.num_layers)
-    return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+    return {site.name: (architecture.num_layers, site.features) for site in architecture.sites}
 
 
 def runtime(settings, quantization, tensors):
-    places = {name: name.split(".") for name in tensors}
-    grown = {
-        (int(index), site): lambda x, by=tensors[name]: x * by.to(x) for name, (index, site) in places.items()
-    }
-    return replace(quantization, inputs=grown)
+    about = {"name": "halving", "kind": "scaling", "online": True}
+    return quantization.with_transforms([Transform(location=x, tensors=(x,), **about) for x in tensors], tensors)
 
 
 def halved_rtn() -> Recipe:
@@ -181,7 +178,7 @@ def test_what_a_registered_method_stores_acts_at_run_time_before_and_after_loadi
     save_quantized(tmp_path / "model", stored)
     model, _, state = load_quantized(tmp_path / "model")
     assert state.tensors.keys() == {"halving"}
-    assert set(state.tensors["halving"]["1.mlp_output"].tolist()) == {2.0}
+    assert set(state.tensors["halving"]["mlp_output"].flatten().tolist()) == {0.5}
     with torch.no_grad(), quantized_forward(model, halved, state):
         assert torch.equal(model(tiny_tokens()).logits, outputs["plain"])
 

@@ -59,7 +59,7 @@ def test_gptq_on_quantized_inputs_sees_inputs_and_cache_of_the_quantized_network
     model = tiny_model(family, dtype=torch.float64)
     rotate(model, recipe.rotation, seed=3)
     running = RuntimeQuantization(
-        recipe.rotation, activations=recipe.activations, keys=recipe.keys, values=recipe.values
+        recipe.transforms, activations=recipe.activations, keys=recipe.keys, values=recipe.values
     )
     assert_gptq_by_hand(stored, model, running, SAMPLES)
 

@@ -20,6 +20,7 @@ from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.recipes.transforms import at
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
@@ -125,9 +126,9 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
     rotate(model, scheme, seed=0)
     size = model.config.head_dim
     turn = hadamard_matrix(size).double() / size**0.5
-    with wrap(model, RuntimeQuantization(rotation=scheme)):
-        found = token_maxima(model, TEXT, metric("attention"), scheme)
-        unturned = token_maxima(model, TEXT, metric("attention"), scheme.model_copy(update={"keys": False}))
+    with wrap(model, RuntimeQuantization(transforms=scheme.transforms)):
+        found = token_maxima(model, TEXT, metric("attention"), scheme.transforms)
+        unturned = token_maxima(model, TEXT, metric("attention"), at(scheme.transforms, "across_heads", "mlp_output"))
         hand = attention_by_hand(model, cut(), turn)
     check(found, hand)
     assert unturned[1]["maxima"]["value"] == found[1]["maxima"]["value"]
@@ -138,10 +139,10 @@ def test_queries_and_keys_are_behind_rope_and_r3(rotated: bool) -> None:
 def test_the_input_of_down_proj_is_behind_r4() -> None:
     model, scheme = model_of(), RotationScheme()
     rotate(model, scheme, seed=0)
-    with wrap(model, RuntimeQuantization(rotation=scheme)):
-        with_r4 = token_maxima(model, TEXT, metric(), scheme)
+    with wrap(model, RuntimeQuantization(transforms=scheme.transforms)):
+        with_r4 = token_maxima(model, TEXT, metric(), scheme.transforms)
         check(with_r4, by_hand(model, cut()))
-    without = token_maxima(model, TEXT, metric(), None)
+    without = token_maxima(model, TEXT, metric())
     first = "attention_input"  # of the first layer, which no online transform has reached
     assert without[1]["maxima"][first]["top_1"][0] == with_r4[1]["maxima"][first]["top_1"][0]
     assert without[1]["maxima"]["mlp_output"]["top_1"][0] != with_r4[1]["maxima"]["mlp_output"]["top_1"][0]

@@ -40,7 +40,7 @@ METRIC = WeightKurtosis(weights=("q_proj", "o_proj", "down_proj"), depths=(0.0, 
 def rotated(model: torch.nn.Module, scheme: RotationScheme) -> torch.nn.Module:
     turned = copy.deepcopy(model)
     rotate(turned, scheme, seed=3)
-    wrap(turned, RuntimeQuantization(rotation=scheme))
+    wrap(turned, RuntimeQuantization(transforms=scheme.transforms))
     return turned
 
 

@@ -19,7 +19,7 @@ __all__ = ["check_heads", "hadamard", "sources", "transform_reference"]
 def transform_reference(x: Tensor, heads: int, inverse: bool, half: bool) -> Tensor:
     """The transform of x [rows, n] as float32, not rounded to the type of x; float16 arithmetic with `half`.
 
-    Rows of float64, which only references take, stay float64, as `rotation.online_dtype` has it.
+    Rows of float64, which only references take, stay float64, as in `Transform.dtype`.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     x = x.to(torch.float16 if half and x.dtype != torch.float64 else wide)

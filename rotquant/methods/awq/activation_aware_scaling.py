@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
 from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
+from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, observed_inputs
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.models.transforms import scaling
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Transform, at_site
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.grid_search import search_grid
@@ -80,16 +83,16 @@ def clip_ratios(grid: int) -> list[float]:
     return [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
 
 
-def producer(architecture: Architecture, site: Site, rotation: RotationScheme | None) -> Projection | None:
+def producer(architecture: Architecture, site: Site, transforms: tuple[Transform, ...]) -> Projection | None:
     """The projection whose output rows a site without norm reads feature by feature, or None.
 
     o_proj reads v_proj's where every query head has a value head of its own (as in the authors' code), down_proj
     reads up_proj's (times the activated gate). An online transform in between mixes the features.
     """
-    if site.name == "attention_output":
-        shared = architecture.num_heads != architecture.num_kv_heads
-        return None if shared or (rotation is not None and rotation.heads) else architecture.value
-    return None if rotation is not None and rotation.mlp else architecture.up
+    shared = site.name == "attention_output" and architecture.num_heads != architecture.num_kv_heads
+    if shared or at_site(transforms, site.name):
+        return None
+    return architecture.value if site.name == "attention_output" else architecture.up
 
 
 @torch.no_grad()
@@ -109,9 +112,7 @@ def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: T
     linear.weight[rows] = (linear.weight[rows].double() / scale.unsqueeze(1)).to(linear.weight.dtype)
     if linear.bias is not None:
         linear.bias[rows] = (linear.bias[rows].double() / scale).to(linear.bias.dtype)
-    for name in site.linears:
-        weight = linear_of(layer, name).weight
-        weight.copy_(weight.double() * scale)
+    fuse_inverse(layer, site, scaling(site.name, scale))
 
 
 @contextmanager
@@ -137,17 +138,17 @@ def quantize_layer(
     inputs: dict[str, Inputs],
     settings: AWQ,
     scheme: QuantizationScheme,
-    rotation: RotationScheme | None,
+    transforms: tuple[Transform, ...],
 ) -> dict[str, QuantizedWeight]:
     """Scale, clip and round one decoder layer, in place; its integer weights by name.
 
     Args:
         inputs: of every site, by name.
-        scheme: of the weights. rotation: of the model.
+        scheme: of the weights. transforms: of the model.
     """
     inputs = dict(inputs)
     for site in architecture.sites:
-        before = None if site.norm is not None else producer(architecture, site, rotation)
+        before = None if site.norm is not None else producer(architecture, site, transforms)
         if site.norm is None and before is None:
             continue
         stacked = torch.cat([linear_of(layer, name).weight for name in site.linears])
@@ -170,7 +171,7 @@ def quantize_layer(
 
 
 def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: AWQ, scheme: QuantizationScheme, rotation: RotationScheme | None
+    model: nn.Module, stream: LayerStream, settings: AWQ, scheme: QuantizationScheme, transforms: tuple[Transform, ...]
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Quantize a model in place, one decoder layer at a time on the stream's device.
 
@@ -178,19 +179,19 @@ def quantize_model(
         model: rotated before, if the recipe rotates, and not wrapped.
         stream: the model's calibration samples before its first layer; used up.
         scheme: of the weights; activations and KV cache are not quantized meanwhile.
-        rotation: whose online transforms act.
+        transforms: of which the online ones act.
 
     Yields:
         For each layer its integer weights by name; the layer holds their values.
     """
     architecture = architecture_of(model)
-    with wrap(model, RuntimeQuantization(rotation=rotation)):
+    with wrap(model, RuntimeQuantization(transforms=transforms)):
         # Every layer reads what the full-precision model gives.
         for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
-            yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
+            yield quantize_layer(layer, architecture, inputs, settings, scheme, transforms)
 
 
 def apply(settings: AWQ, context: QuantizationContext) -> None:
     """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-    scheme, rotation = context.recipe.rounded.scheme, context.recipe.rotation
-    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, rotation))
+    scheme, transforms = context.recipe.rounded.scheme, context.recipe.transforms
+    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, transforms))

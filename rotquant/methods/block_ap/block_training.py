@@ -141,7 +141,7 @@ def start(
                 for name in site.linears
                 for weight in [weights[name]]
             }
-        static = search.of_layer(index, layer) if context.recipe.has_static_scales else {}
+        static = search.of_layer(index) if context.recipe.has_static_scales else {}
     learned = LearnedBlock(
         weights,
         {name: q.scale.clone() for name, q in qparams.items()},

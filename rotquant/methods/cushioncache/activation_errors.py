@@ -4,18 +4,16 @@ Of every sequence of a batch by itself, with the scales of its text alone: neith
 sequences. Quantizers of the running network act after what is measured.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.methods.cushioncache import CushionCache
-from rotquant.models.architectures import architecture_of, decoder_layers
-from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
+from rotquant.models.architectures import Site, architecture_of, decoder_layers
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import fake_quantize_texts
@@ -28,10 +26,11 @@ class ActivationErrors:
         self.skipped = skipped
         self._parts: list[Tensor] = []
 
-    def add(self, x: Tensor, scheme: QuantizationScheme) -> Tensor:
-        """Measure activations [batch, tokens, features], but for the first tokens of each sequence; returns `x`."""
-        self._parts.append(squared_error(x[:, self.skipped :], scheme))
-        return x
+    def add(self, x: Tensor, scheme: QuantizationScheme | None) -> None:
+        """Measure activations [batch, tokens, features], but for the first tokens of each sequence; without a scheme
+        none."""
+        if scheme is not None:
+            self._parts.append(squared_error(x[:, self.skipped :], scheme))
 
     def total(self) -> Tensor:
         """The errors since the last call, [batch]."""
@@ -62,13 +61,18 @@ def measured(
         recipe: with this method, whose `measured` says which activations; its schemes are taken as dynamic.
         skipped: how many tokens at the head of each sequence are a prefix.
     """
-    errors, schemes = ActivationErrors(skipped), dynamic(recipe)
-    if CushionCache.of(recipe).measured == "inputs":
-        quantization = replace(quantization, inputs=_at_sites(model, errors, schemes))
-    with wrap(model, quantization) as handle:
-        if CushionCache.of(recipe).measured == "blocks":
-            for layer in decoder_layers(model):
-                handle.add(layer.register_forward_hook(_after_layer(errors, schemes)))
+    errors, schemes, head_dim = ActivationErrors(skipped), dynamic(recipe), architecture_of(model).head_dim
+    blocks = CushionCache.of(recipe).measured == "blocks"
+
+    def at_site(site: Site, x: Tensor) -> None:
+        errors.add(x, schemes.scheme_of(site, head_dim))
+
+    def after_layer(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        errors.add(output[0] if isinstance(output, tuple) else output, schemes.activations)
+
+    with wrap(model, quantization, None if blocks else at_site) as handle:
+        for layer in decoder_layers(model) if blocks else ():
+            handle.add(layer.register_forward_hook(after_layer))
         yield errors
 
 
@@ -78,26 +82,3 @@ def dynamic(recipe: Recipe) -> RuntimeQuantization:
     if activations is not None:
         activations = activations.model_copy(update={"dynamic": True})
     return RuntimeQuantization(activations=activations, attention_output=recipe.attention_output)
-
-
-def _at_sites(
-    model: nn.Module, errors: ActivationErrors, schemes: RuntimeQuantization
-) -> dict[SiteKey, Callable[[Tensor], Tensor]]:
-    """Functions that measure each site's input, after the online transform, by layer and site."""
-    architecture = architecture_of(model)
-    return {
-        (index, site.name): partial(errors.add, scheme=scheme)
-        for index in range(architecture.num_layers)
-        for site in architecture.sites
-        if (scheme := schemes.scheme_of(site, architecture.head_dim)) is not None
-    }
-
-
-def _after_layer(errors: ActivationErrors, schemes: RuntimeQuantization) -> Callable[..., None]:
-    """A hook that measures the output of a decoder layer."""
-
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if schemes.activations is not None:
-            errors.add(output[0] if isinstance(output, tuple) else output, schemes.activations)
-
-    return hook

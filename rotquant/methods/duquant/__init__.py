@@ -7,6 +7,7 @@ from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.transforms import Kind, SiteName, Transform
 
 
 class DuQuant(Method):
@@ -60,8 +61,7 @@ class DuQuant(Method):
 
     def check(self, recipe: Recipe) -> None:
         """No rotation in addition to this one but that of keys, and no scale per head before o_proj."""
-        rotation = recipe.rotation
-        if rotation and (rotation.residual != "none" or rotation.values != "none" or rotation.heads or rotation.mlp):
+        if any(one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
                 "duquant rotates what linear layers read in its own way: leave rotation out, or of it only keys on"
             )
@@ -80,6 +80,19 @@ class DuQuant(Method):
     def block(self, features: int) -> int:
         """Features of a block at a site of so many: their largest divisor up to `block_size`."""
         return next(size for size in range(self.block_size, 0, -1) if features % size == 0)
+
+    def transforms_at(self, site: SiteName, size: int) -> tuple[Transform, ...]:
+        """What is searched for the input of a site, in blocks of a size: rotation, permutation, rotation (Eq. 5)."""
+
+        def stored(kind: Kind, tensor: str, part: int, size: int | None) -> Transform:
+            about = {"name": self.name, "location": site, "online": True, "origin": "learned"}
+            return Transform(kind=kind, size=size, tensors=(f"{site}.{tensor}",), part=part, **about)
+
+        found = [stored("orthogonal", "rotations", 0, size)]
+        for part in range(self.permutations):
+            found.append(stored("permutation", "permutations", part, None))
+            found.append(stored("orthogonal", "rotations", part + 1, size))
+        return tuple(found)
 
     def describe(self, recipe: Recipe) -> str:
         """Describe the settings in words, as the pages of the report print them."""

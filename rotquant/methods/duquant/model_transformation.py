@@ -6,7 +6,7 @@ the model's function: what is done to an input is undone by the weights that rea
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.awq.activation_aware_scaling import producer, scale_site
 from rotquant.methods.duquant import DuQuant
-from rotquant.methods.duquant.rotation_and_permutation import Transform, find_transform, stored_transforms
+from rotquant.methods.duquant.rotation_and_permutation import find_transform
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
+from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap
 from rotquant.models.stream import LayerStream, on_device
+from rotquant.models.transforms import Chain, of_layer, scaling
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.transforms import SiteName, Transform
 from rotquant.tensors.devices import of_device
 from rotquant.weights.context import QuantizationContext
 
@@ -40,7 +43,7 @@ def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
     """
     scales = {} if settings.alpha is None else smooth(context, settings, settings.alpha)
     dtype = torch.promote_types(context.model.dtype, torch.float32)
-    found: dict[str, list[Transform]] = {site.name: [] for site in context.architecture.sites}
+    found: dict[str, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(context.seed)
     with wrap(context.model, context.online):
         stream = context.capture()
@@ -50,15 +53,21 @@ def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
             scale = scales.get((index, site.name))
             inputs = _inputs(stream, index, site, scale)
             try:
-                transform = find_transform(inputs, settings, generator, context.device)
+                tensors = find_transform(site.name, inputs, settings, generator, context.device)
             except RotquantError as error:
                 raise RotquantError(f"layer {index}, {site.name}: {error}") from None
-            found[site.name].append(replace(transform, scale=scale).to("cpu", dtype))
+            for name, tensor in tensors.items():
+                of_type = tensor.to("cpu", dtype) if tensor.is_floating_point() else tensor.cpu()
+                found.setdefault(name, []).append(of_type)
+            if scale is not None:
+                found.setdefault(f"{site.name}.scale", []).append(scale)
+    tensors = {name: torch.stack(layers) for name, layers in found.items()}
     for index, layer in enumerate(decoder_layers(context.model)):
         with on_device(layer, context.device):
             for site in context.architecture.sites:
-                turn_weights(layer, site, found[site.name][index].to(context.device))
-    return stacked(found)
+                transforms = settings.transforms_at(site.name, settings.block(site.features))
+                fuse_inverse(layer, site, Chain(transforms, of_layer(tensors, index)))
+    return tensors
 
 
 @torch.no_grad()
@@ -85,11 +94,9 @@ def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dic
             if divides_online(settings, architecture, site.name):
                 scale = scale.to("cpu", torch.promote_types(context.model.dtype, torch.float32))
                 online[index, site.name] = scale
-                for name in site.linears:
-                    weight = linear_of(layer, name).weight
-                    weight.copy_(weight.double() * scale.to(weight.device))
+                fuse_inverse(layer, site, scaling(site.name, scale))
             else:
-                scale_site(layer, site, None if site.norm else producer(architecture, site, None), scale)
+                scale_site(layer, site, None if site.norm else producer(architecture, site, ()), scale)
     return online
 
 
@@ -116,28 +123,6 @@ def _inputs(stream: LayerStream, index: int, site: Site, scale: Tensor | None) -
 
     stream.feed(index, site, receive)
     return pieces
-
-
-@torch.no_grad()
-def turn_weights(layer: nn.Module, site: Site, transform: Transform) -> None:
-    """Give the rows of all weights that read a site the site's rotations and permutations, in place.
-
-    For orthogonal T, (x T) (W T)^T = x W^T. Products are float64.
-    """
-    for name in site.linears:
-        weight = linear_of(layer, name).weight
-        weight.copy_(transform.rotate(weight.double()))
-
-
-def stacked(found: dict[str, list[Transform]]) -> dict[str, Tensor]:
-    """The tensors of all sites' transforms, stacked over layers, by `<site>.<part>`."""
-    tensors: dict[str, Tensor] = {}
-    for site, transforms in found.items():
-        for part in ("rotations", "permutations", "scale"):
-            values = [getattr(transform, part) for transform in transforms]
-            if values[0] is not None:
-                tensors[f"{site}.{part}"] = torch.stack(values)
-    return tensors
 
 
 def apply(settings: DuQuant, context: QuantizationContext) -> None:
@@ -167,11 +152,17 @@ def divides_online(settings: DuQuant, architecture: Architecture, site: str) -> 
 
 
 def runtime(settings: DuQuant, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
-    """Every site's input is transformed."""
-    return replace(quantization, inputs={**quantization.inputs, **stored_transforms(tensors)})
+    """Every site's input is transformed: divided by a stored scale, if there is one, then rotated and permuted."""
+    found: list[Transform] = []
+    for site in get_args(SiteName):
+        if (scale := f"{site}.scale") in tensors:
+            about = {"name": settings.name, "location": site, "online": True, "origin": "learned"}
+            found.append(Transform(kind="scaling", tensors=(scale,), **about))
+        found += settings.transforms_at(site, tensors[f"{site}.rotations"].shape[-1])
+    return quantization.with_transforms(found, tensors)
 
 
 def attach(settings: DuQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
     """Queries are quantized where keys are."""
     if settings.queries and recipe.keys is not None:
-        handle.add(quantized_queries(model, recipe.keys, recipe.rotation))
+        handle.add(quantized_queries(model, recipe.keys, recipe.transforms))

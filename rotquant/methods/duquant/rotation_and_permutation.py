@@ -5,9 +5,7 @@ zigzag permutation then spreads the largest features over all blocks, and blocks
 is orthogonal, so the same transform of a weight's rows undoes it. What is found here is float64.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -15,80 +13,9 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.duquant import DuQuant
-from rotquant.models.simulation.runtime import SiteKey
+from rotquant.models.transforms import Chain
+from rotquant.recipes.transforms import SiteName
 from rotquant.tensors.hadamard.random import random_orthogonal_matrix
-
-
-@dataclass(frozen=True)
-class Transform:
-    """Transform of a site's input: x / s, rotated, permuted, rotated, permuted and so on.
-
-    rotations: [permutations + 1, blocks, size, size], orthogonal, for row vectors; one block stands for all.
-    permutations: where each feature of the result comes from, int64 [permutations, features]; None for none.
-    scale: s where no layer before the site absorbed it, positive, [features].
-    """
-
-    rotations: Tensor
-    permutations: Tensor | None = None
-    scale: Tensor | None = None
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """The orthogonal part, of inputs or of the rows of a weight, [..., features], in their own arithmetic."""
-        return turn(x, self.rotations.to(x.dtype), () if self.permutations is None else self.permutations)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """An input [..., features] as the linear layers are to read it, computed in float32 or more."""
-        exact = x.to(torch.promote_types(x.dtype, self.rotations.dtype))
-        return self.rotate(exact if self.scale is None else exact / self.scale.to(exact.dtype)).to(x.dtype)
-
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> "Transform":
-        """Move the transform to a device, with rotations of a type."""
-        permutations = None if self.permutations is None else self.permutations.to(device)
-        scale = None if self.scale is None else self.scale.to(device)
-        return Transform(self.rotations.to(device, dtype), permutations, scale)
-
-
-class Following:
-    """A transform as a hook calls it: its tensors follow the activations from device to device (layers stream)."""
-
-    def __init__(self, transform: Transform) -> None:
-        self.transform = transform
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.transform.rotations.device != x.device:
-            self.transform = self.transform.to(x.device)
-        return self.transform(x)
-
-
-def stored_transforms(tensors: Mapping[str, Tensor]) -> dict[SiteKey, Following]:
-    """The transforms of all sites from the tensors that are stored, `<site>.<part>`, stacked over layers."""
-    sites: dict[str, dict[str, Tensor]] = {}
-    for name, stacked in tensors.items():
-        site, part = name.split(".")
-        sites.setdefault(site, {})[part] = stacked
-    return {
-        (index, site): Following(Transform(**{part: stacked[index] for part, stacked in parts.items()}))
-        for site, parts in sites.items()
-        for index in range(len(parts["rotations"]))
-    }
-
-
-def turn(x: Tensor, rotations: Iterable[Tensor], permutations: Iterable[Tensor]) -> Tensor:
-    """x R_1 P_1 R_2 P_2 and so on: x [..., features], rotations of blocks, and as many permutations or one fewer."""
-    for rotation, order in zip_longest(rotations, permutations):
-        x = rotate_blocks(x, rotation)
-        if order is not None:
-            x = x[..., order]
-    return x
-
-
-def rotate_blocks(x: Tensor, rotation: Tensor) -> Tensor:
-    """x [..., features] whose blocks of neighbouring features are multiplied by matrices [blocks or 1, size, size]."""
-    size = rotation.shape[-1]
-    if len(rotation) == 1:
-        return (x.reshape(-1, size) @ rotation[0]).reshape(x.shape)
-    rows = x.reshape(-1, len(rotation), size).transpose(0, 1)
-    return (rows @ rotation).transpose(0, 1).reshape(x.shape)
 
 
 def uniform_rotation(size: int) -> Tensor:
@@ -222,8 +149,8 @@ def largest_rows(pieces: Iterable[Tensor], size: int, tokens: int, shared: bool 
 
 @torch.no_grad()
 def find_transform(
-    inputs: Sequence[Tensor], settings: DuQuant, generator: torch.Generator, device: torch.device
-) -> Transform:
+    site: SiteName, inputs: Sequence[Tensor], settings: DuQuant, generator: torch.Generator, device: torch.device
+) -> dict[str, Tensor]:
     """The transform of a site: rotation, permutation, rotation and so on, each found on what those before it leave.
 
     Args:
@@ -233,25 +160,30 @@ def find_transform(
         device: where the work is done.
 
     Returns:
-        A transform without scale, float64, on the device.
+        Tensors of `settings.transforms_at`, on the device: rotations [permutations + 1, blocks, size, size],
+        orthogonal, float64, where one block stands for all; permutations, if any, int64 [permutations, features].
 
     Raises:
         RotquantError: the inputs are not finite.
     """
-    rotations: list[Tensor] = []
-    orders: list[Tensor] = []
+    found: dict[str, Tensor] = {}
     size = settings.block(inputs[0].shape[-1])
+    transforms = settings.transforms_at(site, size)
 
-    def turned() -> Iterator[Tensor]:
-        return (turn(piece.to(device, torch.float64), rotations, orders) for piece in inputs)
+    def turned(steps: int) -> Iterator[Tensor]:
+        chain = Chain(transforms[:steps], found)
+        return (chain(piece.to(device, torch.float64)) for piece in inputs)
 
-    for step in range(settings.permutations + 1):
-        if step:
-            maxima = torch.stack([piece.abs().amax(dim=0) for piece in turned()]).amax(dim=0)
-            orders.append(zigzag(maxima, len(maxima) // size))
-        seen = largest_rows(turned(), size, settings.tokens, settings.rotations == "shared")
-        if not torch.isfinite(seen).all():
-            raise RotquantError("calibration activations are not finite.")
-        matrix = draw_rotation(size, generator).to(device)
-        rotations.append(search_rotation(seen, matrix, settings.search_steps, settings.outlier, settings.peak))
-    return Transform(torch.stack(rotations), torch.stack(orders) if orders else None)
+    for step, transform in enumerate(transforms):
+        (name,) = transform.tensors
+        if transform.kind == "permutation":
+            maxima = torch.stack([piece.abs().amax(dim=0) for piece in turned(step)]).amax(dim=0)
+            tensor = zigzag(maxima, len(maxima) // size)
+        else:
+            seen = largest_rows(turned(step), size, settings.tokens, settings.rotations == "shared")
+            if not torch.isfinite(seen).all():
+                raise RotquantError("calibration activations are not finite.")
+            matrix = draw_rotation(size, generator).to(device)
+            tensor = search_rotation(seen, matrix, settings.search_steps, settings.outlier, settings.peak)
+        found[name] = torch.cat([found[name], tensor[None]]) if name in found else tensor[None]
+    return found

@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rotquant.methods.grid_scales import GridScales
-from rotquant.models.simulation.kv_cache import KVQuantizer
 from rotquant.models.simulation.queries import observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
@@ -65,16 +64,16 @@ class ScaleSearch:
     def __init__(self, context: QuantizationContext, stream: LayerStream, settings: GridScales) -> None:
         self.context, self.stream, self.settings = context, stream, settings
         recipe = context.recipe
-        self.cache = KVQuantizer(recipe.keys, recipe.values, recipe.rotation)
+        self.cache = context.online.cache(keys=recipe.keys, values=recipe.values)
 
     @torch.no_grad()
-    def of_layer(self, index: int, layer: nn.Module) -> dict[str, QParams]:
+    def of_layer(self, index: int) -> dict[str, QParams]:
         """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
         attention: list[tuple[Tensor, Tensor, Tensor]] = []
         averaged = self.settings.ranges == "average"
         with (
             wrap(self.context.model, self.context.online),
-            self.context.ranges(index, layer, averaged=averaged) as ranges,
+            self.context.ranges(index, averaged=averaged) as ranges,
         ):
             targets = list(self.stream.outputs(index, self.settings.samples))
         if any(ranges.schemes[name].granularity == "head" for name in ranges.schemes):
@@ -88,7 +87,7 @@ class ScaleSearch:
             if self.settings.covering == "all_steps":
                 covering = QParams(covering.scale * share_of_all_steps(scheme))
             cost = (
-                partial(self._cost_of_heads, name, scheme, covering, attention)
+                partial(self._cost_of_heads, index, name, scheme, covering, attention)
                 if scheme.granularity == "head"
                 else self._cost_of_outputs(index, name, scheme, covering, targets)
             )
@@ -112,17 +111,16 @@ class ScaleSearch:
 
     def _alone(self, index: int, name: str, scheme: QuantizationScheme, qparams: QParams) -> RuntimeQuantization:
         """The online transforms and one quantizer."""
-        online = self.context.online
+        architecture, online = self.context.architecture, self.context.online
+        layers = range(architecture.num_layers)
         if name in ("keys", "values"):
-            static = {(layer, name): qparams for layer in range(self.context.architecture.num_layers)}
-            return replace(online, static=static, **{name: scheme})
-        before = online.inputs.get((index, name))
-        quantizer = partial(fake_quantize, scheme=scheme, qparams=qparams)
-        both = quantizer if before is None else lambda x: quantizer(before(x))
-        return replace(online, inputs={**online.inputs, (index, name): both})
+            return replace(online, static={(layer, name): qparams for layer in layers}, **{name: scheme})
+        others = {(layer, site.name) for layer in layers for site in architecture.sites} - {(index, name)}
+        return replace(online, activations=scheme, static={(index, name): qparams}, exact=frozenset(others))
 
     def _cost_of_heads(
         self,
+        index: int,
         name: str,
         scheme: QuantizationScheme,
         covering: QParams,
@@ -134,9 +132,9 @@ class ScaleSearch:
         qparams = QParams(covering.scale * factors)
         before = 0 if self.context.online.prefix is None else self.context.online.prefix.tokens
         total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)
-        judged = getattr(self.settings, name)
+        judged, chain = getattr(self.settings, name), self.cache.chain(index, name)
         for queries, keys, values in attention:
-            x = self.cache.rotate_keys(keys[:, :, before:]) if name == "keys" else values[:, :, before:]
+            x = chain((keys if name == "keys" else values)[:, :, before:])
             rounded = fake_quantize(x, scheme, qparams)
             if judged == "own":
                 total += (rounded - x).float().square().sum(dim=(0, 2, 3))
@@ -144,9 +142,9 @@ class ScaleSearch:
             for row in range(len(keys)):
                 weights = attention_weights(queries[row], keys[row], before, self.settings.causal)
                 if name == "values":
-                    change = weights[..., before:] @ (rounded - x)[row].unsqueeze(1).float()
+                    change = weights[..., before:] @ chain.inverse(rounded - x)[row].unsqueeze(1).float()
                 else:
-                    text = self.cache.rotate_keys(rounded[row : row + 1], inverse=True)[0]
+                    text = chain.inverse(rounded[row])
                     seen = torch.cat([keys[row, :, :before], text], dim=1)
                     change = attention_weights(queries[row], seen, before, self.settings.causal) - weights
                     if judged == "outputs":
@@ -160,8 +158,8 @@ def apply(settings: GridScales, context: QuantizationContext) -> None:
     with wrap(context.model, context.online):
         stream = context.capture(context.calibration_samples[: settings.samples])
     search = ScaleSearch(context, stream, settings)
-    for index, layer in stream.layers(settings.title):
-        scales = search.of_layer(index, layer)
+    for index, _ in stream.layers(settings.title):
+        scales = search.of_layer(index)
         context.keep_scales(index, scales)
         with wrap(context.model, context.quantized(scales)):
             stream.advance(index)

@@ -173,9 +173,9 @@ def train_model(
     """
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
-    online = RuntimeQuantization(rotation=recipe.rotation)
+    online = RuntimeQuantization(transforms=recipe.transforms)
     quantizers = RuntimeQuantization(
-        recipe.rotation, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
+        recipe.transforms, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
     )
     with on_device(teacher, device), wrap(teacher, online):
         with OneDNNLinear():

@@ -23,6 +23,7 @@ from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import at_site
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
@@ -157,7 +158,7 @@ def initial(
         weights = torch.stack([parameters[f"{name}.weight"].abs().amax(dim=0) for name in site.linears]).amax(dim=0)
         activations = maxima[site.name].to(weights)
         if site.name == "attention_output":
-            if recipe.rotation is not None and recipe.rotation.heads:
+            if at_site(recipe.transforms, site.name):
                 continue
             weights, activations = per_kv_head(weights, architecture), per_kv_head(activations, architecture)
         elif site.norm is None:

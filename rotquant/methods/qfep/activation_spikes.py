@@ -19,7 +19,7 @@ from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stor
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SiteName
+from rotquant.recipes.transforms import SiteName
 from rotquant.weights.context import QuantizationContext
 
 #: Of a prefix: BOS, a context and the token with the spike.

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-
-#: Sites without a norm, and the field of a rotation whose online transform would mix their features.
-MIXED_BY = {"attention_output": "heads", "mlp_output": "mlp"}
+from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.transforms import at_site
 
 
 class QoQ(Method):
@@ -65,10 +64,11 @@ class QoQ(Method):
         if scheme.clip_ratio != 1.0:
             raise ValueError("qoq clips weights by methods.qoq.clip_search: leave weights.scheme.clip_ratio at 1")
         for site in self.smoothed:
-            if recipe.rotation is not None and getattr(recipe.rotation, MIXED_BY[site]):
+            for one in at_site(recipe.transforms, site):
+                field = ROTATION_FIELDS[one.name]
                 raise ValueError(
-                    f"qoq smooths the features of {site}, which rotation.{MIXED_BY[site]} mixes: set that to false or "
-                    f"leave {site} out of methods.qoq.smoothed"
+                    f"qoq smooths the features of {site}, which rotation.{field} mixes: set that to false or leave "
+                    f"{site} out of methods.qoq.smoothed"
                 )
 
     def clips_weights(self, recipe: Recipe) -> str | None:

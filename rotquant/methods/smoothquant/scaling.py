@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from rotquant.methods.smoothquant import SmoothQuant
 from rotquant.models.architectures import Site, architecture_of, decoder_layers, linear_of, norm_of
+from rotquant.models.rotation.fusing import fuse_inverse
+from rotquant.models.transforms import scaling
 from rotquant.weights.context import QuantizationContext
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
@@ -50,10 +52,9 @@ def smooth_site(layer: nn.Module, site: Site, scale: Tensor) -> None:
         raise ValueError(f"site {site.name} has no norm that could absorb the smoothing scale")
     norm = norm_of(layer, site).weight
     scale = scale.to(device=norm.device, dtype=torch.float64)
-    norm.copy_(norm.double() / scale)
-    for name in site.linears:
-        weight = linear_of(layer, name).weight
-        weight.copy_(weight.double() * scale)
+    chain = scaling(site.name, scale)
+    norm.copy_(chain(norm.double()))
+    fuse_inverse(layer, site, chain)
 
 
 def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[str, Tensor]]) -> None:

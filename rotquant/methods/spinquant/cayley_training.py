@@ -26,7 +26,7 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network, running
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
-from rotquant.models.fitting import check_rotation
+from rotquant.models.fitting import check_transforms
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import ModelLimits
 from rotquant.models.placement import placed
@@ -89,7 +89,7 @@ def learn_rotations(
     """
     settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
-    check_rotation(architecture, cast(RotationScheme, recipe.rotation))
+    check_transforms(architecture, recipe.transforms)
     check_quantization(architecture, running(recipe))
     ModelLimits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):

@@ -15,7 +15,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import (
     Architecture,
@@ -26,11 +25,12 @@ from rotquant.models.architectures import (
     linear_of,
     norm_of,
 )
-from rotquant.models.rotation.fusing import mlp_transform, online_dtype
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
+from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
@@ -71,14 +71,6 @@ def per_head(basis: Basis, head_dim: int) -> Basis:
     return Basis(partial(heads, basis.apply), partial(heads, basis.undo))
 
 
-def transformed(scheme: RotationScheme, transform: Callable[..., Tensor]) -> Basis:
-    """An online Hadamard transform in the arithmetic that the scheme says."""
-    return Basis(
-        lambda x: transform(x, compute_dtype=online_dtype(x, scheme)),
-        lambda x: transform(x, inverse=True, compute_dtype=online_dtype(x, scheme)),
-    )
-
-
 @dataclass(frozen=True)
 class Bases:
     """Where each place of one decoder layer is quantized: the residual stream, a layer's values and keys, and so on."""
@@ -93,7 +85,7 @@ class Bases:
     def of(
         cls,
         architecture: Architecture,
-        scheme: RotationScheme,
+        transforms: tuple[Transform, ...],
         gradient: Literal["errors", "scales"],
         residual: Tensor | None,
         values: Tensor | None,
@@ -109,15 +101,17 @@ class Bases:
             constant = rotation.detach()
             return rotated(rotation, constant) if gradient == "scales" else rotated(constant, rotation)
 
+        def online(location: Location) -> Basis:
+            chain = Chain(at(transforms, location), heads=architecture.num_heads)
+            return Basis(chain, chain.inverse)
+
         of_values = per_head(once(values), architecture.head_dim)
-        across_heads = transformed(scheme, partial(head_hadamard_transform, num_heads=architecture.num_heads))
-        online = transformed(scheme, hadamard_transform)
         return cls(
             residual=once(residual),
             values=of_values,
-            keys=online if scheme.keys else UNCHANGED,
-            attention_output=of_values.then(across_heads) if scheme.heads else of_values,
-            mlp_output=transformed(scheme, partial(mlp_transform, scheme=scheme)) if scheme.mlp else UNCHANGED,
+            keys=online("queries_keys"),
+            attention_output=of_values.then(online("across_heads")),
+            mlp_output=online("mlp_output"),
         )
 
     def of_site(self, site: Site) -> Basis:
@@ -192,7 +186,7 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
 def running(recipe: Recipe) -> RuntimeQuantization:
     """Quantizers and transforms of a recipe that act while the rotated model runs."""
     return RuntimeQuantization(
-        rotation=recipe.rotation,
+        transforms=recipe.transforms,
         activations=recipe.activations,
         attention_output=recipe.attention_output,
         keys=recipe.keys,
@@ -230,7 +224,7 @@ def quantized_network(
             handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
         for index, layer in enumerate(decoder_layers(model)):
             of_layer = None if values is None else values[index]
-            bases = Bases.of(architecture, rotation, SpinQuant.of(recipe).gradient, residual, of_layer)
+            bases = Bases.of(architecture, recipe.transforms, SpinQuant.of(recipe).gradient, residual, of_layer)
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}

@@ -7,17 +7,16 @@ transforms lives in `simulation.runtime`; a rotated model without it computes no
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
-from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import (
     Architecture,
     Projection,
+    Site,
     architecture_of,
     config_of,
     decoder_layers,
@@ -27,9 +26,11 @@ from rotquant.models.architectures import (
     lm_head,
     norm_of,
 )
-from rotquant.models.fitting import check_rotation
+from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
+from rotquant.models.transforms import Chain
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.transforms import Location, Transform, at
 
 if TYPE_CHECKING:
     from rotquant.models.architectures import RMSNorm
@@ -37,22 +38,13 @@ if TYPE_CHECKING:
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 _BLOCK_ELEMENTS = 2**26
 
-_NO_ROTATION = RotationScheme(residual="none", values="none", heads=False, keys=False, mlp=False)
 
-
-def mlp_transform(
-    x: Tensor, scheme: RotationScheme, *, inverse: bool = False, compute_dtype: torch.dtype | None = None
-) -> Tensor:
-    """R4 along the last axis, [..., intermediate]: the whole of it, or block by block as `RotationScheme.mlp` says."""
-    if scheme.mlp is True:
-        return hadamard_transform(x, inverse=inverse, compute_dtype=compute_dtype)
-    blocks = x.unflatten(-1, (-1, scheme.mlp))
-    return hadamard_transform(blocks, inverse=inverse, compute_dtype=compute_dtype).flatten(-2)
-
-
-def online_dtype(x: Tensor, scheme: RotationScheme) -> torch.dtype:
-    """Arithmetic type of an online transform of `x`: as the scheme says, but float64 for float64 input."""
-    return torch.float64 if x.dtype == torch.float64 else getattr(torch, scheme.online_dtype)
+@torch.no_grad()
+def fuse_inverse(layer: nn.Module, site: Site, chain: Chain) -> None:
+    """Give the weights that read a site the inverse of what transforms its input, in place; products are float64."""
+    for name in site.linears:
+        weight = linear_of(layer, name).weight
+        weight.copy_(chain.of_weight(weight.double()))
 
 
 def fuse_norms(model: nn.Module) -> None:
@@ -61,7 +53,7 @@ def fuse_norms(model: nn.Module) -> None:
     The function of the model does not change. `rotate` does it where R1 comes between the two: diag(g) does not
     commute with Q.
     """
-    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), _NO_ROTATION, None, None, gains=True))
+    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), (), Chain(()), None, gains=True))
 
 
 @torch.no_grad()
@@ -76,7 +68,7 @@ def rotate(
     """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
-    online transforms (R4, heads) into down_proj and o_proj. Together with these (`RuntimeQuantization.rotation`) the
+    online transforms (R4, heads) into down_proj and o_proj. Together with these (`RuntimeQuantization.transforms`) the
     logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
     now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
 
@@ -92,15 +84,16 @@ def rotate(
         UnsupportedArchitectureError: unknown model family.
     """
     architecture = architecture_of(model)
-    check_rotation(architecture, scheme)
+    check_transforms(architecture, scheme.transforms)
     if rotations is not None:
         check_rotations(architecture, scheme, rotations)
     else:
         rotations = initial_rotations(architecture, scheme, seed)
     residual = rotations.residual
-    if residual is not None and device is not None:
-        residual = residual.to(device)
-    _fuse(model, rotations, _Fusion(architecture, scheme, residual, device, gains=residual is not None))
+    tensors = {} if residual is None else {"residual": residual if device is None else residual.to(device)}
+    chain = Chain(at(scheme.transforms, "residual"), tensors)
+    fusion = _Fusion(architecture, scheme.transforms, chain, device, residual is not None, scheme.center_embeddings)
+    _fuse(model, rotations, fusion)
 
 
 @torch.no_grad()
@@ -118,22 +111,25 @@ def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
 class _Fusion:
     """State of one call of `rotate` or `fuse_norms`: what is fused, and where it is computed.
 
+    residual: x -> x Q, R1.
     gains: whether norms give their gains to what reads them; else both stay.
+    centred: whether each embedding row loses its mean first.
     """
 
     architecture: Architecture
-    scheme: RotationScheme
-    residual: Tensor | None
+    transforms: tuple[Transform, ...]
+    residual: Chain
     device: torch.device | str | None
     gains: bool
+    centred: bool = False
 
     def rotate_embedding(self, weight: Tensor) -> None:
         """E Q, of the centred E if the scheme says so."""
 
         def change(rows: Tensor) -> Tensor:
-            if self.scheme.center_embeddings:
+            if self.centred:
                 rows = rows - rows.mean(dim=-1, keepdim=True)
-            return self._times_residual(rows)
+            return self.residual(rows)
 
         self._update_rows(weight, change)
 
@@ -142,16 +138,20 @@ class _Fusion:
         shape = self.architecture
         attention_norm, mlp_norm = (norm_of(layer, shape.site(name)) for name in ("attention_input", "mlp_input"))
         if values is not None:
-            self._rotate_values(layer, attention_norm, values)
+            self._rotate_values(layer, attention_norm, self._chain(values, "values"))
             readers = (shape.query, shape.key)
         else:
             readers = (shape.query, shape.key, shape.value)
         self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
         self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
-        undo = partial(self._inverse_of_attention_output, values=values)
-        self._rotate_writer(linear_of(layer, shape.attention_output), undo)
-        undo = partial(mlp_transform, scheme=self.scheme) if self.scheme.mlp else lambda weight: weight
-        self._rotate_writer(linear_of(layer, shape.mlp_output), undo)
+        read = self._chain(values, "values", "across_heads", "attention_output")
+        self._rotate_writer(linear_of(layer, shape.attention_output), read)
+        self._rotate_writer(linear_of(layer, shape.mlp_output), self._chain(None, "mlp_output"))
+
+    def _chain(self, values: Tensor | None, *locations: Location) -> Chain:
+        """The layer's transforms at some locations; values: its R2."""
+        tensors = {} if values is None else {"values": values}
+        return Chain(at(self.transforms, *locations), tensors, self.architecture.num_heads)
 
     def rotate_readers(self, norm: "RMSNorm", weights: Sequence[Tensor]) -> None:
         """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
@@ -159,38 +159,26 @@ class _Fusion:
             return
         gain = norm.weight.to(torch.float64)
         for weight in weights:
-            self._update_rows(weight, lambda rows: self._times_residual(rows * gain.to(rows.device)))
+            self._update_rows(weight, lambda rows: self.residual(rows * gain.to(rows.device)))
         norm.weight.fill_(1.0)
 
-    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm", values: Tensor) -> None:
+    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm", values: Chain) -> None:
         """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
         value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
 
         def change(weight: Tensor) -> Tensor:
-            turned = _per_head(weight.T, values).T
-            return self._times_residual(turned * gain.to(weight.device)) if self.gains else turned
+            turned = values(weight.T).T
+            return self.residual(turned * gain.to(weight.device)) if self.gains else turned
 
         self._update(value.weight, change)
         if value.bias is not None:
-            self._update(value.bias, lambda bias: _per_head(bias, values))
+            self._update(value.bias, values)
 
-    def _rotate_writer(self, linear: nn.Linear, undo_online: Callable[[Tensor], Tensor]) -> None:
+    def _rotate_writer(self, linear: nn.Linear, read: Chain) -> None:
         """Q^T W of a layer that writes the residual stream, whose input arrives transformed; its bias becomes b Q."""
-        self._update(linear.weight, lambda weight: self._times_residual(undo_online(weight).T).T)
+        self._update(linear.weight, lambda weight: self.residual(read.of_weight(weight).T).T)
         if linear.bias is not None:
-            self._update(linear.bias, self._times_residual)
-
-    def _inverse_of_attention_output(self, weight: Tensor, values: Tensor | None) -> Tensor:
-        """W times the transforms of its input, R2 and the one across heads: orthogonal, so (x H)(W H)^T = x W^T."""
-        if values is not None:
-            weight = _per_head(weight, values)
-        if self.scheme.heads:
-            weight = head_hadamard_transform(weight, self.architecture.num_heads)
-        return weight
-
-    def _times_residual(self, x: Tensor) -> Tensor:
-        """x Q along the last axis; `x` itself without R1."""
-        return x if self.residual is None else x @ self.residual.to(x.device)
+            self._update(linear.bias, self.residual)
 
     def _update_rows(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         """`_update` for a change that acts on each row alone, in blocks: bounds the memory of large vocabularies."""
@@ -218,11 +206,6 @@ def _rows(layer: nn.Module, projection: Projection) -> _Rows:
     linear = linear_of(layer, projection.name)
     rows = slice(*(projection.rows or (None,)))
     return _Rows(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
-
-
-def _per_head(x: Tensor, rotation: Tensor) -> Tensor:
-    """x (I x R) along the last axis, [..., heads * head_dim]: each head's features times R [head_dim, head_dim]."""
-    return (x.unflatten(-1, (-1, len(rotation))) @ rotation.to(x.device)).flatten(-2)
 
 
 def _untie_embeddings(model: nn.Module) -> None:

@@ -19,7 +19,9 @@ from rotquant.foundation.files import atomic_path, check_regular
 from rotquant.foundation.parsing import parse_json
 from rotquant.models.architectures import Architecture
 from rotquant.models.integrity import check_finite, tensors_digest
+from rotquant.models.transforms import features_at
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.transforms import Kind, Location
 from rotquant.tensors import hadamard
 from rotquant.tensors.stiefel import orthonormality_error
 
@@ -82,27 +84,29 @@ def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: 
         HadamardSizeError: a Hadamard matrix is asked for of a size that has no construction.
     """
     generator = torch.Generator().manual_seed(seed)
-    residual = None if scheme.residual == "none" else _draw(scheme.residual, architecture.hidden_size, generator)
-    if scheme.values == "none":
-        return Rotations(residual, None)
-    if scheme.values == "hadamard":
-        exact = hadamard.hadamard_matrix(architecture.head_dim, torch.float64) * architecture.head_dim**-0.5
-        return Rotations(residual, (exact,) * architecture.num_layers)
-    kind = scheme.values.removeprefix("random_")
-    values = tuple(_draw(kind, architecture.head_dim, generator) for _ in range(architecture.num_layers))
-    return Rotations(residual, values)
+    found: dict[Location, tuple[Tensor, ...]] = {}
+    for one in scheme.transforms:
+        if not one.online:
+            count = 1 if one.location == "residual" else architecture.num_layers
+            size = features_at(architecture, one.location)
+            found[one.location] = tuple(_matrix(one.kind, size, generator) for _ in range(count))
+    (residual,) = found.get("residual", (None,))
+    return Rotations(residual, found.get("values"))
 
 
-def _draw(kind: str, size: int, generator: torch.Generator) -> Tensor:
-    """A random rotation [size, size], `hadamard` or `orthogonal`."""
-    draw = hadamard.random_hadamard_matrix if kind == "hadamard" else hadamard.random_orthogonal_matrix
+def _matrix(kind: Kind, size: int, generator: torch.Generator) -> Tensor:
+    """A rotation [size, size]: the exact Hadamard matrix, or a random one of its kind."""
+    if kind == "hadamard":
+        return hadamard.hadamard_matrix(size, torch.float64) * size**-0.5
+    draw = hadamard.random_hadamard_matrix if kind == "random_hadamard" else hadamard.random_orthogonal_matrix
     return draw(size, generator)
 
 
 def check_rotations(architecture: Architecture, scheme: RotationScheme, rotations: Rotations) -> None:
     """Raise `RecipeError` unless these are orthogonal matrices of the model's sizes, for what the scheme rotates."""
-    values = 0 if scheme.values == "none" else architecture.num_layers
-    wanted = {"residual": architecture.hidden_size} if scheme.residual != "none" else {}
+    rotated = {one.location for one in scheme.transforms}
+    values = architecture.num_layers if "values" in rotated else 0
+    wanted = {"residual": architecture.hidden_size} if "residual" in rotated else {}
     wanted |= {f"values.{index}": architecture.head_dim for index in range(values)}
     given = rotations.tensors()
     if set(given) != set(wanted):

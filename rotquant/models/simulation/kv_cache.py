@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.kernels.hadamard.choice import hadamard_transform
-from rotquant.models.rotation.fusing import online_dtype
 from rotquant.models.simulation.prefix import Prefix
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.models.transforms import Chain, of_layer
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, dequantize, fake_quantize, quantize
 
 if TYPE_CHECKING:
@@ -28,22 +28,28 @@ if TYPE_CHECKING:
         def fake(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]: ...
 
 
+#: Where the transforms of a cache's keys and values are.
+LOCATIONS: dict[str, Location] = {"keys": "queries_keys", "values": "values"}
+
+
 @dataclass(frozen=True)
 class KVQuantizer:
     """How keys and values [batch, kv heads, tokens, head_dim] are quantized; a None scheme leaves them as floats.
 
-    rotation: its `keys` says whether keys pass R3 before they are quantized, its `online_dtype` in which arithmetic.
-    scale_gradients: as in `RuntimeQuantization`.
+    transforms: the online ones of keys (R3) and values act before these are quantized, and are undone afterwards.
+    tensors, scale_gradients: as in `RuntimeQuantization`.
     prefix: what stands in the cache before every text, in full precision.
     static: scales of static schemes by layer and `keys` or `values`, shaped as `static_shape`.
     """
 
     keys: QuantizationScheme | None
     values: QuantizationScheme | None
-    rotation: RotationScheme | None = None
+    transforms: tuple[Transform, ...] = ()
     scale_gradients: bool = False
     prefix: Prefix | None = None
     static: Mapping[tuple[int, str], QParams] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    _chains: dict[tuple[int, str], Chain] = field(default_factory=dict, init=False, compare=False)
     _placed: dict[tuple[int, str, torch.device], QParams] = field(default_factory=dict, init=False, compare=False)
 
     def qparams(self, layer: int, what: str, device: torch.device) -> QParams | None:
@@ -56,29 +62,24 @@ class KVQuantizer:
             self._placed[place] = self.static[layer, what].to(device)
         return self._placed[place]
 
-    @property
-    def rotates_keys(self) -> bool:
-        """Whether R3 acts; without key quantization it would cancel with its inverse."""
-        return self.keys is not None and self.rotation is not None and self.rotation.keys
-
-    def rotate_keys(self, keys: Tensor, inverse: bool = False) -> Tensor:
-        """R3 along the head dimension, or its inverse."""
-        if not self.rotates_keys:
-            return keys
-        return hadamard_transform(
-            keys, inverse=inverse, compute_dtype=online_dtype(keys, cast(RotationScheme, self.rotation))
-        )
+    def chain(self, layer: int, what: str) -> Chain:
+        """A layer's transforms of `keys` or `values`; none where these are not quantized, since they would cancel."""
+        if (layer, what) not in self._chains:
+            here = at(self.transforms, LOCATIONS[what], online=True) if getattr(self, what) is not None else ()
+            tensors = of_layer(self.tensors, layer) if any(one.tensors for one in here) else {}
+            self._chains[layer, what] = Chain(here, tensors)
+        return self._chains[layer, what]
 
     def fake(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values as attention will see them, differentiable (straight-through); equal to encode and
         decode."""
-        learn, device = self.scale_gradients, keys.device
-        if self.keys is not None:
-            rotated = fake_quantize(self.rotate_keys(keys), self.keys, self.qparams(layer, "keys", device), learn)
-            keys = self.rotate_keys(rotated, inverse=True)
-        if self.values is not None:
-            values = fake_quantize(values, self.values, self.qparams(layer, "values", device), learn)
-        return keys, values
+        return self._fake(keys, self.keys, layer, "keys"), self._fake(values, self.values, layer, "values")
+
+    def _fake(self, x: Tensor, scheme: QuantizationScheme | None, layer: int, what: str) -> Tensor:
+        if scheme is None:
+            return x
+        chain, qparams = self.chain(layer, what), self.qparams(layer, what, x.device)
+        return chain.inverse(fake_quantize(chain(x), scheme, qparams, self.scale_gradients))
 
 
 def static_shape(scheme: QuantizationScheme, kv_heads: int) -> tuple[int, ...]:
@@ -181,9 +182,10 @@ class QuantizedCacheLayer(DynamicLayer):
         """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, after
         the prefix."""
         quantizer, device = self.quantizer, key_states.device
-        static = {what: quantizer.qparams(self.index, what, device) for what in ("keys", "values")}
-        keys, key_qparams = _encode(quantizer.rotate_keys(key_states), quantizer.keys, static["keys"])
-        values, value_qparams = _encode(value_states, quantizer.values, static["values"])
+        static = {what: quantizer.qparams(self.index, what, device) for what in LOCATIONS}
+        of_keys, of_values = (quantizer.chain(self.index, what) for what in LOCATIONS)
+        keys, key_qparams = _encode(of_keys(key_states), quantizer.keys, static["keys"])
+        values, value_qparams = _encode(of_values(value_states), quantizer.values, static["values"])
         if self.get_seq_length():
             keys, values = _append(cast(Tensor, self.keys), keys), _append(cast(Tensor, self.values), values)
             key_qparams = tuple(map(_append, self.key_qparams, key_qparams))
@@ -193,7 +195,7 @@ class QuantizedCacheLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype, static["keys"])
         all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype, static["values"])
-        all_keys = quantizer.rotate_keys(all_keys, inverse=True)
+        all_keys, all_values = of_keys.inverse(all_keys), of_values.inverse(all_values)
         return (
             (all_keys, all_values)
             if quantizer.prefix is None

@@ -15,7 +15,8 @@ from transformers.masking_utils import sdpa_mask
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, config_of, decoder_layers
 from rotquant.models.simulation.kv_cache import KVQuantizer
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Transform, at
 
 #: The attention function's name in transformers. Without a mask function of the same name a batch would have no mask.
 NAME = "rotquant_queries"
@@ -68,13 +69,18 @@ class ChangedQueries:
 
 
 def quantized_queries(
-    model: nn.Module, scheme: QuantizationScheme, rotation: RotationScheme | None = None
+    model: nn.Module, scheme: QuantizationScheme, transforms: tuple[Transform, ...] = ()
 ) -> ChangedQueries:
     """Quantize queries, each token and head by itself; training sees how scales follow what is quantized.
 
-    With a rotation that has R3 they pass it before, and come out turned back, as keys do.
+    They pass R3 before, and come out turned back, as keys do.
+
+    Raises:
+        RecipeError: keys have a transform of tensors, of which queries would need the inverse.
     """
-    quantizer = KVQuantizer(scheme, None, rotation, scale_gradients=True)
+    if any(one.tensors for one in at(transforms, "queries_keys", online=True)):
+        raise RecipeError("queries are quantized after a Hadamard transform alone: give keys no other one.")
+    quantizer = KVQuantizer(scheme, None, transforms, scale_gradients=True)
 
     def quantize(query: Tensor, _key: Tensor, _value: Tensor) -> Tensor:
         return quantizer.fake(query, query, 0)[0]

@@ -4,8 +4,8 @@ Inputs of linear layers are quantized where they arise, once for all linear laye
 2b); online transforms (R4, heads, R3) come before the quantizers. Weights and module types are never touched.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError, RotquantError
-from rotquant.kernels.hadamard.choice import head_hadamard_transform
 from rotquant.models.architectures import (
     Architecture,
     Site,
@@ -22,11 +21,12 @@ from rotquant.models.architectures import (
     decoder_layers,
     short_rope_tokens,
 )
-from rotquant.models.fitting import check_rotation
-from rotquant.models.rotation.fusing import mlp_transform, online_dtype
+from rotquant.models.fitting import check_transforms
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.models.simulation.prefix import Prefix, check_prefix
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.models.transforms import Chain, check_tensors, of_layer
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Transform, at_site
 from rotquant.tensors.quantization import (
     ColumnSplit,
     QParams,
@@ -54,11 +54,11 @@ SiteKey = tuple[int, str]
 class RuntimeQuantization:
     """Quantizers and transforms that act while the model runs. Every field is optional; an empty one changes nothing.
 
-    rotation: its online transforms; the weights must have been rotated by the same scheme.
+    transforms: of them the online ones act; the weights must have the inverses, and what is fused.
     activations: quantizer of every site, the input of every linear layer but lm_head.
     keys, values: quantizers of the KV cache.
     outliers: sites whose features are split into normal ones and outliers.
-    inputs: what is done to the input of sites by (layer, site), after the online transform and before the quantizer.
+    tensors: what online transforms are made of, by name, stacked over layers.
     static: scales of sites, and of `keys` and `values`, by (layer, name), read where `activations`, `keys` or `values`
         are not dynamic.
     scale_gradients: whether training differentiates dynamic scales too (OmniQuant's code) or takes them as constants.
@@ -68,7 +68,7 @@ class RuntimeQuantization:
     exact: sites by (layer, site) whose input is not quantized.
     """
 
-    rotation: RotationScheme | None = None
+    transforms: tuple[Transform, ...] = ()
     activations: QuantizationScheme | None = None
     keys: QuantizationScheme | None = None
     values: QuantizationScheme | None = None
@@ -76,7 +76,7 @@ class RuntimeQuantization:
     static: Mapping[SiteKey, QParams] = field(default_factory=dict)
     scale_gradients: bool = False
     attention_output: QuantizationScheme | None = None
-    inputs: Mapping[SiteKey, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     prefix: Prefix | None = None
     exact: frozenset[SiteKey] = frozenset()
 
@@ -85,6 +85,22 @@ class RuntimeQuantization:
         if site.name != "attention_output" or self.attention_output is None:
             return self.activations
         return self.attention_output.model_copy(update={"granularity": "group", "group_size": head_dim})
+
+    def with_transforms(self, transforms: Iterable[Transform], tensors: Mapping[str, Tensor]) -> "RuntimeQuantization":
+        """Add transforms, which act after the others at their locations, and what they are made of."""
+        return replace(self, transforms=(*self.transforms, *transforms), tensors={**self.tensors, **tensors})
+
+    def cache(self, **schemes: QuantizationScheme | None) -> KVQuantizer:
+        """The quantizer of keys and values; schemes: of `keys` and `values`, in place of its own."""
+        chosen = {"keys": self.keys, "values": self.values, **schemes}
+        return KVQuantizer(
+            **chosen,
+            transforms=self.transforms,
+            scale_gradients=self.scale_gradients,
+            prefix=self.prefix,
+            static=self.static,
+            tensors=self.tensors,
+        )
 
 
 class Handle:
@@ -109,16 +125,20 @@ class Handle:
         self.remove()
 
 
-def wrap(model: nn.Module, quantization: RuntimeQuantization) -> Handle:
+def wrap(
+    model: nn.Module, quantization: RuntimeQuantization, observe: Callable[[Site, Tensor], object] | None = None
+) -> Handle:
     """Install `quantization` into a supported transformers causal language model.
 
-    At each site the online transform and the quantizer are separate hooks, in this order; hooks that the caller adds to
-    a linear layer afterwards see its input after both. Of `rotation` alone: rotated, unquantized
-    inputs.
+    At each site the online transforms and the quantizer are separate hooks, in this order; hooks that the caller adds
+    to a linear layer afterwards see its input after both. Of `transforms` alone: rotated, unquantized inputs.
+
+    Args:
+        observe: gets the input of every site, [..., features], after the transforms and before the quantizer.
 
     Raises:
-        RecipeError: a group size does not fit, a Hadamard matrix is not known, or static scales are missing; the model
-            is untouched then.
+        RecipeError: a group size or a transform does not fit, a Hadamard matrix is not known, or tensors or static
+            scales are missing; the model is untouched then.
     """
     architecture = architecture_of(model)
     check_quantization(architecture, quantization)
@@ -126,27 +146,21 @@ def wrap(model: nn.Module, quantization: RuntimeQuantization) -> Handle:
         check_prefix(model, quantization.prefix)
     handle = Handle()
     for index, layer in enumerate(decoder_layers(model)):
+        tensors = of_layer(quantization.tensors, index)
         for site in architecture.sites:
-            _wrap_site(handle, layer, site, _online_transform(architecture, site, quantization.rotation))
-            _wrap_site(handle, layer, site, quantization.inputs.get((index, site.name)))
-            _wrap_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim))
+            chain = Chain(at_site(quantization.transforms, site.name), tensors, architecture.num_heads)
+            hook_site(handle, layer, site, chain or None)
+            hook_site(handle, layer, site, observe and partial(_observed, observe, site))
+            hook_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim))
     if any(part is not None for part in (quantization.keys, quantization.values, quantization.prefix)):
-        quantizer = KVQuantizer(
-            quantization.keys,
-            quantization.values,
-            quantization.rotation,
-            quantization.scale_gradients,
-            quantization.prefix,
-            quantization.static,
-        )
-        _wrap_cache(handle, model, architecture, quantizer)
+        _wrap_cache(handle, model, architecture, quantization.cache())
     return handle
 
 
 def check_quantization(architecture: Architecture, quantization: RuntimeQuantization) -> None:
     """Raise `RecipeError` for anything in `quantization` that does not fit the model."""
-    if quantization.rotation is not None:
-        check_rotation(architecture, quantization.rotation)
+    check_transforms(architecture, quantization.transforms)
+    check_tensors(architecture, quantization.transforms, quantization.tensors)
     for what in ("keys", "values"):
         check_cache_scheme(getattr(quantization, what), architecture.head_dim, what)
     if quantization.attention_output is not None and quantization.attention_output.granularity != "head":
@@ -174,7 +188,7 @@ def _check_static(quantization: RuntimeQuantization, index: int, name: str) -> N
         raise RecipeError(f"static scales are missing for layer {index}, {name}: calibrate them.")
 
 
-def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[Tensor], Tensor] | None) -> None:
+def hook_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[Tensor], Tensor] | None) -> None:
     """Apply `function` to what the linear layers of a site read: at the norm before them, or else at the one layer."""
     if function is None:
         return
@@ -191,16 +205,9 @@ def _wrap_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[
             handle.add(linear.register_forward_pre_hook(lambda _module, inputs: (function(inputs[0]), *inputs[1:])))
 
 
-def _online_transform(
-    architecture: Architecture, site: Site, rotation: RotationScheme | None
-) -> Callable[[Tensor], Tensor] | None:
-    """The online transform of a site: across heads before o_proj, R4 before down_proj."""
-    if rotation is not None and rotation.heads and site.name == "attention_output":
-        heads = architecture.num_heads
-        return lambda x: head_hadamard_transform(x, heads, compute_dtype=online_dtype(x, rotation))
-    if rotation is not None and rotation.mlp and site.name == "mlp_output":
-        return lambda x: mlp_transform(x, rotation, compute_dtype=online_dtype(x, rotation))
-    return None
+def _observed(observe: Callable[[Site, Tensor], object], site: Site, x: Tensor) -> Tensor:
+    observe(site, x)
+    return x
 
 
 def _quantizer(

@@ -36,7 +36,7 @@ def filled_cache(
 def simulated(k: Tensor, v: Tensor, group_size: int | None) -> tuple[Tensor, Tensor]:
     """Keys and values as the simulated cache returns them (keys rotated back), [batch, kv_heads, tokens, head_dim]."""
     scheme = QuantizationScheme(bits=4, symmetric=False, granularity="head", group_size=group_size, clip_ratio=0.95)
-    layer = QuantizedCacheLayer(KVQuantizer(scheme, scheme, RotationScheme()))
+    layer = QuantizedCacheLayer(KVQuantizer(scheme, scheme, RotationScheme().transforms))
     return layer.update(k.transpose(1, 2), v.transpose(1, 2))
 
 

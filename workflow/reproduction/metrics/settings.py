@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rotquant.foundation.data import Frozen
-from rotquant.recipes.schemes import SNR, OutlierTokens, Perplexity, SiteName, ZeroShot
+from rotquant.recipes.schemes import SNR, OutlierTokens, Perplexity, ZeroShot
+from rotquant.recipes.transforms import SiteName
 
 Depth = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A layer as a share of the model's depth: index floor(depth * layers), so 0.5 is the middle one."""

@@ -18,12 +18,11 @@ from transformers.masking_utils import sdpa_mask
 
 from reproduction.metrics.settings import MaximaByToken
 from rotquant.foundation.errors import RecipeError
-from rotquant.kernels.hadamard.choice import hadamard_transform
 from rotquant.models.architectures import architecture_of, config_of, decoder_layers
 from rotquant.models.limits import metric_windows
-from rotquant.models.rotation.fusing import online_dtype
 from rotquant.models.stream import capture_layer_inputs
-from rotquant.recipes.schemes import RotationScheme
+from rotquant.models.transforms import Chain
+from rotquant.recipes.transforms import Transform, at
 from rotquant.text import Tokens
 
 #: The tensors of each kind: sites whose inputs are read, and the tensors of attention.
@@ -42,7 +41,7 @@ Read = dict[str, list[Tensor]]
 
 
 def token_maxima(
-    model: nn.Module, tokens: Tokens, metric: MaximaByToken, rotation: RotationScheme | None = None
+    model: nn.Module, tokens: Tokens, metric: MaximaByToken, transforms: tuple[Transform, ...] = ()
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Statistics of the tokens' largest magnitudes, over all tokens of the metric's windows together.
 
@@ -51,7 +50,7 @@ def token_maxima(
     Args:
         model: a supported causal language model, rotated or not, with a prefix or not, without quantizers.
         tokens: of a text (`rotquant.text.tokenize`).
-        rotation: the model's rotation. With R3, queries and keys are read after it, as the cache stores them.
+        transforms: the model's. With R3, queries and keys are read after it, as the cache stores them.
 
     Returns:
         Metrics: for each of the metric's tensors `<tensor>_top`, top-1 over median, and `<tensor>_bottom`, median over
@@ -65,7 +64,7 @@ def token_maxima(
     """
     windows = metric_windows(model, tokens, metric)
     layers: dict[str, list[list[float]]] = {name: [] for name in TENSORS[metric.tensors]}
-    with _reading(model, metric.tensors, rotation) as read:
+    with _reading(model, metric.tensors, transforms) as read:
         stream = capture_layer_inputs(model, windows, next(model.parameters()).device)
         for index, _ in stream.layers("token maxima"):
             stream.advance(index)
@@ -90,11 +89,11 @@ def summary(maxima: Tensor) -> list[float]:
 
 @contextmanager
 def _reading(
-    model: nn.Module, tensors: Literal["inputs", "attention"], rotation: RotationScheme | None
+    model: nn.Module, tensors: Literal["inputs", "attention"], transforms: tuple[Transform, ...]
 ) -> Iterator[Read]:
     """Collect the tokens' largest magnitudes of every decoder layer that runs while the context is open."""
     read: Read = defaultdict(list)
-    with _reading_inputs(model, read) if tensors == "inputs" else _reading_attention(model, read, rotation):
+    with _reading_inputs(model, read) if tensors == "inputs" else _reading_attention(model, read, transforms):
         yield read
 
 
@@ -118,16 +117,13 @@ def _reading_inputs(model: nn.Module, read: Read) -> Iterator[None]:
 
 
 @contextmanager
-def _reading_attention(model: nn.Module, read: Read, rotation: RotationScheme | None) -> Iterator[None]:
+def _reading_attention(model: nn.Module, read: Read, transforms: tuple[Transform, ...]) -> Iterator[None]:
     """Read queries, keys and values [batch, heads, tokens, head_dim] where attention receives them, after the cache."""
     config = cast(Any, config_of(model))
     if config._attn_implementation != "sdpa":
         raise RecipeError("Q, K and V are read in models with sdpa attention: load the model with it.")
 
-    def turned(x: Tensor) -> Tensor:
-        if rotation is None or not rotation.keys:
-            return x
-        return hadamard_transform(x, compute_dtype=online_dtype(x, rotation))
+    turned = Chain(at(transforms, "queries_keys"))
 
     def reader(query: Tensor, key: Tensor, value: Tensor) -> None:
         text = query.shape[2]  # a prefix precedes it in the cache

@@ -90,14 +90,13 @@ def settings(recipe: Recipe) -> str:
 
 
 def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
-    kinds = {"hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
-    heads = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
-    learned = "learned from " if recipe.learner else ""
-    fused = [f"R1 {learned}{kinds[rotation.residual]}"] if rotation.residual != "none" else []
-    fused += [f"R2 {learned}{heads[rotation.values]}"] if rotation.values != "none" else []
-    blocks = "" if isinstance(rotation.mlp, bool) else f" in blocks of {rotation.mlp}"
-    switches = (("heads", rotation.heads), ("R3", rotation.keys), (f"R4{blocks}", rotation.mlp))
-    online = [name for name, on in switches if on]
+    kinds = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
+    fused, online = [], []
+    for one in recipe.transforms:
+        if one.online:
+            online.append(f"{one.name} in blocks of {one.size}" if one.size else one.name)
+        else:
+            fused.append(f"{one.name} {'learned from ' if one.origin == 'learned' else ''}{kinds[one.kind]}")
     text = f"rotation {', '.join(fused) or 'none fused'}"
     text += f" ({recipe.learner.describe(recipe)})" if recipe.learner else ""
     text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""

@@ -223,7 +223,6 @@ def _bits(recipe: Recipe) -> str:
 
 def _online(recipe: Recipe) -> str:
     """The transforms of activations at run time, e.g. heads+R3+R4; `none` where there are none."""
-    rotation = recipe.rotation
-    turned = {"heads": rotation.heads, "R3": rotation.keys, "R4": rotation.mlp} if rotation else {}
+    turned = {one.name: one.online for one in recipe.transforms}
     moved = {name: "transformation" in one.roles and one.acts_beyond_quantizers for name, one in recipe.methods.items()}
     return "+".join(name for name, online in (turned | moved).items() if online) or "none"

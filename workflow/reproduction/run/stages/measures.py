@@ -189,7 +189,7 @@ def token_maxima(metric: MaximaByToken, subject: Subject) -> MetricResult:
     if quantized:
         raise RecipeError(f"token_maxima looks at what is not quantized: leave {quantized[0]} out of the recipe.")
     tokens, source = subject.tokens(metric)
-    metrics, arrays = token_maxima(subject.model, tokens, metric, recipe.rotation)
+    metrics, arrays = token_maxima(subject.model, tokens, metric, recipe.transforms)
     return MetricResult(metrics, source, arrays)
 
 
