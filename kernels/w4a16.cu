@@ -53,25 +53,15 @@ struct Half<__nv_bfloat16> {
     }
 };
 
-// A lane's 16 bytes of a strip, 64 inputs, as four operands of 16.
+// Two of a lane's words, of features g and g + 8, as operands of 16 inputs and the next 16.
 template <class T>
-__device__ __forceinline__ void make_fragments(Fragment* a, const u32 (&words)[4]) {
+__device__ __forceinline__ void unpack(Fragment* a, u32 top, u32 bottom) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u32 pair = words[2 * part + i % 2] >> (i < 2 ? 0 : 8);
-            a[2 * part][i] = Half<T>::low_codes(pair);
-            a[2 * part + 1][i] = Half<T>::high_codes(pair);
-        }
-}
-
-// This warp's strip of one half of a stage, 64 inputs.
-template <class T, class S>
-__device__ __forceinline__ void load_fragments(Fragment (&a)[4], const Ring<S>& ring, int index, int strip, int half) {
-    u32 words[4];
-    ptx::load_shared_16(words, ring.weight_slot(index, strip, half));
-    make_fragments<T>(a, words);
+    for (int i = 0; i < 4; ++i) {
+        const u32 pair = (i % 2 ? bottom : top) >> (i < 2 ? 0 : 8);
+        a[0][i] = Half<T>::low_codes(pair);
+        a[1][i] = Half<T>::high_codes(pair);
+    }
 }
 
 template <class S, class T>
@@ -83,7 +73,12 @@ struct HalfAccumulator : Totals<S, float> {
         for (int half = 0; half < 2; ++half) {
             Fragment a[S::kStrips][4];
 #pragma unroll
-            for (int strip = 0; strip < S::kStrips; ++strip) load_fragments<T>(a[strip], ring, index, strip, half);
+            for (int strip = 0; strip < S::kStrips; ++strip) {
+                u32 words[4];
+                ptx::load_shared_16(words, ring.weight_slot(index, strip, half));
+                unpack<T>(a[strip], words[0], words[1]);
+                unpack<T>(a[strip] + 2, words[2], words[3]);
+            }
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair)
 #pragma unroll
@@ -107,38 +102,62 @@ struct HalfAccumulator : Totals<S, float> {
 template <class S, class T>
 struct WarpgroupAccumulator : Totals<S, float> {
     static_assert(S::kAcross % 4 == 0 && S::kRows % 16 == 0 && S::kGroupBytes % 1024 == 0);
-    Fragment a[2][S::kStrips][4];
+    Fragment a[3][S::kStrips][2];  // of three quarters of a stage
 
     // A lane reads what it copied itself, so half of the weights can be unpacked while other warps still multiply.
     __device__ __forceinline__ void prepare(const Ring<S>& ring, int index) {
+        u32 words[S::kStrips][4];
         ptx::fence_async_shared();
-        load_half(ring, index, 0);
+        load(words, ring, index, 0);
+        unpack_quarter(0, words, 0);
+        unpack_quarter(1, words, 2);
     }
 
+    // Instructions run while the next quarter is unpacked.
     __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
         float sums[S::kTiles][S::kStrips][4];
-        const ptx::u64 activations = ptx::wgmma_descriptor(ring.activation_slot(index));
-        multiply_half(sums, activations, 0);
-        load_half(ring, index, 1);  // while the instructions on the first half run
-        multiply_half(sums, activations + S::kRows * 128 / 16, 1);
+        u32 words[S::kStrips][4];
+        const ptx::u64 first = ptx::wgmma_descriptor(ring.activation_slot(index)), second = first + S::kRows * 128 / 16;
+        ptx::wgmma_fence();
+        multiply(sums, 0, first, 0);
+        multiply(sums, 1, first + 4, 1);
+        ptx::wgmma_commit();
+        load(words, ring, index, 1);
+        unpack_quarter(2, words, 0);
+        ptx::wgmma_fence();
+        multiply(sums, 2, second, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip) ptx::keep_registers(words[strip]);
+        unpack_quarter(0, words, 2);  // whose first use is over
+        ptx::wgmma_fence();
+        multiply(sums, 0, second + 4, 1);
+        ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::keep_sums(sums);
         this->add_scaled(0, sums, ring, index);
     }
 
-    __device__ __forceinline__ void load_half(const Ring<S>& ring, int index, int half) {
+    __device__ __forceinline__ static void load(u32 (&words)[S::kStrips][4], const Ring<S>& ring, int index, int half) {
 #pragma unroll
-        for (int strip = 0; strip < S::kStrips; ++strip) load_fragments<T>(a[half][strip], ring, index, strip, half);
+        for (int strip = 0; strip < S::kStrips; ++strip)
+            ptx::load_shared_16(words[strip], ring.weight_slot(index, strip, half));
     }
 
-    __device__ __forceinline__ void multiply_half(float (&sums)[S::kTiles][S::kStrips][4], ptx::u64 tile, int half) {
-        ptx::wgmma_fence();
+    __device__ __forceinline__ void unpack_quarter(int to, const u32 (&words)[S::kStrips][4], int word) {
 #pragma unroll
-        for (int step = 0; step < 4; ++step)  // descriptors count 16 bytes
+        for (int strip = 0; strip < S::kStrips; ++strip)
+            unpack<T>(a[to][strip], words[strip][word], words[strip][word + 1]);
+    }
+
+    // Two steps of 16 inputs, 32 bytes each, which descriptors count in units of 16.
+    __device__ __forceinline__ void multiply(float (&sums)[S::kTiles][S::kStrips][4], int from, ptx::u64 rows, int add) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
 #pragma unroll
             for (int strip = 0; strip < S::kStrips; ++strip)
-                ptx::wgmma_rows<T>(sums, strip, a[half][strip][step], tile + 2 * step, half + step > 0);
-        ptx::wgmma_commit();
+                ptx::wgmma_rows<T>(sums, strip, a[from][strip][step], rows + 2 * step, add || step > 0);
     }
 };
 #endif
@@ -212,9 +231,9 @@ __global__ void __launch_bounds__(32 * kDequantizeWarps)
     const int strip = index / k_blocks, block = index % k_blocks;
     if (strip >= strips) return;
     const uint4 raw = codes[static_cast<size_t>(index) * 32 + lane];
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
     Fragment a[4];
-    make_fragments<T>(a, words);
+    unpack<T>(a, raw.x, raw.y);
+    unpack<T>(a + 2, raw.z, raw.w);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int feature = strip * kStrip + lane / 4 + 8 * half;
