@@ -173,7 +173,7 @@ struct Scaled {
 // Blocks that must fit a multiprocessor at once, so that the compiler keeps to 64, 128 or 255 registers a thread.
 constexpr int resident_blocks(int rows, int strips, int threads) {
     const int sums = (rows + 7) / 8 * strips;  // sets of 4 of a stage, and as many of all
-    const int warps = sums == 1 ? 32 : sums <= 8 ? 16 : 8;
+    const int warps = sums == 1 ? 32 : sums < 8 ? 16 : 8;
     return warps * 32 > threads ? warps * 32 / threads : 1;
 }
 

@@ -7,6 +7,7 @@ W4A4, and are never rounded again. Nothing here chooses codes or scales.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_dev
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_weight, padded, unpack_weight
-from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, STAGE_K, GemvPlan, is_hopper, spreading_bytes
+from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, GemvPlan, spreading_bytes
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.output import OUTPUTS, check_output
 
@@ -175,87 +176,58 @@ def _together(rows: int, strips: int, across: int, along: int, depth: int, clust
     return HalfPlan(rows, strips, across, along, depth, cluster, warpgroups=True)
 
 
-#: By architecture and rows: plans to choose from, within the shared memory that their GPUs have for a block. Not
-#: measured before Hopper.
-_HOPPER: dict[int, tuple[HalfPlan, ...]] = {
+_Plans = dict[int, tuple[tuple[float, HalfPlan], ...]]
+
+#: By rows: (strips of 16 output features up to which it is taken, plan), for 132 multiprocessors: measured for one row
+#: and 8, predicted for more (kernels/notes/w4a16.md).
+_HOPPER: _Plans = {
     1: (
-        HalfPlan(1, 1, 1, 8, 4),
-        HalfPlan(1, 2, 1, 16, 4),
-        HalfPlan(1, 2, 2, 4, 5),
+        (528, HalfPlan(1, 2, 1, 8, 4)),
+        (1056, HalfPlan(1, 2, 2, 4, 5)),
+        (math.inf, HalfPlan(1, 1, 1, 8, 4)),
     ),
     8: (
-        HalfPlan(8, 2, 2, 4, 4),
-        HalfPlan(8, 2, 4, 2, 4),
-        HalfPlan(8, 2, 4, 2, 4, 4),
+        (1056, HalfPlan(8, 2, 2, 4, 4)),
+        (math.inf, HalfPlan(8, 2, 7, 2, 4)),
     ),
     16: (
-        HalfPlan(16, 2, 2, 4, 4),
-        HalfPlan(16, 2, 4, 2, 4),
-        HalfPlan(16, 2, 4, 2, 4, 2),
-        HalfPlan(16, 2, 4, 2, 4, 4),
+        (384, _together(16, 1, 4, 4, 4, 2)),
+        (1056, _together(16, 1, 8, 2, 4, 2)),
+        (1584, _together(16, 1, 12, 1, 6)),
+        (math.inf, _together(16, 1, 16, 1, 6)),
     ),
     32: (
-        HalfPlan(32, 2, 4, 2, 4),
-        HalfPlan(32, 2, 6, 2, 4),
-        HalfPlan(32, 2, 7, 2, 4),
-        HalfPlan(32, 2, 4, 2, 4, 2),
-        HalfPlan(32, 2, 4, 2, 4, 4),
+        (384, _together(32, 1, 4, 4, 4, 2)),
+        (1056, _together(32, 1, 8, 2, 4, 2)),
+        (1584, _together(32, 1, 12, 1, 6)),
+        (math.inf, _together(32, 1, 16, 1, 6)),
     ),
     64: (
-        HalfPlan(64, 2, 6, 1, 4),
-        HalfPlan(64, 2, 7, 1, 4),
-        HalfPlan(64, 2, 8, 1, 4),
-        HalfPlan(64, 2, 8, 1, 4, 2),
-        HalfPlan(64, 2, 8, 1, 4, 4),
-        HalfPlan(64, 2, 8, 1, 4, 8),
+        (384, _together(64, 1, 4, 2, 4, 2)),
+        (1056, _together(64, 1, 8, 2, 4, 2)),
+        (1584, _together(64, 1, 12, 1, 6)),
+        (math.inf, _together(64, 1, 16, 1, 6)),
     ),
 }
-_AMPERE: dict[int, tuple[HalfPlan, ...]] = {
-    1: (HalfPlan(1, 1, 1, 8, 5),),
-    8: (HalfPlan(8, 2, 2, 4, 3),),
-    16: (HalfPlan(16, 2, 4, 2, 3),),
-    32: (HalfPlan(32, 2, 4, 1, 4),),
-    64: (HalfPlan(64, 2, 4, 1, 3),),
+#: Elsewhere: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
+_OTHERS: _Plans = {
+    1: ((math.inf, HalfPlan(1, 1, 1, 8, 5)),),
+    8: ((math.inf, HalfPlan(8, 2, 2, 4, 3)),),
+    16: ((math.inf, HalfPlan(16, 2, 4, 2, 3)),),
+    32: ((math.inf, HalfPlan(32, 2, 4, 1, 4)),),
+    64: ((math.inf, HalfPlan(64, 2, 4, 1, 3)),),
 }
 
-#: Weight bytes that a multiprocessor must have under way to be fed at full speed (kernels/notes/gemv.md, Floor), and
-#: the time to start and to end a block, in bytes that could have come meanwhile.
-_UNDER_WAY = 40_000
-_LATENCY = 30_000
-#: Bytes of activations, which come from the L2 cache, in bytes of the weight.
-_CACHED = 0.4
-#: Shared memory and warps of a multiprocessor.
-_SHARED = 227 * 1024
-_WARPS = 48
 
-
-def choose_plan(rows: int, strips: int, inner: int, multiprocessors: int, architecture: str) -> HalfPlan:
-    """The plan for 1 to `MAX_ROWS` rows, so many strips of 16 output features and `inner` inputs.
-
-    The one that should end first: the busiest multiprocessor's bytes, at a speed limited by what is under way, and the
-    start and end of each round of its blocks.
-    """
+def choose_plan(rows: int, strips: int, architecture: str) -> HalfPlan:
+    """The plan for 1 to `MAX_ROWS` rows and so many strips of 16 output features."""
     table = _plans(architecture)
     capacity = min(capacity for capacity in table if capacity >= rows)
-    return min(table[capacity], key=lambda plan: _cost(plan, strips, -(-inner // STAGE_K), multiprocessors))
+    return next(plan for most, plan in table[capacity] if strips <= most)
 
 
-def _plans(architecture: str) -> dict[int, tuple[HalfPlan, ...]]:
-    if not is_hopper(architecture):
-        return _AMPERE
-    able = architecture == "sm_90a"
-    return {rows: tuple(plan for plan in plans if able or not plan.warpgroups) for rows, plans in _HOPPER.items()}
-
-
-def _cost(plan: HalfPlan, strips: int, stages: int, multiprocessors: int) -> float:
-    features = plan.block_strips * STRIP
-    weight = features * (STAGE_K // 2 + 4)  # bytes of a stage, with its scales
-    turns = -(-stages // (plan.cluster * plan.along))
-    share = -(-(-(-strips // plan.block_strips) * plan.cluster) // multiprocessors)  # blocks of the busiest
-    resident = min(share, _SHARED // plan.bytes(16, grouped=True), max(1, _WARPS * 32 // plan.threads))
-    under_way = resident * plan.along * (plan.depth - 1) * weight
-    moved = share * plan.along * turns * (weight + _CACHED * plan.rows * STAGE_K * 2)
-    return moved / min(1.0, under_way / _UNDER_WAY) + _LATENCY * -(-share // resident)
+def _plans(architecture: str) -> _Plans:
+    return _HOPPER if architecture == "sm_90a" else _OTHERS
 
 
 def launch_w4a16(
@@ -272,7 +244,7 @@ def launch_w4a16(
     rows, features = out.shape
     if rows > MAX_ROWS:
         raise KernelError(f"the kernel for few rows takes up to {MAX_ROWS}, not {rows}.")
-    plan = plan or _plan_on(out.device, rows, codes.shape[0], x.shape[1])
+    plan = plan or choose_plan(rows, codes.shape[0], architecture_of_device(out.device))
     problem = PROBLEM.of(
         activations=x,
         row_scale=None,
@@ -296,12 +268,6 @@ def launch_w4a16(
     source = _source(plan, x.dtype)
     function = kernel(source, source.instances[0], out.device)
     launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan_on(device: torch.device, rows: int, strips: int, inner: int) -> HalfPlan:
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count  # pyright: ignore[reportCallIssue]
-    return choose_plan(rows, strips, inner, multiprocessors, architecture_of_device(device))
 
 
 def launch_dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
@@ -340,9 +306,9 @@ def _source(plan: HalfPlan, dtype: torch.dtype) -> TranslationUnit:
 
 def sources(architecture: str) -> list[TranslationUnit]:
     """A unit for every plan with float16, some with bfloat16, and the weight itself in both types."""
-    table = _plans(architecture)
-    units = [_source(plan, torch.float16) for plans in table.values() for plan in plans]
-    units += [_source(table[rows][-1], torch.bfloat16) for rows in (1, 16, 64)]
+    plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
+    units = [_source(plan, torch.float16) for plan in plans]
+    units += [_source(choose_plan(rows, 1, architecture), torch.bfloat16) for rows in (1, 16, 64)]
     return units + [TranslationUnit(_FILE, (name,)) for name in _DEQUANTIZE.values()]
 
 
