@@ -2,8 +2,8 @@
 
 y[m, n] = sum_g scale[g, n] sum_{k in g} x[m, k] q[n, k] + bias[n], the format of GPTQ and AWQ checkpoints without zero
 points. Up to `MAX_ROWS` rows at a time read the packed weight directly (kernels/w4a16.cu); for very many the weight is
-written out in 16 bits and multiplied by the library's product. Codes lie as in `layouts.pack_weight`, like those of
-W4A4, and are never rounded again. Nothing here chooses codes or scales.
+written out in 16 bits and multiplied by the library's product. Codes lie as in `layouts.pack_weight`, inputs in an
+order of their own, and are never rounded again. Nothing here chooses codes or scales.
 """
 
 import functools
@@ -27,7 +27,7 @@ from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Rows that one launch has room for.
 MAX_ROWS = 64
-#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them; an estimate (kernels/notes/w4a16.md).
+#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them: kernels/notes/w4a16.md.
 DIRECT_ROWS = 256
 #: Inputs are read 16 bytes at a time.
 _ALIGNMENT = 8
