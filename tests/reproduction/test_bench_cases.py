@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from reproduction.benchmarks.arguments import gpu as arguments
-from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
+from reproduction.benchmarks import gpu as arguments
+from reproduction.benchmarks.gpu import FakeQuantizeArguments, RoundRowsArguments
 from reproduction.benchmarks.gpu.attention import float_case, int4_case
 from reproduction.benchmarks.gpu.baselines import decode_attentions
 from reproduction.benchmarks.gpu.layers import linear, linear_case

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu import benchmarks as cpu
 from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
 from reproduction.benchmarks.shapes import SHAPES

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
-from reproduction.benchmarks.gpu import fp8
+from reproduction.benchmarks.gpu import Fp8NetworkArguments, fp8
 from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.shapes import SHAPES
 from reproduction.benchmarks.timing.gpu import Timing

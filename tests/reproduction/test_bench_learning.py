@@ -7,14 +7,15 @@ import torch
 from pydantic import ValidationError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks.arguments.learning import (
+from reproduction.benchmarks.learning import (
     CalibrateArguments,
     DistillArguments,
     LearnRotationsArguments,
     PrefixQuantArguments,
+    distillation,
+    static,
 )
 from reproduction.benchmarks.learning import benchmarks as learning
-from reproduction.benchmarks.learning import distillation, static
 from reproduction.benchmarks.learning import models as learning_models
 from reproduction.benchmarks.learning.benchmarks import gptq, learn, learning_seconds
 from reproduction.benchmarks.learning.models import MODELS, random_model_on, shape_config
@@ -224,7 +225,7 @@ def test_steps_and_layers_that_give_no_time_are_refused() -> None:
         LearnRotationsArguments(shape="any", steps=5, taken=6)
     with pytest.raises(ValidationError, match="a number and a larger one"):
         CalibrateArguments(shape="any", layers=(3, 3))
-    with pytest.raises(ValidationError, match="taken must be a number and a larger one"):
+    with pytest.raises(ValidationError, match=r"taken\n.* a number and a larger one"):
         PrefixQuantArguments(shape="any", part="tuning", taken=(2, 2))
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.arguments.gpu import (
+from reproduction.benchmarks.gpu import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
     WholeDecoderArguments,
+    models,
 )
-from reproduction.benchmarks.gpu import models
 from reproduction.benchmarks.shapes import SHAPES
 from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.foundation.errors import ConfigError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuShape, random_cpu_decoder, random_dot_weight
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.cpu import COLD_BYTES, time_cpu

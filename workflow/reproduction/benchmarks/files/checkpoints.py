@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.files import CheckpointArguments
+from reproduction.benchmarks.files import CheckpointArguments
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES
 from rotquant.decoder.config import KINDS, LINEARS, DecoderConfig

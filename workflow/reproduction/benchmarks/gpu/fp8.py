@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
+from reproduction.benchmarks.gpu import Fp8NetworkArguments
 from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.case import Measurements, gpu

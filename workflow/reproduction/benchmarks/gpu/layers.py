@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from reproduction.benchmarks.arguments.gpu import LinearArguments
+from reproduction.benchmarks.gpu import LinearArguments
 from reproduction.benchmarks.gpu.baselines import fp8_linear, int8_linear, int8_product
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.kernels.hadamard.operator import hadamard

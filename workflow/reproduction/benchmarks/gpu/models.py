@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.gpu import (
+from reproduction.benchmarks.gpu import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.case import Measurements, gpu

@@ -6,7 +6,7 @@ prefix, which is only BOS here. The cost of omitted layers and epochs is extrapo
 
 import torch
 
-from reproduction.benchmarks.arguments.learning import PrefixQuantArguments
+from reproduction.benchmarks.learning import PrefixQuantArguments
 from reproduction.benchmarks.learning.benchmarks import free_all, random_tokens
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.records import Measurement
