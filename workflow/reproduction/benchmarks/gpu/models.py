@@ -6,6 +6,8 @@ batch 1). Everything that is timed runs from CUDA graphs, the 16-bit baseline to
 
 import contextlib
 import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -72,10 +74,7 @@ def _prefill(a: BlockArguments, device: torch.device) -> Measurements:
         return decoder.run(hidden, cache, cache.prefill_step(a.tokens))
 
     run()
-    memory.reset_peak()
-    run()
-    peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(run, settle=SETTLE)), "peak_bytes": peak}
+    return _measured(run, memory)
 
 
 def _decode(a: BlockArguments, device: torch.device) -> Measurements:
@@ -124,6 +123,18 @@ class _Memory:
         return Measurement(torch.cuda.max_memory_allocated(self.device) - self.before, "B")
 
 
+def _measured(
+    run: Callable[..., Tensor], memory: _Memory, launching: AbstractContextManager[None] = contextlib.nullcontext()
+) -> Measurements:
+    """Seconds of what ran once before, launched in a context, and the memory at its peak."""
+    memory.reset_peak()
+    run()
+    peak = memory.peak()
+    with launching:
+        timing = time_gpu(run, settle=SETTLE)
+    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
+
+
 def first_token(arguments: FirstTokenArguments) -> Measurements:
     """Seconds from a batch of prompts to the logits of their first new tokens; bytes of the whole model.
 
@@ -143,10 +154,7 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
         return decoder.prefill(prompt, cache)
 
     prefill()
-    memory.reset_peak()
-    prefill()
-    peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(prefill, settle=SETTLE)), "peak_bytes": peak}
+    return _measured(prefill, memory)
 
 
 def generate(arguments: GenerateArguments) -> Measurements:
@@ -207,13 +215,9 @@ def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
         token.copy_(logits.argmax(-1))
         return logits
 
-    run = prefill if a.phase == "prefill" else decode
-    memory.reset_peak()
-    run()
-    peak = memory.peak()
-    with overlapping_launches() if a.phase == "decode" else contextlib.nullcontext():
-        timing = time_gpu(run, settle=SETTLE)
-    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
+    if a.phase == "prefill":
+        return _measured(prefill, memory)
+    return _measured(decode, memory, overlapping_launches())
 
 
 def decoder_config(shape: str, **fields: Any) -> DecoderConfig:
