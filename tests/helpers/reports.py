@@ -15,10 +15,11 @@ from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Place, Values
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.model import Logged
 from reproduction.render.pages.report import report_of
-from reproduction.render.tracking import Logged
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash

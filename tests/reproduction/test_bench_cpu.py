@@ -22,11 +22,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu import benchmarks as cpu
 from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
+from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES
 from reproduction.benchmarks.timing import cpu as cpu_timing
-from reproduction.benchmarks.timing.gpu import Timing
 from reproduction.run.stages import speed as measuring
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from rotquant import api
 from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
@@ -187,10 +187,10 @@ def test_a_shape_is_that_of_its_name() -> None:
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing that calls every function once and says one millisecond; a tiny shape; little memory."""
 
-    def time_cpu(*functions: Callable[[], object], seconds: float = 0.0) -> list[Timing]:
+    def time_cpu(*functions: Callable[[], object], seconds: float = 0.0) -> list[Measurement]:
         for function in functions:
             function()
-        return [Timing(1e-3, 1e-3, 2e-3, 7, 1) for _ in functions]
+        return [Measurement(1e-3, "s", 1e-3, 2e-3, 7, 1) for _ in functions]
 
     monkeypatch.setattr(cpu, "time_cpu", time_cpu)
     monkeypatch.setattr(cpu, "COLD_BYTES", 2**16)
@@ -240,7 +240,7 @@ def test_functions_are_timed_in_turns() -> None:
     assert calls[:4] == ["slow", "slow", "fast", "fast"]  # before it counts
     assert calls[4:].count("slow") == first.replays == second.replays == 7
     assert calls[4:].count("fast") == 7 * second.calls_per_replay > 7
-    assert 0 <= second.low <= second.median <= second.high
+    assert 0 <= second.low <= second.value <= second.high
 
 
 def cpu_tables() -> dict[str, Any]:

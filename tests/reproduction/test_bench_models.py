@@ -12,8 +12,8 @@ from reproduction.benchmarks.gpu import (
     WholeDecoderArguments,
     models,
 )
+from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES
-from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.models import TINY_SHAPE
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operato
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny shape on the CPU; timing runs each call twice, as replays would."""
 
-    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Timing:
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Measurement:
         assert call(0).isfinite().all()
         assert call(0).isfinite().all()
-        return Timing(1e-3, 1e-3, 1e-3, replays, sets)
+        return Measurement(1e-3, "s", 1e-3, 1e-3, replays, sets)
 
     def elapsed(run: Callable[[], object]) -> float:
         run()

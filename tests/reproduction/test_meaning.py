@@ -20,7 +20,6 @@ from reproduction.claims.widths import Course, Line
 from reproduction.frame import values as collected
 from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
-from reproduction.render import html
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.pages import render_pages
 from reproduction.render.meaning.pages import Words, of_claims
@@ -32,8 +31,10 @@ from reproduction.render.pages.verdicts import claims_of
 from reproduction.render.settings.report import settings_report
 from reproduction.render.speed.report import speed_report
 from reproduction.run.results import table_path
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, headline
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable

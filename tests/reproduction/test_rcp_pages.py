@@ -23,7 +23,8 @@ from reproduction.render.pages.trained import last_step
 from reproduction.run.results import HISTORY_FILE, RunResult, run_path, write_result
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
 from rotquant.models.architectures import architecture_of

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from reproduction.benchmarks.registry import BENCHMARKS
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable, matches, rows
 from reproduction.tables.speed.published import place, read_printed, references
 from rotquant.foundation.errors import ConfigError
@@ -87,7 +87,7 @@ def test_every_benchmark_is_used_by_some_table() -> None:
 
 
 def test_definitions_are_read_without_torch() -> None:
-    code = "import sys; from reproduction.tables import project; project.load_project(); print('torch' in sys.modules)"
+    code = "import sys; from reproduction import sources; sources.load_project(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -13,13 +13,14 @@ from reproduction.claims.claims import Answer
 from reproduction.claims.replays import outcomes
 from reproduction.commands.report import report_app
 from reproduction.frame.speed import SpeedNumbers, collect, find_record, read_numbers, record_path
-from reproduction.render import html
 from reproduction.render.pages.cells import digits
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.render.speed import figures, limits
 from reproduction.render.speed.report import speed_report
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.foundation.errors import ResultError
 from tests.helpers.project import Copy

@@ -25,7 +25,8 @@ from reproduction.run.results import (
     weights_path,
     write_result,
 )
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import Claim
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError

@@ -15,7 +15,8 @@ from reproduction.render.pages.report import report_of
 from reproduction.render.tracking import TrackingError, papers, runs, store
 from reproduction.render.tracking.location import Location, printable
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
 from tests.helpers.project import CONFIG
 from tests.helpers.tracked import TABLES, compute, log, make_project

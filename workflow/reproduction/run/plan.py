@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reproduction.tables.source import Output
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from reproduction.identity.run import Run
 
 T = TypeVar("T")
+
+Output = Literal["table", "figure", "page"]
+"""The workflow's outputs of a table: its numbers as a file, its figure, its page."""
 
 PLANS = Path("results/plans")
 #: Age in seconds since the last read at which old plans are removed when a new one is written.

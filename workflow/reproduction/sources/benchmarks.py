@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.benchmarks.records import gpu_folder
 from reproduction.benchmarks.registry import benchmark_digest, find
-from reproduction.tables.source import Output, Reached, Source
+from reproduction.run.plan import Output
+from reproduction.sources import Reached, Source
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedFile, SpeedTable
 from reproduction.tables.speed.published import references
 from reproduction.tables.speed.records import committed_path
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reproduction.frame.speed import Measured
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
-    from reproduction.tables.project import Project
+    from reproduction.render.pages.model import Logged, Report
 
 _PAGE = ("reproduction.sources.benchmarks", "reproduction.render.pages.markdown")
 
@@ -62,7 +62,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             lookup(of_speed, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
         return table
 
-    def planned(self, project: "Project", table: SpeedTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: SpeedTable) -> dict[str, Any]:
         """Plan a table; its definition covers its tables and the papers' numbers."""
         behind = [project.one(SpeedTable, name) for name in dict.fromkeys([table.id, *table.recorded])]
         texts = [(project.root / one.published).read_text() for one in behind if one.published]
@@ -77,7 +77,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             "records": {name: None if path is None else str(path) for name, path in committed.items()},
         }
 
-    def collect(self, project: "Project", table: SpeedTable) -> "Measured":
+    def collect(self, project: Project, table: SpeedTable) -> "Measured":
         from reproduction.frame.speed import read_numbers
 
         return read_numbers(project, table)
@@ -86,18 +86,18 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         return collected.frame
 
     def report(
-        self, project: "Project", table: SpeedTable, collected: "Measured", logged: "Logged | None" = None
+        self, project: Project, table: SpeedTable, collected: "Measured", logged: "Logged | None" = None
     ) -> "Report":
         from reproduction.render.speed.report import speed_report
 
         return speed_report(project, table, collected)
 
-    def draw(self, project: "Project", table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+    def draw(self, project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
         from reproduction.render.speed.figures import draw
 
         return draw(project, table, path, width)
 
-    def reached(self, project: "Project", table: SpeedTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: SpeedTable, rendered: bool) -> Reached:
         """Progress of a table; a figure waits for all tables that it draws, rendered or not."""
         from reproduction.frame.speed import find_record
 
@@ -111,14 +111,14 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         status = "recorded" if any(shown.recorded for shown in found) else "computed"
         return Reached(status, machines, self.report(project, table, self.collect(project, table)))
 
-    def is_tracked(self, project: "Project", table: SpeedTable) -> bool:
+    def is_tracked(self, project: Project, table: SpeedTable) -> bool:
         """Whether its page exists."""
         from reproduction.run.results import REPORTS
 
         return (project.root / REPORTS / f"{table.id}.md").exists()
 
     def log(
-        self, project: "Project", tables: Sequence[SpeedTable], collected: "Mapping[str, Measured]"
+        self, project: Project, tables: Sequence[SpeedTable], collected: "Mapping[str, Measured]"
     ) -> "dict[str, Logged]":
         from reproduction.render.tracking import log_speed
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from reproduction.sources import Reached, Source
 from reproduction.tables.checks import About, Claim, Names, headline, named_by, quantities_in
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, PERPLEXITY, Quantity, quantities
-from reproduction.tables.source import Reached, Source
 from reproduction.tables.tables import OfPaper, Table, Titled, read_published, tables_in
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import canonical_json, file_inside, short_hash
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reproduction.frame.values import Number
-    from reproduction.render.pages.model import Grid, Report
-    from reproduction.render.tracking import Logged
-    from reproduction.tables.project import Project
+    from reproduction.render.pages.model import Grid, Logged, Report
 
 _CODE = ("reproduction.sources.elsewhere", "reproduction.render.pages.markdown")
 
@@ -129,13 +128,13 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from None
 
-    def planned(self, project: "Project", table: ElsewhereTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: ElsewhereTable) -> dict[str, Any]:
         """Plan a table; its definition covers its files' contents."""
         files = (table.numbers, *filter(None, [table.published]))
         texts = [(project.root / file).read_text(encoding="utf-8") for file in files]
         return {"definition": short_hash(canonical_json([table.model_dump(mode="json"), texts]))}
 
-    def collect(self, project: "Project", table: ElsewhereTable) -> Elsewhere:
+    def collect(self, project: Project, table: ElsewhereTable) -> Elsewhere:
         from reproduction.frame.values import Number
 
         files = (table.numbers, table.published)
@@ -160,7 +159,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
         return to_frame(lines, (*names, "origin", "note"))
 
     def report(
-        self, project: "Project", table: ElsewhereTable, collected: Elsewhere, logged: "Logged | None" = None
+        self, project: Project, table: ElsewhereTable, collected: Elsewhere, logged: "Logged | None" = None
     ) -> "Report":
         from reproduction.render.meaning.pages import Words, of_claims
         from reproduction.render.meaning.sayings import Teller, sayings
@@ -196,7 +195,7 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
             details={"numbers": Path(table.numbers), "csv": table_path(table.id)},
         )
 
-    def reached(self, project: "Project", table: ElsewhereTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: ElsewhereTable, rendered: bool) -> Reached:
         report = self.report(project, table, self.collect(project, table)) if rendered else None
         return Reached("elsewhere" if rendered else "not yet", report=report)
 

@@ -5,8 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from reproduction.run.plan import Output
+from reproduction.sources import Reached, Source
 from reproduction.tables.checks import named_by_experiment
-from reproduction.tables.source import Output, Reached, Source
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable, Table, TableFile, check_published, tables_in
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
@@ -15,10 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reproduction.frame.values import Values
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
+    from reproduction.render.pages.model import Logged, Report
     from reproduction.run.results import RunResult
-    from reproduction.tables.project import Project
 
 Collected = tuple["Values", "dict[str, RunResult]"]
 """A table's values, and the run results behind them by key."""
@@ -59,7 +59,7 @@ class Runs(Source[RunTable, Collected]):
                 lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
         return table
 
-    def planned(self, project: "Project", table: RunTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: RunTable) -> dict[str, Any]:
         """Plan a table; its definition covers YAML, published values, slots and runs."""
         cells = project.cells(table.id)
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
@@ -74,18 +74,18 @@ class Runs(Source[RunTable, Collected]):
             "parts": tuple(project.parts(table.id)),
         }
 
-    def collect(self, project: "Project", table: RunTable) -> Collected:
+    def collect(self, project: Project, table: RunTable) -> Collected:
         from reproduction.frame.values import collect
 
         return collect(project, table)
 
-    def written(self, project: "Project", table: RunTable) -> Collected:
+    def written(self, project: Project, table: RunTable) -> Collected:
         from reproduction.frame.values import read_values, results_behind
 
         values = read_values(project.root, table.id)
         return values, results_behind(project, values)
 
-    def agreed(self, project: "Project", table: RunTable) -> Collected:
+    def agreed(self, project: Project, table: RunTable) -> Collected:
         from reproduction.frame.values import read_back
 
         return read_back(project, table)
@@ -94,25 +94,25 @@ class Runs(Source[RunTable, Collected]):
         return collected[0].frame
 
     def report(
-        self, project: "Project", table: RunTable, collected: Collected, logged: "Logged | None" = None
+        self, project: Project, table: RunTable, collected: Collected, logged: "Logged | None" = None
     ) -> "Report":
         from reproduction.render.pages.report import report_of
 
         return report_of(project, table, *collected, logged)
 
-    def draw(self, project: "Project", table: RunTable, path: Path, width: str | None = None) -> list[Path]:
+    def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
         from reproduction.frame.values import read_values
         from reproduction.render.figures.draw import draw
 
         return draw(project, table, read_values(project.root, table.id), path, width)
 
-    def reached(self, project: "Project", table: RunTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
         report = None
         with suppress(ResultError):  # rendering reports it
             report = self.report(project, table, self.written(project, table))
         return Reached("computed" if rendered else "not yet", report=report)
 
-    def is_tracked(self, project: "Project", table: RunTable) -> bool:
+    def is_tracked(self, project: Project, table: RunTable) -> bool:
         """Whether all its runs exist."""
         from reproduction.run.results import run_path
 
@@ -120,7 +120,7 @@ class Runs(Source[RunTable, Collected]):
         return all((project.root / run_path(run.key)).exists() for cell in cells for run in cell.runs)
 
     def log(
-        self, project: "Project", tables: Sequence[RunTable], collected: Mapping[str, Collected]
+        self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]
     ) -> "dict[str, Logged]":
         from reproduction.render.tracking import log_tables
 

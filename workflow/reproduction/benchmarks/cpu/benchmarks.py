@@ -47,7 +47,7 @@ def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
     several = {"bf16": wide.weights, "w4a8": narrow.weights}
     calls |= {f"{name}_read": functools.partial(_read, weights) for name, weights in several.items()}
     timings = time_cpu(*calls.values(), seconds=_DECODING_SECONDS)
-    seconds = {f"{name}_seconds": Measurement.of(timing) for name, timing in zip(calls, timings, strict=True)}
+    seconds = {f"{name}_seconds": timing for name, timing in zip(calls, timings, strict=True)}
     return seconds | {
         f"{name}_bytes": Measurement(sum(weight.nbytes for weight in weights), "B") for name, weights in several.items()
     }
@@ -89,7 +89,7 @@ def cpu_linear(arguments: CpuLinearArguments) -> dict[str, Measurement]:
     timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
     found: dict[str, Measurement] = {}
     for (name, several), timing in zip(calls.items(), timings, strict=True):
-        found[f"{name}_seconds"] = Measurement.of(timing, len(several))
+        found[f"{name}_seconds"] = timing.over(len(several))
         found[f"{name}_bytes"] = Measurement(sizes[name], "B")
     return found
 
@@ -106,7 +106,7 @@ def cpu_transform(arguments: CpuTransformArguments) -> dict[str, Measurement]:
     x = torch.randn(arguments.rows, arguments.features).bfloat16()
     calls = {name: [functools.partial(transform, x)] * _CALLS for name, transform in _TRANSFORMS.items()}
     timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
-    return {f"{name}_seconds": Measurement.of(timing, _CALLS) for name, timing in zip(calls, timings, strict=True)}
+    return {f"{name}_seconds": timing.over(_CALLS) for name, timing in zip(calls, timings, strict=True)}
 
 
 _TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"ours": hadamard, "torch": hadamard_transform}

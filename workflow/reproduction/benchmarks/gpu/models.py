@@ -97,7 +97,7 @@ def _decode(a: BlockArguments, device: torch.device) -> Measurements:
     cache.advance(-_DECODED)
     with overlapping_launches():
         timing = time_gpu(run)
-    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
+    return {"seconds": timing, "peak_bytes": peak}
 
 
 def _block(a: BlockArguments, device: torch.device) -> Decoder:
@@ -132,7 +132,7 @@ def _measured(
     peak = memory.peak()
     with launching:
         timing = time_gpu(run, settle=SETTLE)
-    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
+    return {"seconds": timing, "peak_bytes": peak}
 
 
 def first_token(arguments: FirstTokenArguments) -> Measurements:
@@ -176,7 +176,7 @@ def generate(arguments: GenerateArguments) -> Measurements:
         for _ in range(a.tokens):
             generation.step()
 
-    prefilled = Measurement.of(time_gpu(prefill, settle=SETTLE), a.prompt)
+    prefilled = time_gpu(prefill, settle=SETTLE).over(a.prompt)
     texts = []
     for _ in range(1 + _TEXTS):
         prefill()

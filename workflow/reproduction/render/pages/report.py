@@ -15,10 +15,9 @@ from reproduction.render.meaning.tables import meaning_of
 from reproduction.render.pages import origins
 from reproduction.render.pages.effort import given
 from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
-from reproduction.render.pages.model import Report
+from reproduction.render.pages.model import Logged, Report
 from reproduction.render.pages.trained import trained
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.tracking import Logged
 from reproduction.run.provenance import RotationProvenance, told
 from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of, table_path
 from reproduction.tables.project import Project
