@@ -14,7 +14,7 @@ from reproduction.render.pages.markdown import markdown
 from reproduction.scoreboard import page as html
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project, source_of
-from reproduction.sources.elsewhere import ElsewhereTable
+from reproduction.tables.elsewhere import ElsewhereTable
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.elsewhere import NUMBERS, TABLE

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from reproduction.claims.facts import outcomes
+from reproduction.claims.unmeasured import outcomes
 from reproduction.commands.report import exported, report_app
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.settings.report import settings_report
+from reproduction.render.pages.recipes import settings_report
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project
 from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact

@@ -12,12 +12,13 @@ from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Answer
 from reproduction.claims.replays import outcomes
 from reproduction.commands.report import report_app
+from reproduction.frame import limits
 from reproduction.frame.speed import SpeedNumbers, collect, find_record, read_numbers, record_path
+from reproduction.render.figures import speed as figures
+from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.cells import digits
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.speed import figures, limits
-from reproduction.render.speed.report import speed_report
 from reproduction.scoreboard import page as html
 from reproduction.sources import load_project
 from reproduction.tables.project import Project

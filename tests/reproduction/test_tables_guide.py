@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from reproduction.sources import load_project, load_tables
-from reproduction.sources.elsewhere import ElsewhereTable
 from reproduction.tables.checks import Claim
+from reproduction.tables.elsewhere import ElsewhereTable
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Row, RunTableFields, TableFile
 

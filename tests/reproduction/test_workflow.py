@@ -108,12 +108,12 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("workflow/reproduction/render/pages/report.py", "def report_of(", "broken syntax\ndef report_of(")
+    computed.edit("workflow/reproduction/render/pages/report.py", "def runs_report(", "broken syntax\ndef runs_report(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
     assert "report.py is not valid Python" in output  # found before anything is run
     assert "Traceback" not in output
-    computed.edit("workflow/reproduction/render/pages/report.py", "broken syntax\ndef report_of(", "def report_of(")
+    computed.edit("workflow/reproduction/render/pages/report.py", "broken syntax\ndef runs_report(", "def runs_report(")
     computed.edit("workflow/reproduction/render/pages/report.py", "title=title(table)", "title=table.no_such_field")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier

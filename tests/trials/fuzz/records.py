@@ -13,9 +13,9 @@ from reproduction.metrics.settings import TrainingLoss
 from reproduction.planning.current import current_plan
 from reproduction.render.figures.arrays import array_of, history_of
 from reproduction.render.html.pages import render_pages
+from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.trained import last_step
-from reproduction.render.speed.report import speed_report
 from reproduction.run.archives import archive_of, pack, unpack
 from reproduction.run.plan import Plan, config_file, read_plan
 from reproduction.run.results import part_path, read_result, rotation_path, run_path, weights_path

@@ -7,7 +7,7 @@ from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
 from reproduction.sources import load_project, load_tables, source_of
-from reproduction.sources.elsewhere import ElsewhereTable
+from reproduction.tables.elsewhere import ElsewhereTable
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
 from reproduction.tables.tables import RunTable
@@ -82,7 +82,7 @@ def _speed(folder: Path) -> None:
 
 def _settings(folder: Path) -> None:
     from reproduction.render.pages.markdown import markdown
-    from reproduction.render.settings.report import settings_report
+    from reproduction.render.pages.recipes import settings_report
 
     for table in load_project((), folder).of(SettingsTable).values():
         markdown(settings_report(table))

@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reproduction.benchmarks.records import gpu_folder
+from reproduction.benchmarks.records import committed_path, gpu_folder
 from reproduction.benchmarks.registry import benchmark_digest, find
 from reproduction.run.plan import Output
 from reproduction.sources import Reached, Source
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedFile, SpeedTable
 from reproduction.tables.speed.published import references
-from reproduction.tables.speed.records import committed_path
 from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from reproduction.frame.speed import Measured
     from reproduction.render.pages.model import Logged, Report
 
-_PAGE = ("reproduction.sources.benchmarks", "reproduction.render.pages.markdown")
-
 
 class Benchmarks(Source[SpeedTable, "Measured"]):
     """Tables of time and memory."""
@@ -37,8 +34,8 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
     patterns = ("papers/*/speed.yaml", "*/speed.yaml")
     code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
         "table": ("reproduction.frame.speed",),
-        "figure": ("reproduction.render.speed.figures",),
-        "page": _PAGE,
+        "figure": ("reproduction.render.figures.speed",),
+        "page": ("reproduction.render.pages.benchmarks", "reproduction.render.pages.markdown"),
     }
     schema = SpeedFile
 
@@ -88,12 +85,12 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
     def report(
         self, project: Project, table: SpeedTable, collected: "Measured", logged: "Logged | None" = None
     ) -> "Report":
-        from reproduction.render.speed.report import speed_report
+        from reproduction.render.pages.benchmarks import speed_report
 
         return speed_report(project, table, collected)
 
     def draw(self, project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
-        from reproduction.render.speed.figures import draw
+        from reproduction.render.figures.speed import draw
 
         return draw(project, table, path, width)
 

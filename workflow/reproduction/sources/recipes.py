@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
     from reproduction.render.pages.model import Logged, Report
 
-_CODE = ("reproduction.sources.recipes", "reproduction.render.pages.markdown")
-
 
 class Recipes(Source[SettingsTable, SettingsTable]):
     """Tables of settings, which have all that is collected in them."""
 
     name = "recipes"
     patterns = ("papers/*/settings.yaml",)
-    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {"table": _CODE, "page": _CODE}
+    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
+        "table": ("reproduction.sources.recipes",),
+        "page": ("reproduction.render.pages.recipes", "reproduction.render.pages.markdown"),
+    }
     schema = SettingsFile
 
     def load(self, path: Path, root: Path) -> Iterator[SettingsTable]:
@@ -54,7 +55,7 @@ class Recipes(Source[SettingsTable, SettingsTable]):
     def report(
         self, project: Project, table: SettingsTable, collected: SettingsTable, logged: "Logged | None" = None
     ) -> "Report":
-        from reproduction.render.settings.report import settings_report
+        from reproduction.render.pages.recipes import settings_report
 
         return settings_report(collected)
 

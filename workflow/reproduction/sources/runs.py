@@ -33,7 +33,7 @@ class Runs(Source[RunTable, Collected]):
         "table": ("reproduction.frame.values",),
         "figure": ("reproduction.render.figures.draw",),
         "page": (
-            "reproduction.render.pages.report",
+            "reproduction.render.pages.runs",
             "reproduction.render.pages.markdown",
             "reproduction.render.tracking",
         ),
@@ -96,9 +96,9 @@ class Runs(Source[RunTable, Collected]):
     def report(
         self, project: Project, table: RunTable, collected: Collected, logged: "Logged | None" = None
     ) -> "Report":
-        from reproduction.render.pages.report import report_of
+        from reproduction.render.pages.runs import runs_report
 
-        return report_of(project, table, *collected, logged)
+        return runs_report(project, table, *collected, logged)
 
     def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
         from reproduction.frame.values import read_values
