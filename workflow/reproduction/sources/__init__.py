@@ -1,7 +1,6 @@
 """Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere, each a class in one module.
 
-The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table. A
-source's module imports measuring, rendering and drawing inside functions, since loading tables does not need them.
+The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table.
 """
 
 import functools
@@ -10,19 +9,17 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
+import pandas as pd
+
+from reproduction.render.pages.model import Logged, Report
 from reproduction.run.plan import Output
 from reproduction.tables.configuration import Config, find_root, load_config
 from reproduction.tables.project import Project
 from reproduction.tables.resolution import check_names
 from reproduction.tables.tables import OfPaper, RunTable, Table, in_order
 from rotquant.foundation.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from reproduction.render.pages.model import Logged, Report
 
 Status = Literal["computed", "recorded", "elsewhere", "not yet"]
 
@@ -35,7 +32,7 @@ class Reached(NamedTuple):
 
     status: Status
     machines: Sequence[str] = ()
-    report: "Report | None" = None
+    report: Report | None = None
 
 
 class Source(ABC, Generic[T, C]):
@@ -100,11 +97,11 @@ class Source(ABC, Generic[T, C]):
         return self.collect(project, table)
 
     @abstractmethod
-    def frame(self, collected: C) -> "pd.DataFrame":
+    def frame(self, collected: C) -> pd.DataFrame:
         """A data frame with one line per number (`frame.lines`); column names mean the same for all sources."""
 
     @abstractmethod
-    def report(self, project: Project, table: T, collected: C, logged: "Logged | None" = None) -> "Report":
+    def report(self, project: Project, table: T, collected: C, logged: Logged | None = None) -> Report:
         """The content of a table's page. logged: where MLflow shows the table."""
 
     def draw(self, project: Project, table: T, path: Path, width: str | None = None) -> list[Path]:
@@ -119,7 +116,7 @@ class Source(ABC, Generic[T, C]):
         """Whether MLflow shows anything for a table."""
         return False
 
-    def log(self, project: Project, tables: Sequence[T], collected: Mapping[str, C]) -> "dict[str, Logged]":
+    def log(self, project: Project, tables: Sequence[T], collected: Mapping[str, C]) -> dict[str, Logged]:
         """Log tables to MLflow and return their locations there by id; tables without anything to show are left out.
 
         Args:

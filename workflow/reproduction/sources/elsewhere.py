@@ -6,8 +6,13 @@ so it is compared as printed.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pandas as pd
+
+from reproduction.frame.elsewhere import Elsewhere, collect
+from reproduction.render.pages.elsewhere import elsewhere_report
+from reproduction.render.pages.model import Logged, Report
 from reproduction.sources import Reached, Source
 from reproduction.tables.elsewhere import ElsewhereFile, ElsewhereTable, completed
 from reproduction.tables.project import Project
@@ -15,14 +20,8 @@ from reproduction.tables.tables import tables_in
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, file_inside, short_hash
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-    from reproduction.frame.elsewhere import Elsewhere
-    from reproduction.render.pages.model import Logged, Report
-
-
-class FromElsewhere(Source[ElsewhereTable, "Elsewhere"]):
+class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
     """Tables of numbers that somebody else measured."""
 
     name = "elsewhere"
@@ -49,19 +48,15 @@ class FromElsewhere(Source[ElsewhereTable, "Elsewhere"]):
         texts = [(project.root / file).read_text(encoding="utf-8") for file in files]
         return {"definition": short_hash(canonical_json([table.model_dump(mode="json"), texts]))}
 
-    def collect(self, project: Project, table: ElsewhereTable) -> "Elsewhere":
-        from reproduction.frame.elsewhere import collect
-
+    def collect(self, project: Project, table: ElsewhereTable) -> Elsewhere:
         return collect(table, project.root)
 
-    def frame(self, collected: "Elsewhere") -> "pd.DataFrame":
+    def frame(self, collected: Elsewhere) -> pd.DataFrame:
         return collected.frame
 
     def report(
-        self, project: Project, table: ElsewhereTable, collected: "Elsewhere", logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.pages.elsewhere import elsewhere_report
-
+        self, project: Project, table: ElsewhereTable, collected: Elsewhere, logged: Logged | None = None
+    ) -> Report:
         return elsewhere_report(table, collected)
 
     def reached(self, project: Project, table: ElsewhereTable, rendered: bool) -> Reached:

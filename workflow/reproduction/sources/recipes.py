@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pandas as pd
+
+from reproduction.frame.lines import to_frame
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.recipes import settings_report
 from reproduction.run.plan import Output
 from reproduction.sources import Reached, Source
 from reproduction.tables.project import Project
@@ -11,11 +16,6 @@ from reproduction.tables.settings import SettingsFile, SettingsTable, settle
 from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from reproduction.render.pages.model import Logged, Report
 
 
 class Recipes(Source[SettingsTable, SettingsTable]):
@@ -45,18 +45,14 @@ class Recipes(Source[SettingsTable, SettingsTable]):
     def collect(self, project: Project, table: SettingsTable) -> SettingsTable:
         return table
 
-    def frame(self, collected: SettingsTable) -> "pd.DataFrame":
-        from reproduction.frame.lines import to_frame
-
+    def frame(self, collected: SettingsTable) -> pd.DataFrame:
         names = ("row", "column", "text", "published_text", "same", "note")
         cells = collected.cells
         return to_frame([(one.row, one.column, one.here, one.published, one.same, one.reason) for one in cells], names)
 
     def report(
-        self, project: Project, table: SettingsTable, collected: SettingsTable, logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.pages.recipes import settings_report
-
+        self, project: Project, table: SettingsTable, collected: SettingsTable, logged: Logged | None = None
+    ) -> Report:
         return settings_report(collected)
 
     def reached(self, project: Project, table: SettingsTable, rendered: bool) -> Reached:

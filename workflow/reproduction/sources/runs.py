@@ -3,9 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pandas as pd
+
+from reproduction.frame.values import Values, collect, read_back, read_values, results_behind
+from reproduction.render.figures.draw import draw
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.runs import runs_report
+from reproduction.render.tracking import log_tables
 from reproduction.run.plan import Output
+from reproduction.run.results import RunResult, run_path
 from reproduction.sources import Reached, Source
 from reproduction.tables.checks import named_by_experiment
 from reproduction.tables.project import Project
@@ -13,14 +21,7 @@ from reproduction.tables.tables import RunTable, Table, TableFile, check_publish
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from reproduction.frame.values import Values
-    from reproduction.render.pages.model import Logged, Report
-    from reproduction.run.results import RunResult
-
-Collected = tuple["Values", "dict[str, RunResult]"]
+Collected = tuple[Values, dict[str, RunResult]]
 """A table's values, and the run results behind them by key."""
 
 
@@ -75,35 +76,22 @@ class Runs(Source[RunTable, Collected]):
         }
 
     def collect(self, project: Project, table: RunTable) -> Collected:
-        from reproduction.frame.values import collect
-
         return collect(project, table)
 
     def written(self, project: Project, table: RunTable) -> Collected:
-        from reproduction.frame.values import read_values, results_behind
-
         values = read_values(project.root, table.id)
         return values, results_behind(project, values)
 
     def agreed(self, project: Project, table: RunTable) -> Collected:
-        from reproduction.frame.values import read_back
-
         return read_back(project, table)
 
-    def frame(self, collected: Collected) -> "pd.DataFrame":
+    def frame(self, collected: Collected) -> pd.DataFrame:
         return collected[0].frame
 
-    def report(
-        self, project: Project, table: RunTable, collected: Collected, logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.pages.runs import runs_report
-
+    def report(self, project: Project, table: RunTable, collected: Collected, logged: Logged | None = None) -> Report:
         return runs_report(project, table, *collected, logged)
 
     def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
-        from reproduction.frame.values import read_values
-        from reproduction.render.figures.draw import draw
-
         return draw(project, table, read_values(project.root, table.id), path, width)
 
     def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
@@ -114,15 +102,11 @@ class Runs(Source[RunTable, Collected]):
 
     def is_tracked(self, project: Project, table: RunTable) -> bool:
         """Whether all its runs exist."""
-        from reproduction.run.results import run_path
-
         cells = project.cells(table.id)
         return all((project.root / run_path(run.key)).exists() for cell in cells for run in cell.runs)
 
     def log(
         self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]
-    ) -> "dict[str, Logged]":
-        from reproduction.render.tracking import log_tables
-
+    ) -> dict[str, Logged]:
         shown = log_tables(project, tables, {name: results for name, (_, results) in collected.items()})
         return dict(zip((table.id for table in tables), shown, strict=True))
