@@ -20,6 +20,7 @@ from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
 from reproduction.frame.speed import SpeedNumber, SpeedNumbers, row_names
 from reproduction.tables.checks import About
 from reproduction.tables.speed.definitions import FACTORS, SpeedCheck, SpeedClaim, SpeedGrid, SpeedTable, matches
+from reproduction.words.numbers import show_ratio
 
 #: With more rows than these a summary is shown.
 _ROWS = 6
@@ -106,7 +107,7 @@ def _findings(claim: SpeedClaim, grid: SpeedGrid, column: str, ratio: Ratio, pre
     ratios = {row: _compared(check, grid, value) for row, value in known.items()}
     if check.increasing:
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
-            numbers = f"{show(more.value)} > {show(less.value)}"
+            numbers = f"{show_ratio(more.value)} > {show_ratio(less.value)}"
             apart = (more.value - less.value, more.low - less.high, more.high - less.low)
             effect = Effect(numbers, "by", "", *apart, ABOVE_ZERO)
             place = f"{prefix}{after} after {before}"
@@ -138,7 +139,7 @@ def _every(check: SpeedCheck, prefix: str, ratios: dict[str, Amount]) -> Iterato
     decisions = [finding.decision for finding in found.values()]
     others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
     values = [amount.value for amount in ratios.values()]
-    numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
+    numbers = f"{found[worst].numbers}; all {show_ratio(min(values))} to {show_ratio(max(values))}{others}"
     decision = Verdict(tuple(found.values())).decision
     yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
 
@@ -146,13 +147,12 @@ def _every(check: SpeedCheck, prefix: str, ratios: dict[str, Amount]) -> Iterato
 def _bounded(check: SpeedCheck, place: str, amount: Amount) -> Finding:
     low, high = check.at_least, check.at_most
     region = Region(-math.inf if low is None else low, math.inf if high is None else high)
-    spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
+    spread = f" [{show_ratio(amount.low)}, {show_ratio(amount.high)}]" if amount.low < amount.high else ""
     bound = f"≥ {low:g}" if low is not None else f"≤ {high:g}"
     asked = f"at least {low:g}" if low is not None else f"at most {high:g}"
     decision = region.decide(amount.low, amount.high)
-    return Finding(
-        place, f"{show(amount.value)}{spread} {bound}", decision, effect=Effect("", "it is", asked, *amount, region)
-    )
+    effect = Effect("", "it is", asked, *amount, region)
+    return Finding(place, f"{show_ratio(amount.value)}{spread} {bound}", decision, effect=effect)
 
 
 def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
@@ -189,8 +189,3 @@ def _prefix(table: SpeedTable, grid: SpeedGrid, gpu: str) -> str:
     parts = [grid.name] if len(table.grids) > 1 else []
     parts += [gpu] if gpu and len(table.gpus) > 1 else []
     return "".join(f"{part}, " for part in parts)
-
-
-def show(ratio: float) -> str:
-    """A ratio as printed: two decimals, three up to slightly above one."""
-    return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"

@@ -131,10 +131,6 @@ def _bf16(in_features: int, out_features: int, product: Callable[[Tensor, Tensor
     return lambda: product(x, weight), weight.nbytes
 
 
-def _bf16_torch(in_features: int, out_features: int) -> Layer:
-    return _bf16(in_features, out_features, functional.linear)
-
-
 def _w4a8(in_features: int, out_features: int) -> Layer:
     x, weight = _token(in_features), random_dot_weight((out_features, in_features), torch.Generator())
     return lambda: linear(x, weight), weight.nbytes
@@ -171,7 +167,7 @@ def _int4_dynamic(in_features: int, out_features: int) -> Layer:
 #: quantized `Linear` and `_dyn_quant_matmul_4bit`, 8-bit activations made of float32, which is all that they take.
 _LAYERS: dict[str, Callable[[int, int], Layer]] = {
     "bf16": _bf16,
-    "bf16_torch": _bf16_torch,
+    "bf16_torch": functools.partial(_bf16, product=functional.linear),
     "int8_weights": _int8_weights,
     "int8_dynamic": _int8_dynamic,
     "int4_dynamic": _int4_dynamic,

@@ -11,7 +11,7 @@ from typing import cast
 from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Outcome
 from reproduction.claims.findings import Finding
-from reproduction.claims.replays import outcomes, show
+from reproduction.claims.replays import outcomes
 from reproduction.frame.limits import MEMORY, ceilings
 from reproduction.frame.speed import Measured, ShownRecord, SpeedNumbers, read_numbers, short_gpu, shown_ratio
 from reproduction.render.meaning.pages import Words, clauses, of_claims, sentence
@@ -23,6 +23,7 @@ from reproduction.render.pages.verdicts import judged_report
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import DrawnPart, SpeedClaim, SpeedGrid, SpeedTable, matches, rows
 from reproduction.words.describe import is_of_the_paper
+from reproduction.words.numbers import show_ratio
 from reproduction.words.templates import sentences
 
 WORDS = "pages/benchmarks.jinja"
@@ -136,7 +137,7 @@ def _panel(table: SpeedTable, part: DrawnPart, drawn: Mapping[str, Measured]) ->
     papers = [shown_ratio(grid, paper.ratio) for one in chosen for paper in one.papers if paper.ratio is not None]
     if not ours:
         return []
-    ends = [[show(min(found)), show(max(found))] if found else [] for found in (ours, papers)]
+    ends = [[show_ratio(min(found)), show_ratio(max(found))] if found else [] for found in (ours, papers)]
     return clauses("panel", title=part.title, ratio=grid.ratio, over=grid.baseline, ours=ends[0], papers=ends[1])
 
 
@@ -147,9 +148,9 @@ def _told(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> ToldEffect:
         return ToldEffect(*[finding.numbers] * 4)
     if effect.name == "by":
         return ToldEffect(*[effect.compared.replace(" > ", " after ")] * 4)
-    interval = between(show(effect.low), show(effect.high))
+    interval = between(show_ratio(effect.low), show_ratio(effect.high))
     asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
-    size = show(effect.size)
+    size = show_ratio(effect.size)
     brief = f"{size}{interval}{_compared(claim, grid)}"
     return ToldEffect(f"{brief}{asked}", brief, size, size)
 
