@@ -156,7 +156,7 @@ def _told(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> ToldEffect:
 
 
 def _compared(claim: SpeedClaim, grid: SpeedGrid) -> str:
-    check, in_bytes = claim.check, grid.unit in ("GiB", "GB")
+    check, in_bytes = claim.asked[0], grid.unit in ("GiB", "GB")
     if check.compare == "amount":
         return f" {grid.unit}"
     if check.compare == "cost":
