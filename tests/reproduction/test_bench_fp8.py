@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from reproduction.benchmarks.gpu import Fp8NetworkArguments, fp8
-from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from rotquant.decoder.fp8 import random_fp8_decoder
 from tests.helpers.models import TINY_SHAPE
 

@@ -13,7 +13,7 @@ from reproduction.benchmarks.gpu import (
     models,
 )
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.models import TINY_SHAPE
 
@@ -84,4 +84,4 @@ def test_generation_counts_per_token(implementation: str) -> None:
 
 def test_an_unknown_shape_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown shape 'llama-2-8b'"):
-        models.decoder_config("llama-2-8b")
+        decoder_config("llama-2-8b")

@@ -17,9 +17,9 @@ from reproduction.benchmarks.gpu import (
     partition,
     transforms,
 )
-from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments
 from reproduction.benchmarks.learning.models import shape_config
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import KernelError

@@ -1,5 +1,10 @@
 """The papers' models as shapes: enough to measure time and memory with random weights, never accuracy."""
 
+from typing import Any
+
+from rotquant.decoder.config import DecoderConfig
+from rotquant.foundation.errors import lookup
+
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: int) -> dict[str, int]:
     return {
@@ -25,3 +30,12 @@ SHAPES: dict[str, dict[str, int]] = {
     "llama-3.2-3b": _llama(3072, 8192, 28, 24, 8, vocab_size=128256),
     "mistral-7b": _llama(4096, 14336, 32, 32, 8, vocab_size=32768),
 }
+
+
+def decoder_config(shape: str, **fields: Any) -> DecoderConfig:
+    """The decoder of a shape's name; `fields` override.
+
+    Raises:
+        ConfigError: an unknown shape.
+    """
+    return DecoderConfig.from_shape(lookup(SHAPES, shape, "unknown shape"), **fields)

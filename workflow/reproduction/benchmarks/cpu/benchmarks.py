@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
-from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuShape, random_cpu_decoder, random_dot_weight
+from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, random_cpu_decoder, random_dot_weight
 from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.cpu import COLD_BYTES, time_cpu
 from rotquant.kernels.cpu.operators import hadamard, linear, linear16, read
 from rotquant.tensors.hadamard import hadamard_transform
@@ -35,7 +36,7 @@ def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
         ConfigError: an unknown shape.
         KernelError: there is no C++ compiler.
     """
-    shape, layers = CpuShape.named(arguments.shape), arguments.layers_in_memory
+    shape, layers = decoder_config(arguments.shape), arguments.layers_in_memory
     wide, narrow = (random_cpu_decoder(shape, weights, layers=layers) for weights in ("bf16", "w4a8"))
     decoders = {
         "bf16": wide,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from reproduction.benchmarks.gpu import Fp8NetworkArguments
-from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
 from rotquant.decoder.cache import Cache, FloatCache

@@ -8,7 +8,6 @@ import contextlib
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +19,10 @@ from reproduction.benchmarks.gpu import (
     WholeDecoderArguments,
 )
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
-from rotquant.decoder import KINDS, Decoder, DecoderConfig, Generation, Precision, random_decoder
-from rotquant.foundation.errors import lookup
+from rotquant.decoder import KINDS, Decoder, Generation, Precision, random_decoder
 from rotquant.kernels.launch.overlap import overlapping_launches
 
 #: Tokens that are decoded while memory is watched (QuaRot Table 17).
@@ -218,15 +216,6 @@ def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
     if a.phase == "prefill":
         return _measured(prefill, memory)
     return _measured(decode, memory, overlapping_launches())
-
-
-def decoder_config(shape: str, **fields: Any) -> DecoderConfig:
-    """The decoder of a shape's name; `fields` override.
-
-    Raises:
-        ConfigError: an unknown shape.
-    """
-    return DecoderConfig.from_shape(lookup(SHAPES, shape, "unknown shape"), **fields)
 
 
 def _prompt(decoder: Decoder, batch: int, tokens: int) -> Tensor:
