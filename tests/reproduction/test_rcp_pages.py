@@ -296,7 +296,7 @@ def test_figure_6_draws_the_losses_of_its_runs(
         asked.append((key, name))
         return losses[key] if name == "losses" else [3]
 
-    monkeypatch.setattr("reproduction.render.figures.losses.array_of", array_of)
+    monkeypatch.setattr("reproduction.render.figures.learning.array_of", array_of)
     figures.draw(project, table, values, tmp_path / "figure.svg")
     text = (tmp_path / "figure.svg").read_text()
     assert all(f"<!-- {row.name} -->" in text for row in table.rows)

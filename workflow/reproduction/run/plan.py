@@ -43,20 +43,12 @@ class Places(PlanEntry):
     hub: tuple[tuple[Literal["model", "dataset"], str], ...]
 
 
-class PlannedCell(PlanEntry):
-    """A cell of a table: its runs, one per seed."""
-
-    row: str
-    column: str
-    runs: tuple[str, ...]
-
-
 class PlannedTable(PlanEntry):
     """A table of any source, or a figure.
 
     definition: digest of its files' content; codes: digests of the code of each output. figure: the table whose figure
-    it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure. cells,
-    parts: its runs, and the jobs that compute them. benchmarks, kernels: its measurements, and their code; on_gpu:
+    it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure.
+    parts: the jobs that compute its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
     whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
     this machine has none.
     """
@@ -67,7 +59,6 @@ class PlannedTable(PlanEntry):
     codes: dict[Output, str]
     figure: str | None = None
     has_numbers: bool = True
-    cells: tuple[PlannedCell, ...] = ()
     parts: tuple[str, ...] = ()
     benchmarks: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()

@@ -62,16 +62,12 @@ class Runs(Source[RunTable, Collected]):
 
     def planned(self, project: Project, table: RunTable) -> dict[str, Any]:
         """Plan a table; its definition covers YAML, published values, slots and runs."""
-        cells = project.cells(table.id)
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
         slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-        keys = [run.key for cell in cells for run in cell.runs]
+        keys = [run.key for cell in project.cells(table.id) for run in cell.runs]
         return {
             "definition": short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys])),
             "figure": project.picture(table),
-            "cells": [
-                {"row": cell.row, "column": cell.column, "runs": [run.key for run in cell.runs]} for cell in cells
-            ],
             "parts": tuple(project.parts(table.id)),
         }
 

@@ -137,7 +137,8 @@ def random_cpu_decoder(
     """
     generator = torch.Generator().manual_seed(seed)
     make = random_dot_weight if weights == "w4a8" else _random_weight
-    first = CpuLayer(**{name: make(shape.features(name)[::-1], generator) for name in LINEARS})
+    sizes = {name: shape.features(name) for name in LINEARS}
+    first = CpuLayer(**{name: make((outputs, inputs), generator) for name, (inputs, outputs) in sizes.items()})
     made = (first, *(copy.deepcopy(first) for _ in range(1, min(layers, shape.layers))))
     embedding = torch.randn(_FEW_TOKENS, shape.hidden, generator=generator).bfloat16()
     return CpuDecoder(shape, embedding, made, _random_weight((shape.vocabulary, shape.hidden), generator))
