@@ -130,8 +130,15 @@ class Source(ABC, Generic[T, C]):
 
 @functools.cache
 def sources() -> dict[str, Source[Any, Any]]:
-    """The sources by name: every module of this package defines one."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    """The sources by name: every module of this package defines one.
+
+    Raises:
+        ConfigError: what one of them imports is not valid Python.
+    """
+    try:
+        modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename} is not valid Python (line {error.lineno}: {error.msg}).") from None
     made = (
         one()
         for module in modules
