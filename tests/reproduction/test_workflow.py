@@ -124,13 +124,13 @@ def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(com
 
 def test_a_scoreboard_that_cannot_be_rendered_fails_no_run(computed: Copy) -> None:
     earlier = computed.read("reports/index.*")
-    computed.edit("workflow/reproduction/commands/report.py", "html.index(", "html.no_such_index(")
+    computed.edit("workflow/reproduction/commands/report.py", "page.index(", "page.no_such_index(")
     (computed.root / REPORT).unlink()
     status, output = computed.snakemake(REPORT)
     assert status == 0, output
     assert "warning: the scoreboard reports/index.html could not be rendered" in output
     assert computed.read("reports/index.*") == earlier
-    computed.edit("workflow/reproduction/commands/report.py", "html.no_such_index(", "html.index(")
+    computed.edit("workflow/reproduction/commands/report.py", "page.no_such_index(", "page.index(")
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
