@@ -340,9 +340,9 @@ def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: 
 
 def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
     modules = (
-        "reproduction.tables.project, reproduction.identity.code, reproduction.commands.runs, reproduction.render.html"
+        "reproduction.sources, reproduction.identity.code, reproduction.commands.runs, reproduction.scoreboard.page"
     )
-    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    code = f"import {modules}, sys; reproduction.sources.sources(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 
