@@ -15,10 +15,11 @@ from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Place, Values
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.pages.report import report_of
-from reproduction.render.tracking import Logged
+from reproduction.render.pages.model import Logged
+from reproduction.render.pages.runs import runs_report
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
@@ -177,7 +178,7 @@ def changed(values: Values, place: Place, *numbers: float) -> Values:
 def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
     """The page with ordinary spaces."""
     chosen = project.table(name)
-    found = report_of(project, chosen, *collected.collect(project, chosen), logged)
+    found = runs_report(project, chosen, *collected.collect(project, chosen), logged)
     return markdown(found).replace("\u00a0", " ")
 
 

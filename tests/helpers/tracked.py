@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from reproduction.render import tracking
+from reproduction.render.pages.model import Logged
 from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import short_hash
 from tests.helpers.project import Copy
@@ -81,5 +83,5 @@ def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> lis
         return list(found.client.search_runs([experiment.experiment_id], filter_string=query))
 
 
-def log(project: Project, *names: str) -> list[tracking.Logged]:
+def log(project: Project, *names: str) -> list[Logged]:
     return tracking.log_tables(project, [project.table(name) for name in names or project.tables])

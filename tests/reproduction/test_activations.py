@@ -13,8 +13,9 @@ from reproduction.metrics.magnitudes import magnitudes
 from reproduction.metrics.settings import Magnitudes
 from reproduction.render.figures import draw as figures
 from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import short_hash

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from reproduction.render.figures import draw as figures
-from reproduction.render.figures import panels
+from reproduction.render.figures import panels, speed
 from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
-from reproduction.render.speed import figures as speed
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import short_hash

@@ -9,7 +9,7 @@ from reproduction.frame.values import Values
 from reproduction.render.pages.grids import BITS, value_grids
 from reproduction.render.pages.origins import row_bits
 from reproduction.run.results import RunResult
-from reproduction.tables.project import load_project
+from reproduction.sources import load_project
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from reproduction.commands.report import report_app
 from reproduction.frame import values as tables
-from reproduction.render import html
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.inline_svg import inline_svg
 from reproduction.render.html.pages import render_pages
 from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError

@@ -13,8 +13,9 @@ from reproduction.frame import values as tables
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult, run_path, write_result
 from reproduction.run.stages import measures
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import RecipeError

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from reproduction.run.stages import weights
 from reproduction.run.stages.weights import compute_weights
-from reproduction.tables.project import load_project
+from reproduction.sources import load_project
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.llm_qat import data_free_distillation as llm_qat
 from rotquant.methods.llm_qat.data_free_distillation import distillation_loss, generate, train, train_model

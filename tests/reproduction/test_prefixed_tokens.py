@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from reproduction.identity.run import Run
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.metrics.outlier_tokens import outlier_tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from rotquant.foundation.data import merge
 from tests.helpers.project import CONFIG, Copy
 from tests.helpers.speed import SPEED, record

@@ -13,8 +13,9 @@ from reproduction.render.figures import draw as figures
 from reproduction.render.figures.changes import change_between
 from reproduction.render.figures.learning import gains, layers_of, smoothed
 from reproduction.run.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import SNR_DB, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError

@@ -7,9 +7,10 @@ import yaml
 
 from reproduction.claims.claims import Score
 from reproduction.frame.values import Number, Values, write_values
-from reproduction.render import scoreboard
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project, load_tables
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project, load_tables
+from reproduction.tables.project import Project
 from rotquant.foundation.files import short_hash, write_text
 from tests.helpers.project import Copy
 from tests.helpers.speed import SPEED, record

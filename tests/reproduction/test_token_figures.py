@@ -13,8 +13,9 @@ from reproduction.metrics.token_maxima import STATISTICS, TENSORS
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures import tokens as drawn
 from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError

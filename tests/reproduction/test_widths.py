@@ -11,7 +11,8 @@ import reproduction.tables.project
 from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course, Line, line_through
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import WidthEffect
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import short_hash

@@ -39,7 +39,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "weights": ("reproduction.run.stages.weights",),
     "runs": ("reproduction.run.stages.runs",),
     "tasks": ("rotquant.metrics.zeroshot.folders",),
-    "index": ("reproduction.render.scoreboard", "reproduction.render.html", "reproduction.render.html.pages"),
+    "index": ("reproduction.scoreboard.standings", "reproduction.scoreboard.page", "reproduction.render.html.pages"),
 }
 
 #: Kernels' includes of our headers: those in the same folder and those of kernels/include.

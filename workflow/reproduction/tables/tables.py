@@ -15,7 +15,6 @@ from pydantic import Field, field_validator, model_validator
 from reproduction.metrics.settings import Metric
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.configuration import MethodSettings
-from reproduction.tables.source import Source, find_source
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
 from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
@@ -172,18 +171,13 @@ class Table(Titled):
     """A table of any source, with its file's data about the paper; paths are relative to the project."""
 
     of: ClassVar[str]
-    """The name of its source."""
+    """The name of its source (`reproduction.sources`)."""
     paper: str
     """The paper's short name."""
     paper_title: str
     """The paper's title."""
     file: str = ""
     """The table's own file."""
-
-    @property
-    def source(self) -> "Source[Any, Any]":
-        """The source of its numbers."""
-        return find_source(self.of)
 
     @property
     def drawn(self) -> str | None:
@@ -382,10 +376,15 @@ def read_published(file: str, root: Path) -> Published:
     Raises:
         ConfigError: see `published_values`.
     """
+    return {place: one for place, one, _ in published_lines(file, root)}
+
+
+def published_lines(file: str, root: Path) -> list[tuple[tuple[str, str, str], Printed, Mapping[str, str]]]:
+    """The cells of a long-format CSV: place, number and the whole line; see `read_published`."""
     path = root / file
     lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
     try:
-        return {(line["row"], line["column"], line["metric"]): _printed(line, file) for line in lines}
+        return [((line["row"], line["column"], line["metric"]), _printed(line, file), line) for line in lines]
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
 

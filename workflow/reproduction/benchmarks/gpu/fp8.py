@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
-from reproduction.benchmarks.gpu.models import decoder_config
+from reproduction.benchmarks.gpu import Fp8NetworkArguments
 from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
 from rotquant.decoder.cache import Cache, FloatCache
@@ -51,7 +51,7 @@ def fp8_network(arguments: Fp8NetworkArguments) -> Measurements:
     decoded = time_gpu(_decode(decoder, cache, prompt[:, -1].clone()), settle=SETTLE)
     return {
         "first_token_seconds": first,
-        "token_seconds": Measurement.of(decoded),
+        "token_seconds": decoded,
         "peak_bytes": Measurement(torch.cuda.max_memory_allocated(device), "B"),
     }
 

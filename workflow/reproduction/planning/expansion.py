@@ -1,6 +1,6 @@
 """Expansion of all tables of a project into a plan, with digests of tables and of the code of each result.
 
-Expansion takes seconds, so it is done once per configuration and state of the sources (`reproduction.run.planning`).
+Expansion takes seconds, so it is done once per configuration and state of the sources (`planning.current`).
 """
 
 import os
@@ -20,8 +20,9 @@ from reproduction.run.plan import (
     PlannedTable,
     PlannedWeights,
 )
+from reproduction.sources import source_of
+from reproduction.sources import sources as all_sources
 from reproduction.tables.project import Project, task_set
-from reproduction.tables.source import sources as all_sources
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.checkpoints import base_folder
@@ -86,7 +87,7 @@ def _local(project: Project, checkpoints: set[str]) -> set[str]:
 
 def _table(project: Project, name: str) -> PlannedTable:
     table = project.table(name)
-    source = table.source
+    source = source_of(table)
     codes = {output: code_digest(*modules) for output, modules in source.code.items()}
     data = {"source": source.name, "paper": table.paper, "codes": codes, **source.planned(project, table)}
     return PlannedTable.model_validate(data)

@@ -2,18 +2,17 @@
 
 from typing import NamedTuple
 
-from reproduction.claims.facts import outcomes
+from reproduction.claims.unmeasured import outcomes
 from reproduction.render.meaning.pages import clauses, sentence
 from reproduction.render.meaning.words import clause, lower
-from reproduction.render.pages.cells import setting
-from reproduction.render.pages.model import Fact, Grid, GridColumn, Report, beside
-from reproduction.render.pages.verdicts import claims_of
-from reproduction.run.results import table_path
+from reproduction.render.pages.grids import settings_grid
+from reproduction.render.pages.model import Fact, Report
+from reproduction.render.pages.verdicts import judged_report
 from reproduction.tables.settings import SettingsTable, asked_cells
-from reproduction.words.describe import lead, settings, title
+from reproduction.words.describe import settings
 from reproduction.words.templates import sentences
 
-WORDS = "settings/words.jinja"
+WORDS = "pages/recipes.jinja"
 
 
 class RecipeLine(NamedTuple):
@@ -27,40 +26,22 @@ class RecipeLine(NamedTuple):
 
 def settings_report(table: SettingsTable) -> Report:
     """Build the report of a table."""
-    return Report(
-        id=table.id,
-        title=title(table),
-        caption=table.caption,
-        lead=lead(table),
+    pages = list(dict.fromkeys(row.as_in.table for row in table.rows if row.as_in))
+    return judged_report(
+        table,
+        outcomes(table),
+        "Claims of the paper",
         meaning=_meaning(table),
         reading=sentences(WORDS, "reading"),
-        grids=[_grid(table)],
-        notes=table.notes,
-        claims=claims_of(outcomes(table), "Claims of the paper"),
-        facts=[Fact("Recipes", sentences(WORDS, "derived", pages=_pages(table))[0])],
-        template="settings/page.md.jinja",
+        grids=[settings_grid(table)],
+        facts=[Fact("Recipes", sentences(WORDS, "derived", pages=pages)[0])],
+        template="pages/recipes.md.jinja",
         details={
             "differences": [cell for cell in table.cells if cell.same is False],
             "lacking": sum(cell.published is None for cell in table.cells),
             "sources": _sources(table),
-            "csv": table_path(table.id),
         },
     )
-
-
-def _grid(table: SettingsTable) -> Grid:
-    rows, columns = table.rows, []
-    for column in table.columns:
-        cells = [table.cell(row.name, column.name) for row in rows]
-        printed = [cell.published or "-" for cell in cells]
-        columns += beside(GridColumn([setting(cell) for cell in cells], column.name), GridColumn(printed, published=""))
-    stub = "Tensor" if any(row.part for row in rows) else "Method"
-    return Grid("Settings of the recipes here", [stub], [[row.name] for row in rows], columns)
-
-
-def _pages(table: SettingsTable) -> list[str]:
-    """The tables whose rows use the recipes."""
-    return list(dict.fromkeys(row.as_in.table for row in table.rows if row.as_in))
 
 
 def _sources(table: SettingsTable) -> list[RecipeLine]:

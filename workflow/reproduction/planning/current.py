@@ -19,7 +19,7 @@ from rotquant.foundation.files import canonical_json, check_regular, short_hash,
 from rotquant.foundation.hub import commit_of
 
 #: Part of every plan's name, to be raised when the plan's content for equal inputs changes.
-FORMAT = 4
+FORMAT = 5
 
 
 def current_plan(
@@ -41,9 +41,9 @@ def current_plan(
     with contextlib.suppress(ResultError, OSError, ValueError):
         seen = Places.model_validate_json(_content(root / PLANS / f"{said}.seen"))
         return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
-    from reproduction.run.expansion import make_plan, places_seen  # not needed for an unchanged project
+    from reproduction.planning.expansion import make_plan, places_seen  # not needed for an unchanged project
+    from reproduction.sources import load_project
     from reproduction.tables.configuration import load_config
-    from reproduction.tables.project import load_project
 
     project = load_project((), root, load_config(overrides, root, options))
     seen = places_seen(project)

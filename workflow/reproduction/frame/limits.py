@@ -68,11 +68,11 @@ def ceilings(table: SpeedTable, numbers: SpeedNumbers) -> dict[str, float]:
 def points(numbers: SpeedNumbers) -> list[Point]:
     """Every measured cell with known bytes."""
     several = ((place, number.record) for place, number in numbers.items())
-    return [_point(place, record) for place, record in several if record is not None and _is_kernel(record)]
-
-
-def _is_kernel(record: CellRecord) -> bool:
-    return record.benchmark != CEILING and {"seconds", "bytes"} <= set(record.quantities)
+    return [
+        _point(place, record)
+        for place, record in several
+        if record is not None and record.benchmark != CEILING and {"seconds", "bytes"} <= set(record.quantities)
+    ]
 
 
 def _point(place: SpeedPlace, record: CellRecord) -> Point:

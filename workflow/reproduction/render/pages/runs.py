@@ -15,22 +15,21 @@ from reproduction.render.meaning.tables import meaning_of
 from reproduction.render.pages import origins
 from reproduction.render.pages.effort import given
 from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
-from reproduction.render.pages.model import Report
+from reproduction.render.pages.model import Logged, Report
 from reproduction.render.pages.trained import trained
-from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.tracking import Logged
+from reproduction.render.pages.verdicts import judged_report
 from reproduction.run.provenance import RotationProvenance, told
-from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of, table_path
+from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from reproduction.tables.tables import RunTable
-from reproduction.words.describe import corpus_words, is_about_models, is_of_the_paper, is_stand_in, lead, title
+from reproduction.words.describe import corpus_words, is_about_models, is_stand_in
 from reproduction.words.numbers import not_finite
 from reproduction.words.templates import sentences
 from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
 
-WORDS = "pages/accuracy.jinja"
+WORDS = "pages/runs.jinja"
 
 _BITS = (
     "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
@@ -47,7 +46,7 @@ class Measure(NamedTuple):
     tasks: list[tuple[Task, float | None]]
 
 
-def report_of(
+def runs_report(
     project: Project, table: RunTable, values: Values, results: origins.Results, logged: Logged | None = None
 ) -> Report:
     """Build the report of a table's values.
@@ -63,22 +62,18 @@ def report_of(
     picture = project.picture(table)
     bits = origins.row_bits(project, table, results) if on_models else {}
     decided = outcomes(project, table, values, results)
-    return Report(
-        id=table.id,
-        title=title(table),
-        caption=table.caption,
-        lead=lead(table),
+    return judged_report(
+        table,
+        decided,
         meaning=meaning_of(project, table, values, results, decided),
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
-        figure=table.figure.caption if table.figure else None,
         picture=None if picture == table.id else picture,
         grids=value_grids(project, table, values, bits),
-        notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *table.notes),
-        claims=claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else "Claims"),
+        notes=(*_footnotes(project, table, values), *([_BITS] if bits else [])),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),
-        template="pages/accuracy.md.jinja",
+        template="pages/runs.md.jinja",
         details={
             **_details(project, table, values, results),
             "measures": measures,
@@ -111,7 +106,6 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
         "rotations": [
             (told(record, RotationProvenance), rotation_path(key) / HISTORY_FILE) for key, record in rotations
         ],
-        "csv": table_path(table.id),
     }
 
 

@@ -2,7 +2,7 @@
 
 A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ has
 its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
-from a list. `index` writes it as Markdown; `reproduction.render.html` shows the same standings as a page.
+from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same standings as a page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from reproduction.claims.claims import Score
 from reproduction.render.pages.markdown import page_path, rendered
 from reproduction.render.pages.model import Report
 from reproduction.run.results import table_path
+from reproduction.sources import Reached, Status, source_of
 from reproduction.tables.project import Project
-from reproduction.tables.source import Reached, Status
 from reproduction.tables.targets import load_targets
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_object
@@ -125,5 +125,5 @@ def _standing(project: Project, name: str, paper: str, title: str, kind: str, *,
     csv = table_path(name) if (project.root / table_path(name)).exists() else None
     table, reached = project.tables.get(name), Reached("computed" if rendered else "not yet")
     if table is not None:
-        reached = table.source.reached(project, table, rendered)
+        reached = source_of(table).reached(project, table, rendered)
     return Standing(name, paper, title, kind, listed, rendered, csv, table.of if table else "", *reached)
