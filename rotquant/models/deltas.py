@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,9 +16,13 @@ from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular_files, read_object
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-_PREFIX, _FIRST, _SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+"""Names of the tensors of a linear layer: the prefix, and the ends of A's and of B's after the layer's name."""
 _BESIDE = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
@@ -115,13 +119,18 @@ def check_fits(
             "it was made from."
         )
     for name in _layers(folder, header):
-        shape = [header[_PREFIX + name + _SECOND]["shape"][0], header[_PREFIX + name + _FIRST]["shape"][1]]
+        shape = [header[PREFIX + name + SECOND]["shape"][0], header[PREFIX + name + FIRST]["shape"][1]]
         there = shapes.get(f"{name}.weight")
         if there is None or [*there] != shape:
             what = "has no such weight" if there is None else f"has {[*there]}"
             raise CheckpointError(
                 f"{folder} does not fit its base: a delta of {name} has shape {shape}, {base} {what}."
             )
+
+
+def merged(weight: "Tensor", first: "Tensor", second: "Tensor", scale: float) -> "Tensor":
+    """A weight with its delta, float32; computed in float64, so that no machine's order of adding shows."""
+    return (weight.double() + scale * (second.double() @ first.double())).float()
 
 
 def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output: Path) -> None:
@@ -134,13 +143,12 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
     from safetensors.torch import save_file
 
     from rotquant.models.integrity import read_tensors
-    from rotquant.training.lowrank import merged
 
     deltas = read_tensors(folder / WEIGHTS)
     tensors = {name: tensor for path in files for name, tensor in read_tensors(path).items()}
-    for name in [name.removesuffix(_FIRST) for name in deltas if name.endswith(_FIRST)]:
-        weight = f"{name.removeprefix(_PREFIX)}.weight"
-        tensors[weight] = merged(tensors[weight], deltas[name + _FIRST], deltas[name + _SECOND], delta.scale)
+    for name in [name.removesuffix(FIRST) for name in deltas if name.endswith(FIRST)]:
+        weight = f"{name.removeprefix(PREFIX)}.weight"
+        tensors[weight] = merged(tensors[weight], deltas[name + FIRST], deltas[name + SECOND], delta.scale)
     whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     output.mkdir()
     save_file(whole, output / "model.safetensors", metadata={"format": "pt"})
@@ -158,14 +166,14 @@ def _layers(folder: Path, header: Mapping[str, Any]) -> list[str]:
     for tensor in header:
         if tensor == "__metadata__":
             continue
-        name = tensor.removeprefix(_PREFIX)
-        ends = [end for end in (_FIRST, _SECOND) if name.endswith(end)]
-        if not tensor.startswith(_PREFIX) or not ends:
+        name = tensor.removeprefix(PREFIX)
+        ends = [end for end in (FIRST, SECOND) if name.endswith(end)]
+        if not tensor.startswith(PREFIX) or not ends:
             raise CheckpointError(f"{folder} is no plain low-rank delta: it has the tensor {tensor}.")
         name = name.removesuffix(ends[0])
-        pair = [header.get(_PREFIX + name + end, {}).get("shape") for end in (_FIRST, _SECOND)]
+        pair = [header.get(PREFIX + name + end, {}).get("shape") for end in (FIRST, SECOND)]
         if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][1]:
             raise CheckpointError(f"{folder} is damaged: the two matrices of {name} do not belong together.")
-        if ends[0] == _FIRST:
+        if ends[0] == FIRST:
             found.append(name)
     return found

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from reproduction.shipped.finetuning import FineTuning, fine_tune
+from reproduction.shipped.lowrank import with_deltas
+from reproduction.shipped.practice import practice
 from rotquant.foundation.errors import CheckpointError, ConfigError
 from rotquant.metrics.zeroshot.items import task_items
 from rotquant.metrics.zeroshot.passages import read
-from rotquant.metrics.zeroshot.practice import practice
 from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
-from rotquant.models.deltas import CONFIG, WEIGHTS
+from rotquant.models.deltas import CONFIG, FIRST, PREFIX, SECOND, WEIGHTS, merged
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text import load_rows
-from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "workflow" / "resources" / "models" / "rq-7b"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from reproduction.identity.run import Run
+from reproduction.metrics.outlier_tokens import outlier_tokens
 from reproduction.tables.project import Project, load_project
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
-from rotquant.metrics.outlier_tokens import outlier_tokens
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.schemes import OutlierTokens

@@ -108,8 +108,8 @@ def fine_tune(
     """
     import torch
 
+    from reproduction.shipped.lowrank import with_deltas, write_deltas
     from rotquant.training.loop import GradientStep, train
-    from rotquant.training.lowrank import with_deltas, write_deltas
     from rotquant.training.state import Checkpoint
 
     samples = _samples(recipe, tokenizer, texts, model.config.max_position_embeddings)
