@@ -1,7 +1,7 @@
 """Checkpoints that are another one with low-rank deltas (Hu et al. 2021), in the format of the library peft.
 
 A folder with `adapter_config.json` and `adapter_model.safetensors` names its base; W + (alpha / r) B A is put together
-once and kept in the user's cache, as a plain checkpoint. Importing this module loads no torch.
+once and saved in the user's cache, as a plain checkpoint. Importing this module loads no torch.
 """
 
 import json
@@ -15,11 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular_files, read_object
+from rotquant.models.folders import (
+    DELTA_CONFIG,
+    is_delta,
+    located,
+    read_safetensors_header,
+    weight_files,
+    weights_digest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = DELTA_CONFIG, "adapter_model.safetensors"
 
 PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 """Names of the tensors of a linear layer: the prefix, and the ends of A's and of B's after the layer's name."""
@@ -60,11 +68,6 @@ class Delta(BaseModel):
         return self.lora_alpha / self.r
 
 
-def is_delta(folder: Path) -> bool:
-    """Whether a folder holds deltas of another checkpoint and no checkpoint of its own."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
 def read_delta(folder: Path) -> Delta:
     """The configuration of a folder of deltas.
 
@@ -98,6 +101,38 @@ def base_of(folder: Path, delta: Delta) -> Path | str:
             "that they were made from."
         )
     return neighbour
+
+
+def base_folder(checkpoint: str | Path) -> Path | None:
+    """The folder of the checkpoint that a folder's low-rank deltas are of, where both are here; else None."""
+    folder = Path(checkpoint)
+    if not is_delta(folder):
+        return None
+    base = base_of(folder, read_delta(folder))
+    return base if isinstance(base, Path) else None
+
+
+def checked_base(folder: Path) -> Path | str:
+    """The base of low-rank deltas, a folder that they fit or a hub id.
+
+    Raises:
+        CheckpointError: the deltas are damaged, of another kind, or of other weights than the base's are now.
+    """
+    base = base_of(folder, read_delta(folder))
+    header = read_safetensors_header(folder / WEIGHTS)
+    try:
+        place, _, _ = located(str(base))
+        if place is None:
+            return base
+        headers = [read_safetensors_header(path) for path in weight_files(place)]
+        shapes = {
+            name: entry["shape"] for header in headers for name, entry in header.items() if name != "__metadata__"
+        }
+        digest = weights_digest(place)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+    check_fits(folder, header, str(place), digest, shapes)
+    return place
 
 
 def check_fits(

@@ -29,7 +29,7 @@ DOING: dict[Role, str] = {
     "rotations": "learn the rotations",
     "prefix": "choose the tokens before a text",
     "transformation": "change the same weights",
-    "selection": "choose the features that are kept",
+    "selection": "choose the features that stay in higher precision",
     "rounding": "round the weights",
     "scales": "choose the static scales",
 }
@@ -72,6 +72,8 @@ class Method(Frozen):
         into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
+    clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
+    quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
     """
 
     name: ClassVar[str]
@@ -87,6 +89,8 @@ class Method(Frozen):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
+    quantized_inputs: ClassVar[bool] = False
+    clipping: ClassVar[str | None] = None
 
     @classmethod
     def defect(cls) -> str | None:
@@ -137,7 +141,7 @@ class Method(Frozen):
     @property
     def sees_quantizers(self) -> bool:
         """Whether what it stores depends on the quantizers of activations and KV cache."""
-        return False
+        return self.quantized_inputs
 
     @property
     def outlier_features(self) -> int:
@@ -168,7 +172,7 @@ class Method(Frozen):
 
     def clips_weights(self, recipe: "Recipe") -> str | None:
         """How the share of a weight's range that is kept is chosen, in a word; None where it does not."""
-        return None
+        return self.clipping
 
     def orders_columns(self, recipe: "Recipe", behind_norm: bool) -> bool:
         """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
@@ -289,6 +293,12 @@ class Recipe(Frozen):
         if self.weights is None:
             raise ValueError("the recipe has no weights section")
         return self.weights
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """What acts while the model runs, methods apart: the rotation and the quantizers, by the names of the fields
+        here and in `RuntimeQuantization`."""
+        return {name: getattr(self, name) for name in ("rotation", *RUNTIME_FIELDS)}
 
     @property
     def fuses_norms(self) -> bool:

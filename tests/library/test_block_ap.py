@@ -199,8 +199,6 @@ def test_what_does_not_fit_is_refused_in_a_sentence(changes: dict[str, Any], mes
         recipe(**changes)
 
 
-def test_a_loss_that_is_not_finite_is_one_sentence(monkeypatch) -> None:
-    output = block_training.block_output
-    monkeypatch.setattr(block_training, "block_output", lambda *arguments: output(*arguments) * torch.nan)
-    with pytest.raises(RotquantError, match=r"the loss of block-wise fine-tuning is nan in block 0 .* lower methods"):
-        build(recipe())
+def test_a_loss_that_is_not_finite_is_one_sentence() -> None:
+    with pytest.raises(RotquantError, match=r"fine-tuning is (nan|inf) in block 0 .* lower methods"):
+        build(recipe(weight_lr=1e30))

@@ -376,7 +376,7 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     """What each item scores by the quoted measure, asked and judged by lm-eval."""
     from lm_eval.evaluator import evaluate as run_tasks
 
-    from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
+    from rotquant.metrics.zeroshot.harness import Harness, choice_scores, load_tasks, set_shots
 
     names = task_names(metric)
     tasks = load_tasks(folder.resolve(), metric)
@@ -386,7 +386,7 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     judged = {name: tuple(item[TASKS["shipped"][name].measure] for item in found["samples"][name]) for name in names}
     for name in (name for name in names if has_choices(metric, name)):
         measure = TASKS["shipped"][name].measure
-        told = [choices_told(tasks[name], item, alone=False) for item in found["samples"][name]]
+        told = [choice_scores(tasks[name], item, alone=False) for item in found["samples"][name]]
         judged[log_odds_of(name)] = tuple(one[f"{measure}.log_odds"] for one in told)
         judged[choices_of(name)] = tuple(one[f"{measure}.choice"] for one in told)
     return judged

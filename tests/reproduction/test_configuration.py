@@ -13,13 +13,12 @@ from reproduction.tables.configuration import DEFAULT, Config, load_config, plai
 from reproduction.tables.resolution import resolve
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
-from rotquant.foundation.files import short_hash
 from rotquant.foundation.written import read_yaml
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.hostile import LAUGHS
-from tests.helpers.project import CONFIG, REPOSITORY, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
 
 PAPER = REPOSITORY / "config/paper.yaml"
 
@@ -27,7 +26,7 @@ PAPER = REPOSITORY / "config/paper.yaml"
 @pytest.fixture
 def names_for_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
 
 
 @pytest.fixture

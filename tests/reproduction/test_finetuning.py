@@ -18,9 +18,10 @@ from reproduction.shipped.practice import practice
 from rotquant.foundation.errors import CheckpointError, ConfigError
 from rotquant.metrics.zeroshot.items import task_items
 from rotquant.metrics.zeroshot.passages import read
-from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
+from rotquant.models.checkpoints import load_checkpoint, local_folder
 from rotquant.models.deltas import CONFIG, FIRST, PREFIX, SECOND, WEIGHTS, merged
 from rotquant.models.digests import checkpoint_digest
+from rotquant.models.folders import kind_of, weights_digest
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text import load_rows
 

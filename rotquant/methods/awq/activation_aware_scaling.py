@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
-from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import LayerStream, observed_inputs
+from rotquant.models.architectures import Architecture, Projection, Site, linear_of
+from rotquant.models.simulation.runtime import wrap
+from rotquant.models.stream import observed_inputs
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
@@ -169,28 +169,16 @@ def quantize_layer(
     return weights
 
 
-def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: AWQ, scheme: QuantizationScheme, rotation: RotationScheme | None
-) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize a model in place, one decoder layer at a time on the stream's device.
-
-    Args:
-        model: rotated before, if the recipe rotates, and not wrapped.
-        stream: the model's calibration samples before its first layer; used up.
-        scheme: of the weights; activations and KV cache are not quantized meanwhile.
-        rotation: whose online transforms act.
-
-    Yields:
-        For each layer its integer weights by name; the layer holds their values.
-    """
-    architecture = architecture_of(model)
-    with wrap(model, RuntimeQuantization(rotation=rotation)):
-        # Every layer reads what the full-precision model gives.
-        for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
-            yield quantize_layer(layer, architecture, inputs, settings, scheme, rotation)
-
-
 def apply(settings: AWQ, context: QuantizationContext) -> None:
-    """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-    scheme, rotation = context.recipe.rounded.scheme, context.recipe.rotation
-    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, rotation))
+    """Scale, clip and round layer by layer, on inputs of the full-precision model.
+
+    Activations and KV cache are not quantized meanwhile.
+    """
+    scheme, rotation, stream = context.recipe.rounded.scheme, context.recipe.rotation, context.capture()
+    watch = partial(observed, architecture=context.architecture)
+    with wrap(context.model, context.online):
+        # Every layer reads what the full-precision model gives.
+        context.keep_layers(
+            quantize_layer(layer, context.architecture, inputs, settings, scheme, rotation)
+            for _, layer, inputs in stream.observed_layers("AWQ", watch)
+        )

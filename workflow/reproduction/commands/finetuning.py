@@ -11,7 +11,7 @@ import typer
 from reproduction.shipped.finetuning import FineTuning, fine_tune
 from rotquant.foundation.files import atomic_directory, write_json, write_text
 from rotquant.metrics.zeroshot.suites import SHIPPED
-from rotquant.models.checkpoints import weights_digest
+from rotquant.models.folders import weights_digest
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES
 

@@ -54,7 +54,8 @@ def prefix(
     with task("starting"):
         from reproduction.metrics.outlier_tokens import look
         from rotquant import api
-        from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
+        from rotquant.models.checkpoints import load_tokenizer, local_folder
+        from rotquant.models.folders import check_kind
         from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 
     kind, place = torch_dtype(dtype), torch_device(device)

@@ -30,7 +30,7 @@ from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object
 from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
-from rotquant.models.checkpoints import base_folder
+from rotquant.models.deltas import base_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.recipe import find_method, settings_by_name
 from rotquant.recipes.registry import method_names
