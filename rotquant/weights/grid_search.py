@@ -1,4 +1,4 @@
-"""Grid search of clip ratios, smoothing scales and static scales: candidates one by one, that of least error is chosen."""
+"""Grid search of clip ratios, smoothing scales and static scales: of candidates, the one of least error."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar

@@ -273,7 +273,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the tokens of questions follow from: the tokenizer by its `identity`, what stands first, and where; the texts."""
+    """What the tokens of questions follow from: the tokenizer (by its `identity`), the first token, the texts."""
 
     tokenizer: PreTrainedTokenizerBase = field(compare=False)
     identity: str
