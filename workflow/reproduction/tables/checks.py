@@ -262,8 +262,8 @@ class Claim(Explained):
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
-    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
-    on these models alone, elsewhere not tested."""
+    """Statements on the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
+    only on these models, elsewhere not tested."""
     fact: Checked | None = None
     """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
     experiment: Experiment | None = None

@@ -219,7 +219,7 @@ class SpeedFields(Titled):
     ceilings: dict[str, float] = Field(default_factory=dict)
     """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
     see: Many[str] = ()
-    """Files to read beside it, relative to the project."""
+    """Further files to read, relative to the project."""
     grids: Many[SpeedGrid] = ()
     """The grids."""
     claims: Many[SpeedClaim] = ()
