@@ -60,7 +60,7 @@ class BestParameters:
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """A step of the training; call it with its number.
 
     ids, validation: samples that are trained on, and that are not, int64 [samples, tokens]. seed: of their order.

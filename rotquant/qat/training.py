@@ -29,7 +29,7 @@ from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
-from rotquant.qat.steps import BestParameters, Step
+from rotquant.qat.steps import BestParameters, OptimizerStep
 from rotquant.qat.student import (
     Distillation,
     Factorized,
@@ -275,7 +275,7 @@ class Training:
         seed = self.context.seed + settings.text.seed
         texts = self.ids, self.validation
         trained = optimizer, schedule, weights, learned
-        step = Step(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
+        step = OptimizerStep(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
         with loop.recomputed(model, again):

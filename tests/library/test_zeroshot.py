@@ -239,17 +239,17 @@ def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shipped: api.Model, fol
     if preset is not None:
         model = api.quantize(MODEL, preset)
         model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
-    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=3)
+    metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=2)
     found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=2)
     example = examples(folder, "summary")[0]
     solved = f"{example['context']} {example['summary']}\n\n"
-    rows = items(folder, "summary")[:3]
+    rows = items(folder, "summary")[:2]
     scores = torch.tensor(
         [reference_rouge(row["summary"], reference_summary(model, solved + row["context"])) for row in rows],
         dtype=torch.float64,
     )
     assert found["summary"] == found["rouge_l"] == pytest.approx(100 * scores.mean().item())
-    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 3**0.5)
+    assert found["rouge_l_stderr"] == pytest.approx(100 * scores.std().item() / 2**0.5)
     assert "average" not in found
 
 
