@@ -11,9 +11,9 @@ import yaml
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
 from reproduction.tables.resolution import resolve
+from reproduction.tables.written import read_yaml
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
-from rotquant.foundation.written import read_yaml
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override

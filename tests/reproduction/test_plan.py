@@ -10,7 +10,7 @@ from reproduction.run.expansion import make_plan
 from reproduction.run.plan import Plan, config_file
 from reproduction.tables import project as projects
 from reproduction.tables.tables import RunTable
-from rotquant.foundation.written import read_yaml
+from reproduction.tables.written import read_yaml
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
+from reproduction.tables.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.foundation.written import parse, read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor

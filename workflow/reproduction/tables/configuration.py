@@ -26,10 +26,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from reproduction.metrics.settings import WeightKurtosis
+from reproduction.tables.written import Many, Written, by_name, read_yaml, some_of
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object
-from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
+from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.recipe import find_method, settings_by_name

@@ -17,9 +17,9 @@ from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
 from reproduction.tables.checks import About, Explained, headline
 from reproduction.tables.tables import OfPaper, Table, Titled
+from reproduction.tables.written import Many, Written
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
-from rotquant.foundation.written import Many, Written
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
 
