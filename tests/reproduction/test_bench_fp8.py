@@ -7,10 +7,10 @@ import torch
 
 from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
 from reproduction.benchmarks.gpu import fp8
+from reproduction.benchmarks.gpu.fp8_decoder import random_fp8_decoder
 from reproduction.benchmarks.gpu.models import decoder_config
 from reproduction.benchmarks.shapes import SHAPES
 from reproduction.benchmarks.timing.gpu import Timing
-from rotquant.decoder.fp8 import random_fp8_decoder
 from tests.helpers.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")

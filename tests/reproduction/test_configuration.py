@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.reading.written import read_yaml
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
 from reproduction.tables.resolution import resolve
-from reproduction.tables.written import read_yaml
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
 from rotquant.models.digests import refuse_other

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from reproduction.identity.run import Run
+from reproduction.reading.written import read_yaml
 from reproduction.run.execution import units, wanted
 from reproduction.run.expansion import make_plan
 from reproduction.run.plan import Plan, config_file
 from reproduction.tables import project as projects
 from reproduction.tables.tables import RunTable
-from reproduction.tables.written import read_yaml
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 

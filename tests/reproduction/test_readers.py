@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.tables.written import read_csv, read_yaml
+from reproduction.reading.written import read_csv, read_yaml
 from rotquant.foundation.errors import ConfigError, CorpusError, KernelError, ResultError, RotquantError
 from rotquant.foundation.files import file_inside, read_object
 from rotquant.foundation.parsing import parse_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reproduction.run.arrays import read_array
+from reproduction.reading.arrays import read_array
 from reproduction.shipped.recipe import TrainingConfig
 from rotquant.foundation.errors import ResultError, RotquantError
 from rotquant.foundation.files import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
-from reproduction.tables.written import parse, read_yaml
+from reproduction.reading.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from reproduction.tables.written import parse, read_yaml
+from reproduction.reading.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
 from rotquant.text import CorpusSpec
 

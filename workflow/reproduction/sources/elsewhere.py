@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from reproduction.reading.written import Many, Written, read_csv
 from reproduction.tables.checks import About, Claim, Names, headline, named_by, quantities_in
 from reproduction.tables.quantities import AVERAGE, PERPLEXITY, Quantity, quantities
 from reproduction.tables.source import Reached, Source
 from reproduction.tables.tables import OfPaper, Table, Titled, read_published, tables_in
-from reproduction.tables.written import Many, Written, read_csv
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import canonical_json, file_inside, short_hash
 from rotquant.metrics.zeroshot.suites import TASKS

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from reproduction.tables.written import AsData, Many, Written
+from reproduction.reading.written import AsData, Many, Written
 
 S = TypeVar("S", bound="Statement")
 

@@ -26,7 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from reproduction.metrics.settings import WeightKurtosis
-from reproduction.tables.written import Many, Written, by_name, read_yaml, some_of
+from reproduction.reading.written import Many, Written, by_name, read_yaml, some_of
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from reproduction.metrics.settings import Metric
+from reproduction.reading.written import read_yaml
 from reproduction.tables.configuration import DEFAULT, Config, Slot
 from reproduction.tables.tables import RunTable
-from reproduction.tables.written import read_yaml
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
 from rotquant.foundation.files import read_object

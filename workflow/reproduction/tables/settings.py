@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Names, Statement, headline
 from reproduction.tables.facts import FactName, Part, fact
 from reproduction.tables.tables import Changes, OfPaper, RunTable, Table, Titled, read_published
-from reproduction.tables.written import Many, Written
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all

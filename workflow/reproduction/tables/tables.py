@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar,
 from pydantic import Field, field_validator, model_validator
 
 from reproduction.metrics.settings import Metric
+from reproduction.reading.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.configuration import MethodSettings
 from reproduction.tables.source import Source, find_source
-from reproduction.tables.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
 from rotquant.recipes.recipe import Recipe

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from reproduction.tables.written import Many, Written, parse, read_yaml
+from reproduction.reading.written import Many, Written, parse, read_yaml
 from rotquant.foundation.errors import lookup
 
 TARGETS = Path("config/targets.yaml")

@@ -15,9 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
+from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import About, Explained, headline
 from reproduction.tables.tables import OfPaper, Table, Titled
-from reproduction.tables.written import Many, Written
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from reproduction.reading.written import read_csv
 from reproduction.tables.speed.definitions import PrintedAt, SpeedColumn, SpeedGrid, SpeedRow, SpeedTable, rows
-from reproduction.tables.written import read_csv
 from rotquant.foundation.errors import ConfigError
 
 #: Factors from printed units to SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less
