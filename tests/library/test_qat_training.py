@@ -23,6 +23,7 @@ from rotquant.tensors.codebook_compression import in_float16
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.context import QuantizationContext
+from tests.helpers.interrupting import Interrupted, MortalCheckpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.qat import KINDS, TEXT, build, name_of, recipe
 
@@ -208,29 +209,16 @@ def test_a_batch_may_pass_in_parts_and_layers_may_be_computed_again(monkeypatch)
         assert (weights - trained[0][1]).abs().max() < 1e-5
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
-
-
 # Before the first checkpoint there is none whose content could depend on the kind.
-@pytest.mark.parametrize(("kind", "dies_at"), [*((kind, 4) for kind in KINDS), ("ldp", 1)])
-def test_a_killed_training_continues_with_equal_bits(kind, dies_at, tmp_path: Path, monkeypatch):
-    of, checkpoint = recipe(kind), Checkpoint(tmp_path / "file", "this", every=2)
+@pytest.mark.parametrize(("kind", "lives"), [*((kind, 4) for kind in KINDS), ("ldp", 2)])
+def test_a_killed_training_continues_with_equal_bits(kind, lives, tmp_path: Path):
+    of, about = recipe(kind), (tmp_path / "file", "this", 2)
     make = partial(build, of, tiny_model(dtype=torch.float32))
     straight = make()
-    forward, passed = Distillation.forward, iter(range(dies_at))
-
-    def dying(*arguments):
-        if next(passed, None) is None:
-            raise Interrupted
-        return forward(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Distillation, "forward", dying)
-        with pytest.raises(Interrupted):
-            build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
-    assert checkpoint.path.exists() == (dies_at == 4)
-    resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
+    with pytest.raises(Interrupted):
+        build(of, tiny_model(dtype=torch.float32), checkpoint=MortalCheckpoint(*about, lives=iter(range(lives))))
+    assert about[0].exists() == (lives == 4)
+    resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=Checkpoint(*about))
     assert resumed.history == straight.history
     assert len(resumed.history) == (3 if kind == "authors" else 6)  # two samples of eight are held out
     for name, weight in straight.weights.items():
