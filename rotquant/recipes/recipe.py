@@ -406,7 +406,7 @@ def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
 
 
 def _placed(name: str, problem: ErrorDetails) -> InitErrorDetails:
-    """A problem of pydantic's as it tells it, with a name before its place."""
+    """A problem in pydantic's words, with a name before its place."""
     context = {**problem.get("ctx", {}), "message": problem["msg"]}
     error = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
     return InitErrorDetails(type=error, loc=(name, *problem["loc"]), input=problem["input"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import embedding, lm_head
@@ -149,13 +150,16 @@ def test_the_best_step_on_samples_that_are_not_trained_on_is_kept():
     assert (model.lm_head.weight == 2.0).all()
 
 
-def test_gradients_are_cut_at_a_norm_and_keep_their_direction(monkeypatch):
+def test_gradients_are_cut_at_a_norm_and_keep_their_direction():
     def gradients(most):
         found, model = [], tiny_model(dtype=torch.float64)
-        with monkeypatch.context() as patch:
-            grads = lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())  # noqa: E731
-            patch.setattr(torch.optim.AdamW, "step", grads)
+        hook = register_optimizer_step_pre_hook(
+            lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())
+        )
+        try:
             begun(recipe(epochs=1, batch_size=8, gradient_norm=most), model).run()
+        finally:
+            hook.remove()
         return torch.cat(found)
 
     whole = gradients(None)
