@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,13 @@ def packages_in(root: Path) -> dict[str, Path]:
     return {Path(package).name: root / package for package in PACKAGES}
 
 
-def checkpoints_by_name(patch: pytest.MonkeyPatch) -> None:
-    """Identify checkpoints by the last part of their paths, so that tables expand where no model lies."""
-    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+def checkpoints_by_name(patch: pytest.MonkeyPatch, name: Callable[[str], str] = lambda path: Path(path).name) -> None:
+    """Identify checkpoints by the last part of their paths, so that tables expand where no model lies.
+
+    Args:
+        name: of a path; `str` as in a copy of the project.
+    """
+    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(name(path)))
 
 
 def alive(group: int) -> bool:

@@ -18,14 +18,14 @@ from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by their place, as in a copy of the project, so that tables expand without any."""
-    checkpoints_by_name(monkeypatch)
+    checkpoints_by_name(monkeypatch, str)
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[projects.Project, Plan]:
     """The project and its plan; tests leave both as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        checkpoints_by_name(patch)
+        checkpoints_by_name(patch, str)
         project = projects.load_project(root=REPOSITORY)
         return project, make_plan(project, "0" * 16, "0" * 16)
 
