@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import reproduction.tables.project
 from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Place, Values
 from reproduction.render.figures import draw as figures
@@ -22,8 +21,7 @@ from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import CONFIG, PUBLISHED, TABLES, Copy
+from tests.helpers.project import CONFIG, PUBLISHED, TABLES, Copy, checkpoints_by_name
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
 TEXT = {
@@ -159,7 +157,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
 
 
 def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
-    monkeypatch.setattr(reproduction.tables.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     copy = Copy(root)
     copy.set_tables({**TABLES, "tables": list(tables)})
     slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}

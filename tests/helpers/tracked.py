@@ -11,11 +11,9 @@ from reproduction.render import tracking
 from reproduction.render.pages.model import Logged
 from reproduction.run.results import RunResult, run_path, write_result
 from reproduction.sources import load_project
-from reproduction.tables import project as projects
 from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import Copy
+from tests.helpers.project import Copy, checkpoints_by_name
 
 ROWS = [
     {"name": "Baseline", "method": "baseline"},
@@ -68,7 +66,7 @@ def compute(project: Project, value: float = 11.0, row: str | None = None) -> No
 def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Project:
     """The project in that folder, which becomes the working folder: all of it computed, with a copy of a database."""
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(patch)
     Copy(root).set_tables(TABLES)
     patch.chdir(root)  # to which corpora are relative
     shutil.copy(database, root)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reproduction.benchmarks.gpu import Fp8NetworkArguments, fp8
+from reproduction.benchmarks.gpu.fp8_decoder import random_fp8_decoder
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES, decoder_config
-from rotquant.decoder.fp8 import random_fp8_decoder
 from tests.helpers.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")

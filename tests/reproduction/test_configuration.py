@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.reading.written import read_yaml
 from reproduction.sources import load_project
-from reproduction.tables import project as projects
 from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
 from reproduction.tables.resolution import resolve
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
-from rotquant.foundation.files import short_hash
-from rotquant.foundation.written import read_yaml
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.hostile import LAUGHS
-from tests.helpers.project import CONFIG, REPOSITORY, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
 
 PAPER = REPOSITORY / "config/paper.yaml"
 
@@ -28,7 +26,7 @@ PAPER = REPOSITORY / "config/paper.yaml"
 @pytest.fixture
 def names_for_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
 
 
 @pytest.fixture

@@ -6,28 +6,27 @@ import pytest
 
 from reproduction.identity.run import Run
 from reproduction.planning.expansion import make_plan
+from reproduction.reading.written import read_yaml
 from reproduction.run.execution import units, wanted
 from reproduction.run.plan import Plan, config_file
 from reproduction.sources import load_project
 from reproduction.tables import project as projects
 from reproduction.tables.tables import RunTable
-from rotquant.foundation.files import short_hash
-from rotquant.foundation.written import read_yaml
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from tests.helpers.project import REPOSITORY, Copy
+from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by their place, as in a copy of the project, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
+    checkpoints_by_name(monkeypatch, str)
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[projects.Project, Plan]:
     """The project and its plan; tests leave both as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
+        checkpoints_by_name(patch, str)
         project = load_project(root=REPOSITORY)
         return project, make_plan(project, "0" * 16, "0" * 16)
 

@@ -18,7 +18,7 @@ from reproduction.tables import project as projects
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
+from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, checkpoints_by_name, packages_in
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 
 def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
+    checkpoints_by_name(monkeypatch)
     project = load_project(root=REPOSITORY)
     made = expansion.make_plan(project, "0" * 16, "0" * 16)
     plan = Plan.model_validate_json(made.model_dump_json())

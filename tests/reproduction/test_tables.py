@@ -18,13 +18,13 @@ from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
 
 
 @pytest.fixture(scope="module")

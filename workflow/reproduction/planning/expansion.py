@@ -25,7 +25,7 @@ from reproduction.sources import sources as all_sources
 from reproduction.tables.project import Project, task_set
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.models.checkpoints import base_folder
+from rotquant.models.deltas import base_folder
 from rotquant.text.digests import files_of_text
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from rotquant.foundation.written import AsData, Many, Written
+from reproduction.reading.written import AsData, Many, Written
 
 S = TypeVar("S", bound="Statement")
 
@@ -282,8 +282,8 @@ class Claim(Asked):
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
-    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
-    on these models alone, elsewhere not tested."""
+    """Statements on the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
+    only on these models, elsewhere not tested."""
     fact: Checked | None = None
     """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
     experiment: Experiment | None = None

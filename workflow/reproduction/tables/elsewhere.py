@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Claim, Names, headline, named_by, quantities_in
 from reproduction.tables.quantities import AVERAGE, PERPLEXITY, Quantity, quantities
 from reproduction.tables.tables import OfPaper, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.written import Many, Written
 from rotquant.metrics.zeroshot.suites import TASKS
 from rotquant.recipes.schemes import ZeroShot
 

@@ -31,7 +31,7 @@ from reproduction.tables.tables import (
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.models.checkpoints import base_folder
+from rotquant.models.deltas import base_folder
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import check_widths, override_all

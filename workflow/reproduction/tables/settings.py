@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Names, OneCheck, Statement, headline
 from reproduction.tables.facts import FactName, Part, fact
 from reproduction.tables.tables import Changes, OfPaper, RunTable, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.written import Many, Written
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
 
@@ -39,7 +39,7 @@ class SettingsColumn(Written):
     part: Part | None = None
     """What it is about, where rows do not say it."""
     fact: FactName
-    """What is told of it (`facts`)."""
+    """What is reported of it (`facts`)."""
     words: dict[str, str] = Field(default_factory=dict)
     """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
 

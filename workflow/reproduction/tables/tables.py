@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar,
 from pydantic import Field, field_validator, model_validator
 
 from reproduction.metrics.settings import Metric
+from reproduction.reading.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.configuration import MethodSettings
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
-from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Normalization
 
@@ -47,7 +47,7 @@ BY_SUITE: dict[str, Any] = {
 }
 """Fields that a table may set for each suite of zero-shot tasks, since suites differ."""
 
-_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu beside an average of other tasks."
+_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu next to an average of other tasks."
 CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CALLED)]}
 
 METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
@@ -71,7 +71,7 @@ class Column(Written):
 
 
 class Row(Written):
-    """A row as printed: its name, what stands beside it, and its recipe as a preset with changes."""
+    """A row as printed: its name, what stands next to it, and its recipe as a preset with changes."""
 
     name: str
     """As printed."""
@@ -138,7 +138,7 @@ class Figure(Written):
     over: str | None = None
     """Row that `relative_increase` draws changes against; default the table's baseline."""
     rows: Names | None = None
-    """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
+    """Rows that are drawn, by `relative_increase` and `tasks` next to the one they are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
     effects: Many[WidthEffect] = ()

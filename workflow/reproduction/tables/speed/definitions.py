@@ -15,11 +15,11 @@ from pydantic import Field, field_validator, model_validator
 
 from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
+from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Asked, OneCheck, headline
 from reproduction.tables.tables import OfPaper, Table, Titled
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
-from rotquant.foundation.written import Many, Written
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
 
@@ -246,7 +246,7 @@ class SpeedFields(Titled):
     ceilings: dict[str, float] = Field(default_factory=dict)
     """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
     see: Many[str] = ()
-    """Files to read beside it, relative to the project."""
+    """Further files to read, relative to the project."""
     grids: Many[SpeedGrid] = ()
     """The grids."""
     claims: Many[SpeedClaim] = ()

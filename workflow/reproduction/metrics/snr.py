@@ -4,13 +4,13 @@ The signal is the logits of the unquantized checkpoint, the noise what the quant
 adds none. The text is cut as for perplexity. Neither network is changed.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
+from rotquant.metrics.perplexity import standard_error
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import SNR
 from rotquant.tensors.distortion import decibel, square_sum
@@ -66,6 +66,4 @@ def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metri
         [window_snr(model, reference, window.to(device)) for window in track(windows, "SNR", "window")],
         dtype=torch.float64,
     )
-    count = len(ratios)
-    error = (ratios.std() / math.sqrt(count)).item() if count > 1 else math.nan
-    return SNRResult(ratios.mean().item(), error, count)
+    return SNRResult(ratios.mean().item(), standard_error(ratios), len(ratios))

@@ -1,7 +1,6 @@
 """Low-rank deltas of linear layers (Hu et al. 2021, Eq. 3): training them next to frozen weights, and writing them.
 
-A delta is written as an adapter in the format of the library peft, which reads it too: `adapter_config.json` and
-`adapter_model.safetensors`.
+A delta is written as an adapter in the format of the library peft, which `rotquant.models.deltas` reads.
 """
 
 import json
@@ -15,9 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-"""How the tensors of a linear layer are called: prefix, the layer's name, and which of the two it is."""
+from rotquant.models.deltas import CONFIG, FIRST, PREFIX, SECOND, WEIGHTS
 
 
 class LowRank(nn.Module):
@@ -89,8 +86,3 @@ def write_deltas(
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:
-    """A weight with its delta, float32; computed in float64, so that no machine's order of adding shows."""
-    return (weight.double() + scale * (second.double() @ first.double())).float()
