@@ -299,7 +299,12 @@ class Recipe(Frozen):
     def runtime(self) -> dict[str, Any]:
         """What acts while the model runs, methods apart: transforms and quantizers, by the names of the fields here and
         in `RuntimeQuantization`."""
-        return {name: getattr(self, name) for name in ("transforms", *RUNTIME_FIELDS)}
+        return {"transforms": self.transforms, **self.quantizers}
+
+    @property
+    def quantizers(self) -> dict[str, Any]:
+        """The quantizers that act while the model runs, by the names of the fields here and in `RuntimeQuantization`."""
+        return {name: getattr(self, name) for name in RUNTIME_FIELDS}
 
     @property
     def fuses_norms(self) -> bool:

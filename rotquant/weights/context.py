@@ -128,7 +128,7 @@ class QuantizationContext:
             quantized_inputs: whether inputs and KV cache are quantized meanwhile, as in the running network.
             exact: whether layers and X^T X are computed in float64.
         """
-        seen = replace(self.online, outliers=self.splits, **self.recipe.runtime)
+        seen = replace(self.online, outliers=self.splits, **self.recipe.quantizers)
         with wrap(self.model, seen if quantized_inputs else self.online):
             stream = self.capture(exact=exact)
             for index, layer, site in stream.sites_of_layers(description):
@@ -159,7 +159,7 @@ class QuantizationContext:
     def quantized(self, scales: Mapping[str, QParams]) -> RuntimeQuantization:
         """How a layer runs in the end: all transforms and quantizers, and these static scales, in every layer."""
         static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
-        return replace(self.online, outliers=self.splits, static=static, **self.recipe.runtime)
+        return replace(self.online, outliers=self.splits, static=static, **self.recipe.quantizers)
 
     def keep_scales(self, index: int, scales: Mapping[str, QParams]) -> None:
         """Keep a layer's static scales, by the names of sites, `keys` and `values`."""

@@ -71,6 +71,16 @@ def test_a_ratio_is_over_the_baseline_of_the_same_row(project: Project) -> None:
     assert number.papers[0].ratio == pytest.approx(1.902 / 0.696)
 
 
+def test_the_page_says_which_rows_compare_different_runs(project: Project) -> None:
+    table = table_of(project)
+    made = record(project.root / OWN, table)
+    assert ", in the same run." in page(project, table)
+    again = made.cells[0].model_copy(update={"sitting": 1})
+    sittings = (*made.sittings, *made.sittings)
+    write_record(project.root / OWN, made.model_copy(update={"sittings": sittings, "cells": (again, *made.cells[1:])}))
+    assert f"but for {table.cells[0].row}, whose columns" in page(project, table)
+
+
 def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:
     def time(cell: SpeedCell) -> float | str:
         return "out of GPU memory" if cell.column == "FP16" and "batch 2" in cell.row else seconds(cell)

@@ -78,7 +78,7 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
 
 def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:
     """The quantized network that a prefix is tuned in: weights as they are, rounding straight-through."""
-    return replace(online, prefix=prefix, **recipe.runtime | {"activations": dynamic(recipe).activations})
+    return replace(online, prefix=prefix, **recipe.quantizers | {"activations": dynamic(recipe).activations})
 
 
 def losses(model: nn.Module, errors: ActivationErrors, ids: Tensor, error_weight: float) -> dict[str, Tensor]:

@@ -350,7 +350,7 @@ def quantize_blocks(
     recipe, scheme, stream = context.recipe, context.recipe.rounded.scheme, context.capture()
     training = BlockTraining.of(settings)
     # Transformation and clipping change the ranges of activations: training must see how their scales follow.
-    quantizers = replace(context.online, scale_gradients=True, **recipe.runtime)
+    quantizers = replace(context.online, scale_gradients=True, **recipe.quantizers)
     clean = noisy = stream.hidden
     for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)

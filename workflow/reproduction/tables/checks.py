@@ -254,7 +254,7 @@ class Explained(Statement):
     trained". Printed where it is not, unless its experiment supports a cause."""
 
 
-class Asked(Explained):
+class CheckedClaim(Explained):
     """A statement that is checked: by its `mechanism`, its `setting`, or as a `fact`."""
 
     @model_validator(mode="after")
@@ -270,7 +270,7 @@ class Asked(Explained):
         return {about: check for about, check in found.items() if check is not None}
 
 
-class Claim(Asked):
+class Claim(CheckedClaim):
     """A statement of the paper about a table, with the checks of what it is about (`claims`)."""
 
     columns: Names | None = None

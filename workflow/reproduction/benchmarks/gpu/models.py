@@ -22,7 +22,10 @@ from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
-from rotquant.decoder import KINDS, Decoder, Generation, Precision, random_decoder
+from rotquant.decoder.config import KINDS, Precision
+from rotquant.decoder.generation import Generation
+from rotquant.decoder.model import Decoder
+from rotquant.decoder.random import random_decoder
 from rotquant.kernels.launch.overlap import overlapping_launches
 
 #: Tokens that are decoded while memory is watched (QuaRot Table 17).

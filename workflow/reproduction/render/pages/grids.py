@@ -308,11 +308,25 @@ def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumber
     heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
     compared = f"{'as a multiple of' if grid.ratio == 'cost' else 'over'} "
     compared += "the column named in brackets" if several else grid.baseline
-    ratio = f"{RATIOS[grid.ratio]} {compared}, in the same run"
+    ratio = f"{RATIOS[grid.ratio]} {compared}, {_runs_compared(grid, numbers)}"
     spread = "median ± half the distance between the 10th and 90th percentile of repeated runs"
     amount = f"{_UNITS[grid.unit]}{' at the peak' if grid.quantity == 'peak_bytes' else f': {spread}'}"
     ratios = [_speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
     return [*ratios, _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]
+
+
+def _runs_compared(grid: SpeedGrid, numbers: SpeedNumbers) -> str:
+    """Whether the numbers of each row are of one sitting: a cell that two grids share may have been measured again."""
+    mixed = []
+    for row in rows(grid):
+        records = (numbers[grid.name, row.name, column.name].record for column in grid.columns)
+        if len({record.sitting for record in records if record is not None}) > 1:
+            mixed.append(row.name)
+    return (
+        f"in the same run but for {', '.join(mixed)}, whose columns were measured in different runs"
+        if mixed
+        else "in the same run"
+    )
 
 
 def _speed_grid(

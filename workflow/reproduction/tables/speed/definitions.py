@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
 from reproduction.reading.written import Many, Written
-from reproduction.tables.checks import Asked, OneCheck, headline
+from reproduction.tables.checks import CheckedClaim, OneCheck, headline
 from reproduction.tables.tables import OfPaper, Table, Titled
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
@@ -184,7 +184,7 @@ class SpeedCheck(OneCheck):
         return next(one for one in (self.at_least, self.at_most, self.increasing) if one is not None)
 
 
-class SpeedClaim(Asked):
+class SpeedClaim(CheckedClaim):
     """A statement about a table's numbers, or a goal, with the check that decides it (`claims.replays`)."""
 
     grid: str = "*"
