@@ -303,7 +303,7 @@ class Recipe(Frozen):
 
     @property
     def quantizers(self) -> dict[str, Any]:
-        """The quantizers that act while the model runs, by the names of the fields here and in `RuntimeQuantization`."""
+        """The quantizers that act while the model runs, by their names here and in `RuntimeQuantization`."""
         return {name: getattr(self, name) for name in RUNTIME_FIELDS}
 
     @property
