@@ -266,6 +266,7 @@ def _load(
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM
 
+    from rotquant.models.architectures import attention_implementation
     from rotquant.models.integrity import check_loaded
 
     try:
@@ -274,6 +275,7 @@ def _load(
                 folder,
                 config=config,
                 dtype=dtype,
+                attn_implementation=attention_implementation(config),
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,

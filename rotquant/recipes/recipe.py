@@ -18,6 +18,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
 from rotquant.recipes.registry import find_class
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes.traits import Trait
 from rotquant.recipes.transforms import Transform
 
 #: Fields that act while the model runs; all others decide the stored weights.
@@ -73,6 +74,7 @@ class Method(Frozen):
         into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
+    layers: what it acts on, other than layers like Llama's; it is refused where a model's layers have more.
     """
 
     name: ClassVar[str]
@@ -88,6 +90,7 @@ class Method(Frozen):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
+    layers: ClassVar[frozenset[Trait]] = frozenset()
 
     @classmethod
     def defect(cls) -> str | None:
