@@ -74,7 +74,8 @@ class Method(Frozen):
         into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
-    layers: what it acts on, other than layers like Llama's; it is refused where a model's layers have more.
+    layers: what a model's layers may have that Llama's have not; of models whose layers have more it is refused. Leave
+        `head_norms` out where it scales queries or keys by feature, which their norms undo.
     """
 
     name: ClassVar[str]
@@ -90,7 +91,7 @@ class Method(Frozen):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
-    layers: ClassVar[frozenset[Trait]] = frozenset()
+    layers: ClassVar[frozenset[Trait]] = frozenset({"head_norms"})
 
     @classmethod
     def defect(cls) -> str | None:
