@@ -73,7 +73,6 @@ class DecoderLayer(nn.Module):
         gate_up = self.gate_up.product(x)  # [rows, 2 * intermediate]
         return hidden, self.down.product(self.down.inputs.after_gate(gate_up))
 
-
     def _normed(self, heads: Tensor) -> Tensor:
         """Queries, keys and values [rows, heads * head_dim] after the norms of queries and keys, if there are any."""
         if self.query_norm is None or self.key_norm is None:

@@ -148,5 +148,8 @@ def test_the_entry_that_an_unknown_family_is_told_is_enough_for_seed_oss(monkeyp
 
 
 def test_an_unknown_family_is_one_clear_error() -> None:
-    with pytest.raises(UnsupportedArchitectureError, match=r"'gpt2'; known families: gemma2, gemma3_text, llama, mistral, mixtral, olmo2, phi3,"):
+    with pytest.raises(
+        UnsupportedArchitectureError,
+        match=r"'gpt2'; known families: gemma2, gemma3_text, llama, mistral, mixtral, olmo2, phi3,",
+    ):
         architecture_of(GPT2Config())

@@ -54,9 +54,7 @@ def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
     recipe, _ = fitted(recipe, architecture_of(model))
     learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
     rotations, texts = learned and learned.rotations, dict.fromkeys(recipe.own_texts, SAMPLES)
-    return build_weights(
-        model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, rotations=rotations, progress=False
-    )
+    return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, rotations=rotations, progress=False)
 
 
 @torch.no_grad()
