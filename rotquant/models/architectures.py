@@ -10,9 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.models.families import next_step
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
         rotary_emb: RotaryEmbedding
 
 
-Size = Annotated[int, Field(gt=0)]
-
-
 @dataclass(frozen=True)
 class Projection:
     """A projection inside a linear layer: `name` relative to the decoder layer, and which of its output rows.
@@ -63,7 +58,7 @@ class Site:
     """An activation that linear layers read: it is quantized once for all of them.
 
     linears: names, relative to the decoder layer, of the linear layers that read it.
-    norm: name of the RMSNorm that produces it; None for the `*_output` sites, and where layers read the residual stream.
+    norm: name of the RMSNorm that produces it; None for the `*_output` sites, and where the residual stream is read.
     features: its width.
     experts: whether each linear layer is an expert's and reads the tokens that are routed to it.
     """
@@ -125,49 +120,6 @@ class Architecture:
         return tuple(Projection(name) for name in (*self.site("mlp_input").linears, self.router))
 
 
-class _Shape(BaseModel):
-    """Fields of a config.json that size a model: whole numbers above zero, which a file can have as anything."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    vocab_size: Size
-    max_position_embeddings: Size | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
-    sliding_window: Size | None = None
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> _Shape:
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if heads % kv_heads:
-            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ValueError(f"a hidden size of {self.hidden_size} is not shared evenly by {heads} heads")
-        if (self.head_dim or self.hidden_size // heads) % 2:
-            raise ValueError("a head of an odd number of features has no rotary embedding")
-        return self
-
-
-def check_shape(config: Any) -> int:
-    """Check the content of a config.json before anything is made by it; how many weights it asks for at least.
-
-    Raises:
-        UnsupportedArchitectureError: no adapter knows this family.
-        ValidationError, ValueError: a size is missing or none, or this is no configuration.
-    """
-    if not isinstance(config, dict):
-        raise ValueError("it is no JSON object")
-    check_family(config)
-    shape = _Shape.model_validate(config)
-    mlp = 3 * shape.hidden_size * shape.intermediate_size
-    return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
-
-
 def check_family(config: Mapping[str, Any]) -> None:
     """Refuse the content of a config.json whose family has no adapter, and say what to do next.
 
@@ -217,6 +169,7 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     qkv = _names(projections["query"], projections["key"], projections["value"])
     gate_up = entry.experts_of("gate_up_proj", experts) or _names(projections["gate"], projections["up"])
     attention_norm, mlp_norm = entry.norms
+    capped: frozenset[Trait] = frozenset(["capped_logits"] if getattr(config, "final_logit_softcapping", None) else ())
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
@@ -236,7 +189,7 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
         router=None if entry.experts is None else "mlp.gate",
         norms=tuple(filter(None, (*entry.norms, *entry.post_norms, *entry.head_norm_names))),
         norm_offset=entry.norm_offset,
-        traits=entry.traits | ({"capped_logits"} if getattr(config, "final_logit_softcapping", None) else set()),
+        traits=entry.traits | capped,
         **projections,
     )
 

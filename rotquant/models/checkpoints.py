@@ -35,6 +35,7 @@ from rotquant.models.declared import (
     check_declared,
     check_floating,
     check_header,
+    check_shape,
     check_tokenizer_settings,
 )
 
@@ -365,8 +366,6 @@ def load_config(folder: Path) -> Any:
     path = folder / "config.json"
     check_regular_files(folder, CheckpointError)
     check_regular(path, CheckpointError)
-    from rotquant.models.architectures import check_shape
-
     declared: Any = None
     try:
         declared = parse_json(path.read_bytes(), finite=True)

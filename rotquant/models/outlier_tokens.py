@@ -68,9 +68,7 @@ def token_maxima(
         RecipeError, CheckpointError: the model cannot read them, see `rotquant.models.limits`; or it has experts.
     """
     if "experts" in architecture_of(model).traits:
-        raise RecipeError(
-            "outlier tokens stand out at down_proj, of which a model with experts has many: take another."
-        )
+        raise RecipeError("outlier tokens stand out at down_proj, of which experts have one each: take another model.")
     limits = ModelLimits.of(model.config)
     limits.check(windows, "windows")
     ids = torch.cat([windows.new_tensor(prefix).expand(len(windows), -1), windows], dim=1)[:, : limits.context]

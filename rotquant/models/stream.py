@@ -145,7 +145,7 @@ class LayerStream:
 
     @torch.no_grad()
     def feed_experts(self, index: int, site: Site, receive: Callable[[str, Tensor], None]) -> None:
-        """`feed` for a site of experts: `receive` gets the name of a linear layer and what it reads, [tokens, features].
+        """`feed` for a site of experts: `receive` gets a linear layer's name and what it reads, [tokens, features].
 
         The whole layer runs. An expert that no token is routed to is never named.
         """

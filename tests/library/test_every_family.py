@@ -1,4 +1,4 @@
-"""Families whose layers have more than Llama's, and sizes that are special: what works is right, the rest is refused."""
+"""Families whose layers have more than Llama's, and special sizes: what works is right, the rest is refused."""
 
 import warnings
 from functools import cache

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.traits import Trait
 from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.traits import Trait
 from rotquant.recipes.transforms import at_site
 
 

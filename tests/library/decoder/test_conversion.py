@@ -116,7 +116,7 @@ def test_a_decoder_reads_no_text_longer_than_the_window_of_the_models_attention(
     save_decoder(tmp_path / "decoder", decoder, None)
     decoder = load_decoder(tmp_path / "decoder").decoder
     assert decoder.logits(tiny_tokens(1, 6)).shape[1] == 6
-    with pytest.raises(RotquantError, match="a window of 6 tokens .* use texts of at most 6 tokens"):
+    with pytest.raises(RotquantError, match=r"a window of 6 tokens .* use texts of at most 6 tokens"):
         decoder.logits(tiny_tokens(1, 7))
 
 
