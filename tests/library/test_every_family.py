@@ -203,17 +203,21 @@ def test_experts_read_what_is_routed_to_them_and_each_has_its_own_weight(shape: 
         assert linear_of(layer, name).weight.data_ptr() == stacked[index].data_ptr()
 
 
-def test_an_expert_of_few_tokens_is_rounded_with_damping_and_one_of_none_to_nearest() -> None:
+def test_an_expert_of_few_tokens_is_rounded_with_damping_and_one_of_none_to_nearest(monkeypatch) -> None:
     model = tiny_model(**FURTHER["mixtral"], num_layers=1)
     with torch.no_grad():
         model.model.layers[0].mlp.gate.weight[0] = 0.0
         model.model.layers[0].mlp.gate.weight[1:] *= 50.0  # the first expert is chosen by next to no token
     recipe, _ = fitted(method("quarot"), architecture_of(model))
+    damped, shrunk = [], Hessian.shrunk
+    monkeypatch.setattr(Hessian, "shrunk", lambda hessian: damped.append(hessian.tokens) or shrunk(hessian))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         build_weights(model, None, recipe, 3, SAMPLES[:1], progress=False)
     (sentence,) = [str(one.message) for one in said if "experts" in str(one.message)]
     assert "8 weights of experts see fewer calibration tokens than they have inputs" in sentence
+    assert len(damped) == 8
+    assert sum(damped) == 2 * 2 * SAMPLES[:1].numel()  # both linear layers of the two experts of each token
     few, none = Hessian(4), Hessian(4)
     few.add(torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
     torch.testing.assert_close(few.shrunk().diagonal(), torch.tensor([4.75, 0.75, 0.75, 0.75]))  # 3/4 of the mean 1
@@ -224,3 +228,14 @@ def test_the_exact_logits_of_a_capped_model_are_capped() -> None:
     model = tiny_model(**FURTHER["gemma2"])
     states = float_states(model, tiny_tokens(), batch_size=2)
     torch.testing.assert_close(states.head(states.states), expected_logits("gemma2"), rtol=1e-4, atol=1e-5)
+
+
+def test_scores_and_logits_are_capped_wherever_a_model_comes_from(tmp_path: Path) -> None:
+    """torch's own attention function would leave the cap on scores out without a word."""
+    uncapped = tiny_model(**FURTHER["gemma2"] | {"attn_logit_softcapping": None})
+    with torch.no_grad():
+        assert (uncapped(tiny_tokens(), use_cache=False).logits - expected_logits("gemma2")).abs().max() > 0.1
+    assert expected_logits("gemma2").abs().max() < FURTHER["gemma2"]["final_logit_softcapping"]
+    stored = build("gemma2", method("rtn"))
+    save_quantized(tmp_path / "model", stored)
+    assert load_quantized(tmp_path / "model")[0].config._attn_implementation == "eager"
