@@ -37,7 +37,9 @@ def convert(
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
     save_decoder(output, decoder, load_tokenizer(model), origin)
     size = folder_size(output) / 2**20
-    typer.echo(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB")
+    window = decoder.config.window
+    context = "" if window is None else f"; texts of up to {window} tokens, the window of its attention"
+    typer.echo(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB{context}")
 
 
 def generate(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import convert, diagnose, distil, methods, models, tasks
+from rotquant.commands import convert, diagnose, distil, families, methods, models, tasks
 
 #: Entry points of this group are functions that take the tree and add their commands to it.
 GROUP = "rotquant.commands"
@@ -27,6 +27,7 @@ cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
 cli.command()(convert.generate)
 cli.command()(diagnose.diagnose)
+cli.command()(families.families)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
 cli.command()(tasks.tasks)

@@ -29,6 +29,9 @@ class DecoderConfig(Frozen):
     inverse_frequencies: of the rotary embedding, one for two features of a head. rope_scale: multiplies cos and sin.
     biases: linear layers that have one.
     norm_gains: False where the gains were fused into the weights (QuaRot stage 1a).
+    head_norms: whether each head of queries and keys has an RMSNorm before RoPE (Qwen3); all have the same gain.
+    window: longest text, prefix included, where the model's layers attend to so many tokens at most; within it they
+        attend to all, as the kernels do.
     prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
         list in folders of before it was their number.
     """
@@ -46,6 +49,8 @@ class DecoderConfig(Frozen):
     max_positions: Size = 4096
     biases: tuple[LinearName, ...] = ()
     norm_gains: bool = True
+    head_norms: bool = False
+    window: Size | None = None
     tied: bool = False
     prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
 

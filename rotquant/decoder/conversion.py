@@ -20,8 +20,10 @@ from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.kernels.products.w4a16 import HalfWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
 from rotquant.models.integrity import check_changed
+from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
+from rotquant.recipes.traits import TRAITS
 from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.build import runtime_quantization
@@ -124,8 +126,9 @@ def _input_scheme(scheme: QuantizationScheme | None) -> InputScheme | None:
 
 def check_config(config: Any) -> None:
     """Raise `RecipeError` for what a transformers configuration asks for and the decoder does not compute."""
-    window = getattr(config, "sliding_window", None)
-    _refuse(window is not None, f"a sliding window of {window} tokens", "the decoder attends to all tokens")
+    unknown = sorted(architecture_of(config).traits - {"head_norms"})
+    has = " and ".join(TRAITS[trait] for trait in unknown)
+    _refuse(bool(unknown), has, "the decoder's layers are Llama's, with or without norms of queries and keys")
     _refuse(config.hidden_act != "silu", f"the activation {config.hidden_act}", "the decoder's MLP is silu(gate) * up")
     rope = config.rope_parameters
     _refuse(
@@ -199,6 +202,7 @@ class _Conversion:
         """The decoder's shape, from the transformers configuration."""
         config, shape = self.stored.config, self.architecture
         frequencies, rope_scale = _rotary_frequencies(config)
+        window = config.sliding_window if ModelLimits.of(config).windowed else None
         return DecoderConfig(
             vocabulary=config.vocab_size,
             hidden=shape.hidden_size,
@@ -210,7 +214,9 @@ class _Conversion:
             norm_eps=config.rms_norm_eps,
             inverse_frequencies=tuple(frequencies),
             rope_scale=rope_scale,
-            max_positions=config.max_position_embeddings,
+            max_positions=min(config.max_position_embeddings, window or config.max_position_embeddings),
+            head_norms="head_norms" in shape.traits,
+            window=window,
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
             norm_gains=not self.stored.state.recipe.fuses_norms,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
@@ -237,6 +243,9 @@ class _Conversion:
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
                 tensors[gain] = self._float(self._name(index, site.norm, "weight"))
+        if layer.query_norm is not None:
+            for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+                tensors[name] = self._float(self._name(index, f"{self.architecture.attention}.{norm}", "weight"))
         if self.prefix is not None:
             tensors["prefix_keys"] = self.prefix.keys[index].to(self.dtype)
             tensors["prefix_values"] = self.prefix.values[index].to(self.dtype)

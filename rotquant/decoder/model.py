@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class DecoderLayer(nn.Module):
     """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights.
 
+    query_norm, key_norm: gains [head_dim] of the norms of heads, or None where there are none.
     prefix_keys, prefix_values: as in `CacheInit`, buffers, or None without a prefix; key_scale, value_scale: likewise,
         where the cache's scales are static.
     """
@@ -32,6 +33,8 @@ class DecoderLayer(nn.Module):
     down: "Linear"
     attention_norm: Tensor | None
     mlp_norm: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     prefix_keys: Tensor | None
     prefix_values: Tensor | None
     key_scale: Tensor | None
@@ -44,6 +47,9 @@ class DecoderLayer(nn.Module):
         for name in ("attention_norm", "mlp_norm"):
             self.register_buffer(name, _gain(config, precision, device))
         size, dtype = (config.kv_heads, config.prefix, config.head_dim), getattr(torch, precision.dtype)
+        for name in ("query_norm", "key_norm"):
+            gain = torch.ones(config.head_dim, dtype=dtype, device=device) if config.head_norms else None
+            self.register_buffer(name, gain)
         for name in ("prefix_keys", "prefix_values"):
             self.register_buffer(name, torch.empty(size, dtype=dtype, device=device) if config.prefix else None)
         static = precision.cache is not None and precision.cache.static
@@ -61,11 +67,21 @@ class DecoderLayer(nn.Module):
         """hidden, update: [rows, hidden]; returns the same, update being the MLP's output, not yet added."""
         eps = self.config.norm_eps
         hidden, x = self.qkv.inputs.after_norm(hidden, update, self.attention_norm, eps)
-        heads = self.qkv.product(x)  # [rows, (heads + 2 kv_heads) * head_dim]
+        heads = self._normed(self.qkv.product(x))  # [rows, (heads + 2 kv_heads) * head_dim]
         update = self.o(cache.layers[index].attend(heads, step))  # [rows, heads * head_dim] -> [rows, hidden]
         hidden, x = self.gate_up.inputs.after_norm(hidden, update, self.mlp_norm, eps)
         gate_up = self.gate_up.product(x)  # [rows, 2 * intermediate]
         return hidden, self.down.product(self.down.inputs.after_gate(gate_up))
+
+    def _normed(self, heads: Tensor) -> Tensor:
+        """Queries, keys and values [rows, heads * head_dim] after the norms of queries and keys, if there are any."""
+        if self.query_norm is None or self.key_norm is None:
+            return heads
+        shape = self.config
+        gains = (*[self.query_norm] * shape.heads, *[self.key_norm] * shape.kv_heads)
+        queries_keys, values = heads.split([len(gains) * shape.head_dim, shape.kv_heads * shape.head_dim], dim=-1)
+        normed = rms_norm(queries_keys.unflatten(-1, (-1, shape.head_dim)), (shape.head_dim,), eps=shape.norm_eps)
+        return torch.cat([(normed * torch.stack(gains)).flatten(-2), values], dim=-1)
 
 
 class Decoder(nn.Module):
@@ -93,7 +109,17 @@ class Decoder(nn.Module):
         return self.embedding.device
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        """A cache for `batch` texts of up to `capacity` tokens: empty, but for the prefix, which takes none of them."""
+        """A cache for `batch` texts of up to `capacity` tokens: empty, but for the prefix, which takes none of them.
+
+        Raises:
+            KernelError: texts of so many tokens reach beyond the window of the model's attention.
+        """
+        window = self.config.window
+        if window is not None and self.config.prefix + capacity > window:
+            raise KernelError(
+                f"the model's attention has a window of {window} tokens and the decoder's has none: use texts of at "
+                f"most {window - self.config.prefix} tokens, of which both see all, not {capacity}."
+            )
         cache_init = [cast(DecoderLayer, layer).cache_init for layer in self.layers]
         return Cache(self.config, self.precision, batch, capacity, self.device, cache_init)
 

@@ -1,21 +1,20 @@
 """Where each model family keeps its projections, norms, heads and embeddings: the one adapter between papers and code.
 
 Everything above speaks of sites (places where activations are quantized) and projections (q, k, v, gate, up and the
-rest); a new family is one entry of `_LAYOUTS`. Nothing here computes on weights or imports torch.
+rest); a new family is one entry of `FAMILIES`. Nothing here computes on weights or imports torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.models.families import next_step
+from rotquant.recipes.traits import Trait
 from rotquant.recipes.transforms import SiteName
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
         """Interface that the families' norms share: to torch's types any attribute is a tensor or a module."""
 
         weight: nn.Parameter
-        variance_epsilon: float
 
     class RotaryEmbedding(nn.Module):
         """Interface that the families' rotary embeddings share."""
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
         rotary_emb: RotaryEmbedding
 
 
-Size = Annotated[int, Field(gt=0)]
-
-
 @dataclass(frozen=True)
 class Projection:
     """A projection inside a linear layer: `name` relative to the decoder layer, and which of its output rows.
@@ -63,21 +58,28 @@ class Site:
     """An activation that linear layers read: it is quantized once for all of them.
 
     linears: names, relative to the decoder layer, of the linear layers that read it.
-    norm: name of the RMSNorm that produces it, or None for the `*_output` sites.
+    norm: name of the RMSNorm that produces it; None for the `*_output` sites, and where the residual stream is read.
     features: its width.
+    experts: whether each linear layer is an expert's and reads the tokens that are routed to it.
     """
 
     name: SiteName
     linears: tuple[str, ...]
     norm: str | None
     features: int
+    experts: bool = False
 
 
 @dataclass(frozen=True)
 class Architecture:
     """Shape and layout of a decoder-only model. Names are relative to one decoder layer; sites in execution order.
 
-    In `attention_output` and `mlp_output` stand the names of the linear layers o_proj and down_proj.
+    In `attention_output` and `mlp_output` stand the names of the linear layers o_proj and down_proj. Where there are
+    experts, `intermediate_size` is the width of one, and gate, up and `mlp_output` are the first one's.
+
+    router: name of what reads the input of the MLP to choose experts; its weight is never quantized.
+    norms: names of all RMSNorms of a layer. norm_offset: what they add to their weight before they multiply by it.
+    traits: what the layers have and Llama's have not.
     """
 
     family: str
@@ -96,6 +98,10 @@ class Architecture:
     attention_output: str
     mlp_output: str
     attention: str = "self_attn"
+    router: str | None = None
+    norms: tuple[str, ...] = ()
+    norm_offset: float = 0.0
+    traits: frozenset[Trait] = frozenset()
 
     def site(self, name: str) -> Site:
         """The site called `name`."""
@@ -106,60 +112,30 @@ class Architecture:
         """All linear layers of a decoder layer, in execution order."""
         return tuple(name for site in self.sites for name in site.linears)
 
-
-class _Shape(BaseModel):
-    """Fields of a config.json that size a model: whole numbers above zero, which a file can have as anything."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    hidden_size: Size
-    intermediate_size: Size
-    num_hidden_layers: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    vocab_size: Size
-    max_position_embeddings: Size | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
-    sliding_window: Size | None = None
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> _Shape:
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if heads % kv_heads:
-            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ValueError(f"a hidden size of {self.hidden_size} is not shared evenly by {heads} heads")
-        if (self.head_dim or self.hidden_size // heads) % 2:
-            raise ValueError("a head of an odd number of features has no rotary embedding")
-        return self
-
-
-def check_shape(config: Any) -> int:
-    """Check the content of a config.json before anything is made by it; how many weights it asks for at least.
-
-    Raises:
-        UnsupportedArchitectureError: no adapter knows this family.
-        ValidationError, ValueError: a size is missing or none, or this is no configuration.
-    """
-    if not isinstance(config, dict):
-        raise ValueError("it is no JSON object")
-    check_family(config)
-    shape = _Shape.model_validate(config)
-    mlp = 3 * shape.hidden_size * shape.intermediate_size
-    return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
+    @property
+    def mlp_readers(self) -> tuple[Projection, ...]:
+        """All that reads the input of the MLP: gate and up, or those of every expert and the router."""
+        if self.router is None:
+            return (self.gate, self.up)
+        return tuple(Projection(name) for name in (*self.site("mlp_input").linears, self.router))
 
 
 def check_family(config: Mapping[str, Any]) -> None:
     """Refuse the content of a config.json whose family has no adapter, and say what to do next.
 
     Raises:
-        UnsupportedArchitectureError: naming the family, the known ones, and an entry to write or a model to take.
+        UnsupportedArchitectureError: naming the family, the known ones, and an entry to write or a model to take; or
+            what the layers of a known family have in this model and no adapter describes.
     """
     family = config.get("model_type")
-    if not isinstance(family, str) or family not in _LAYOUTS:
-        known = f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(_LAYOUTS))}"
+    if not isinstance(family, str) or family not in FAMILIES:
+        known = f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(FAMILIES))}"
         raise UnsupportedArchitectureError(f"{known}. {next_step(family, config)}.")
+    if FAMILIES[family].experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
+        raise UnsupportedArchitectureError(
+            f"this {family} model has experts in some layers and none in others, and the adapter describes layers that "
+            "are alike: take one with experts in all."
+        )
 
 
 def check_family_of(checkpoint: str) -> None:
@@ -181,31 +157,39 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     family = getattr(config, "model_type", type(config).__name__)
-    if family not in _LAYOUTS:
-        check_family({"model_type": family} | (config.to_dict() if hasattr(config, "to_dict") else {}))
+    check_family({"model_type": family} | (config.to_dict() if hasattr(config, "to_dict") else {}))
+    entry = FAMILIES[family]
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    projections = _LAYOUTS[family](heads * head_dim, kv_heads * head_dim, config.intermediate_size)
-    attention_output, mlp_output = "self_attn.o_proj", "mlp.down_proj"
+    experts = 0 if entry.experts is None else int(getattr(config, entry.experts.count))
+    width = config.intermediate_size if entry.experts is None else int(getattr(config, entry.experts.width))
+    projections = entry.projections(heads * head_dim, kv_heads * head_dim, width)
+    attention_output, downs = "self_attn.o_proj", entry.experts_of("down_proj", experts) or ("mlp.down_proj",)
     qkv = _names(projections["query"], projections["key"], projections["value"])
-    gate_up = _names(projections["gate"], projections["up"])
+    gate_up = entry.experts_of("gate_up_proj", experts) or _names(projections["gate"], projections["up"])
+    attention_norm, mlp_norm = entry.norms
+    capped: frozenset[Trait] = frozenset(["capped_logits"] if getattr(config, "final_logit_softcapping", None) else ())
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=width,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         sites=(
-            Site("attention_input", qkv, "input_layernorm", config.hidden_size),
+            Site("attention_input", qkv, attention_norm, config.hidden_size),
             Site("attention_output", (attention_output,), None, heads * head_dim),
-            Site("mlp_input", gate_up, "post_attention_layernorm", config.hidden_size),
-            Site("mlp_output", (mlp_output,), None, config.intermediate_size),
+            Site("mlp_input", gate_up, mlp_norm, config.hidden_size, experts > 0),
+            Site("mlp_output", downs, None, width, experts > 0),
         ),
         attention_output=attention_output,
-        mlp_output=mlp_output,
+        mlp_output=downs[0],
+        router=None if entry.experts is None else "mlp.gate",
+        norms=tuple(filter(None, (*entry.norms, *entry.post_norms, *entry.head_norm_names))),
+        norm_offset=entry.norm_offset,
+        traits=entry.traits | capped,
         **projections,
     )
 
@@ -221,8 +205,14 @@ def base_model(model: nn.Module) -> DecoderModel:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers, first to last."""
-    return base_model(model).layers
+    """The decoder layers, first to last; of experts, each has its linear layers (`rotquant.models.experts`)."""
+    layers = base_model(model).layers
+    entry = FAMILIES.get(getattr(config_of(model), "model_type", ""))
+    if entry is not None and entry.experts is not None:
+        from rotquant.models.experts import open_experts
+
+        open_experts(layers)
+    return layers
 
 
 def embedding(model: nn.Module) -> nn.Embedding:
@@ -251,8 +241,14 @@ def linear_of(layer: nn.Module, name: str) -> nn.Linear:
 
 
 def norm_of(layer: nn.Module, site: Site) -> RMSNorm:
-    """The RMSNorm of a decoder layer that produces what a site's linear layers read; the `*_output` sites have none."""
+    """The RMSNorm of a decoder layer that produces what a site's linear layers read, where there is one."""
     return cast("RMSNorm", layer.get_submodule(cast(str, site.norm)))
+
+
+def epsilon_of(norm: nn.Module) -> float:
+    """What an RMSNorm adds to the mean square."""
+    module = cast(Any, norm)
+    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
 
 
 def short_rope_tokens(model: nn.Module) -> int | None:
@@ -261,7 +257,12 @@ def short_rope_tokens(model: nn.Module) -> int | None:
     Keys cached under one set of frequencies mean nothing under the other. None for every other model.
     """
     rope = config_of(model).rope_parameters
-    return rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+
+
+def attention_implementation(config: Any) -> str | None:
+    """The attention function that a model needs: torch's own has no cap on scores. None leaves it to transformers."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
 def _names(*projections: Projection) -> tuple[str, ...]:
@@ -299,9 +300,80 @@ def _fused(query_rows: int, kv_rows: int, intermediate_size: int) -> _Projection
     }
 
 
-_LAYOUTS: dict[str, Callable[[int, int, int], _Projections]] = {
-    "llama": _separate,
-    "mistral": _separate,
-    "qwen2": _separate,
-    "phi3": _fused,
+def _experts(query_rows: int, kv_rows: int, width: int) -> _Projections:
+    """Mixtral's layout as transformers has it: Llama's attention, and gate above up in one linear layer an expert."""
+    return {
+        **_separate(query_rows, kv_rows, width),
+        "gate": Projection("mlp.experts.0.gate_up_proj", (0, width)),
+        "up": Projection("mlp.experts.0.gate_up_proj", (width, 2 * width)),
+    }
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Fields of a configuration that say how many experts a layer has, and how wide one is."""
+
+    count: str
+    width: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is special about the layers of a family; the defaults are Llama's.
+
+    norms: the RMSNorms before attention and MLP, None where these read the residual stream as it is.
+    post_norms: RMSNorms between a block's output and the residual stream.
+    head_norms: whether queries and keys have an RMSNorm of their own before RoPE: of each `head`, or of `all` together.
+    norm_offset: as in `Architecture`.
+    """
+
+    projections: Callable[[int, int, int], _Projections] = _separate
+    norms: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm")
+    post_norms: tuple[str, ...] = ()
+    head_norms: Literal["head", "all"] | None = None
+    norm_offset: float = 0.0
+    experts: Experts | None = None
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What the layers have and Llama's have not."""
+        found: dict[Trait, bool] = {
+            "head_norms": self.head_norms is not None,
+            "experts": self.experts is not None,
+            "post_norms": bool(self.post_norms),
+            "bare_inputs": None in self.norms,
+            "offset_gains": self.norm_offset != 0.0,
+        }
+        return frozenset(trait for trait, there in found.items() if there)
+
+    @property
+    def head_norm_names(self) -> tuple[str, ...]:
+        """Names of the RMSNorms of queries and keys."""
+        return ("self_attn.q_norm", "self_attn.k_norm") if self.head_norms else ()
+
+    def experts_of(self, name: str, count: int) -> tuple[str, ...]:
+        """Names of one linear layer of every expert."""
+        return tuple(f"mlp.experts.{index}.{name}" for index in range(count))
+
+
+_GEMMA2 = Family(
+    norms=("input_layernorm", "pre_feedforward_layernorm"),
+    post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    norm_offset=1.0,
+)
+
+#: Known families by the `model_type` of their configuration.
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(head_norms="head"),
+    "phi3": Family(_fused),
+    "mixtral": Family(_experts, experts=Experts("num_local_experts", "intermediate_size")),
+    "qwen3_moe": Family(_experts, head_norms="head", experts=Experts("num_experts", "moe_intermediate_size")),
+    "olmo2": Family(
+        norms=(None, None), post_norms=("post_attention_layernorm", "post_feedforward_layernorm"), head_norms="all"
+    ),
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(_GEMMA2, head_norms="head"),
 }

@@ -30,6 +30,7 @@ from rotquant.models.declared import (
     check_activation,
     check_declared,
     check_floating,
+    check_shape,
     check_tokenizer_settings,
 )
 from rotquant.models.folders import (
@@ -113,6 +114,7 @@ def _load(
     tokenizer = load_tokenizer(folder)
     from transformers import AutoModelForCausalLM
 
+    from rotquant.models.architectures import attention_implementation
     from rotquant.models.integrity import check_loaded
 
     try:
@@ -121,6 +123,7 @@ def _load(
                 folder,
                 config=config,
                 dtype=dtype,
+                attn_implementation=attention_implementation(config),
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
@@ -210,8 +213,6 @@ def load_config(folder: Path) -> Any:
     path = folder / "config.json"
     check_regular_files(folder, CheckpointError)
     check_regular(path, CheckpointError)
-    from rotquant.models.architectures import check_shape
-
     declared: Any = None
     try:
         declared = parse_json(path.read_bytes(), finite=True)

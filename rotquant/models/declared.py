@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rotquant.foundation.errors import CheckpointError, nearest
+from rotquant.models.architectures import check_family
 
+Size = Annotated[int, Field(gt=0)]
 Number = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
@@ -64,6 +66,34 @@ class _Rope(BaseModel):
         for field in ROPE_FIELDS[kind]:
             if getattr(self, field) is None:
                 raise ValueError(f"the rope_type {kind} needs {field}")
+        return self
+
+
+class _Shape(BaseModel):
+    """Fields of a config.json that size a model: whole numbers above zero, which a file can have as anything."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab_size: Size
+    max_position_embeddings: Size | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
+    sliding_window: Size | None = None
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "_Shape":
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(f"a hidden size of {self.hidden_size} is not shared evenly by {heads} heads")
+        if (self.head_dim or self.hidden_size // heads) % 2:
+            raise ValueError("a head of an odd number of features has no rotary embedding")
         return self
 
 
@@ -146,6 +176,21 @@ def check_tokenizer_settings(settings: Any) -> None:
     if not isinstance(settings, dict):
         raise ValueError("it is no JSON object")
     _Tokenizer.model_validate(settings)
+
+
+def check_shape(config: Any) -> int:
+    """Check the content of a config.json before anything is made by it; how many weights it asks for at least.
+
+    Raises:
+        UnsupportedArchitectureError: no adapter knows this family.
+        ValidationError, ValueError: a size is missing or none, or this is no configuration.
+    """
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    check_family(config)
+    shape = _Shape.model_validate(config)
+    mlp = 3 * shape.hidden_size * shape.intermediate_size
+    return shape.num_hidden_layers * mlp + shape.vocab_size * shape.hidden_size
 
 
 def check_floating(path: Path, header: Mapping[str, Any]) -> None:

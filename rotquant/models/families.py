@@ -15,16 +15,14 @@ def next_step(family: object, config: Mapping[str, Any]) -> str:
         return "Its config.json names no family: take the one that the model was published with"
     if "auto_map" in config:
         return "Its code comes with the checkpoint and is never run: take a copy in Llama's or Qwen2's layout"
-    if isinstance(config.get("text_config"), Mapping):
+    if any(isinstance(config.get(part), Mapping) for part in ("text_config", "vision_config")):
         return "It has more than a language model: save the language model by itself, if that is of a known family"
     if any(config.get(name) for name in _EXPERTS):
-        return "Its experts have no layout here: take the family's dense model, such as Mistral-7B or Qwen2-7B"
-    if family.startswith("gemma"):
-        return "Its norms multiply by 1 + weight and its embeddings are scaled, which is not fused here: take a Llama"
+        return "Its experts have no layout here: take the family's dense model, or a Mixtral or Qwen3 with experts"
     if any(name in config for name in _LAYER_NORM) and "rms_norm_eps" not in config:
         return "It has LayerNorm, and rotations are fused with RMSNorm alone: take a Llama or Qwen2 of its size"
     return (
         "Where its layers are Llama's (q_proj, k_proj, v_proj, o_proj after an RMSNorm, gate_proj, up_proj, down_proj "
-        f'after another), write the entry "{family}": _separate into `_LAYOUTS` in '
+        f'after another), write the entry "{family}": Family() into `FAMILIES` in '
         "rotquant/models/architectures.py; tests/invariance.py then tells whether rotations keep its logits"
     )

@@ -13,6 +13,7 @@ from rotquant.models.architectures import Architecture
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.traits import TRAITS
 from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.hadamard import is_supported
 
@@ -30,24 +31,30 @@ _SIZES: dict[Location, str] = {
 
 @dataclass(frozen=True)
 class Substitute:
-    """Replacement of a field of `RotationScheme`, since a size of the model has no Hadamard matrix.
+    """Replacement of a field of `RotationScheme`, since a size of the model has no Hadamard matrix or its layers let
+    no rotation pass.
 
-    words: the size and what it is, such as "14 (number of attention heads)".
+    words: the size and what it is, such as "14 (number of attention heads)"; empty where it is the layers.
     """
 
     field: str
     value: Any
-    words: str
+    words: str = ""
 
 
 def substitutes(architecture: Architecture, transforms: Iterable[Transform]) -> tuple[Substitute, ...]:
     """Find replacements of the Hadamard matrices that a rotation needs and the model's sizes do not have.
 
     R1 and R2 become random orthogonal matrices (QuaRot Table 8), R4 block-diagonal. The transform across heads goes:
-    R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no known model has.
+    R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no known model has. R1 goes where a
+    norm stands between a block's output and the residual stream: its gain does not commute with a rotation, and no
+    weight comes after it that could take the gain.
     """
     found = []
     for one in transforms:
+        if one.location == "residual" and "post_norms" in architecture.traits:
+            found.append(Substitute(ROTATION_FIELDS["R1"], "none"))
+            continue
         size = features_at(architecture, one.location)
         if one.name in ROTATION_FIELDS and "hadamard" in one.kind and one.size is None and not is_supported(size):
             value = _largest_block(size) if one.name == "R4" else False if one.online else "orthogonal"
@@ -77,6 +84,7 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
     Raises:
         RecipeError: the sentence ends with the options to add to the command.
     """
+    _check_traits(recipe, architecture)
     missing = substitutes(architecture, recipe.transforms)
     groups = tuple(_groups(recipe, architecture))
     if not groups:
@@ -90,6 +98,17 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
     changes = {f"rotation.{one.field}": one.value for one in missing}
     changes |= {f"{_GROUPS[what]}.group_size": fitting for what, _, fitting in groups}
     raise RecipeError(f"{', and '.join(problems)}; change the recipe, {options(changes)}.")
+
+
+def _check_traits(recipe: Recipe, architecture: Architecture) -> None:
+    """Raise `RecipeError` where a method is not written for what the model's layers have."""
+    for method in recipe.methods.values():
+        unknown = sorted(architecture.traits - method.layers)
+        if unknown:
+            raise RecipeError(
+                f"the layers of this {architecture.family} model have {' and '.join(TRAITS[one] for one in unknown)}, "
+                f"for which {method.title} is not written: take another method, such as rtn or quarot."
+            )
 
 
 def fitted(recipe: Recipe, architecture: Architecture, fixed: Collection[str] = ()) -> tuple[Recipe, str]:
@@ -121,8 +140,11 @@ def options(changes: Mapping[str, Any]) -> str:
 
 
 def _missing(architecture: Architecture, found: Collection[Substitute]) -> str:
-    sizes = ", ".join(dict.fromkeys(one.words for one in found))
-    return f"this {architecture.family} model has no Hadamard matrix of size {sizes}"
+    sizes = ", ".join(dict.fromkeys(one.words for one in found if one.words))
+    problems = [f"has no Hadamard matrix of size {sizes}"] if sizes else []
+    if any(not one.words for one in found):
+        problems.insert(0, f"has {TRAITS['post_norms']}, whose gains let no rotation of the residual stream (R1) pass")
+    return f"this {architecture.family} model {', and '.join(problems)}"
 
 
 def _largest_block(size: int) -> int | bool:

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import architecture_of
 from rotquant.models.limits import ModelLimits
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 
@@ -63,8 +65,10 @@ def token_maxima(
             for both, the windows lose their last tokens.
 
     Raises:
-        RecipeError, CheckpointError: the model cannot read them; see `rotquant.models.limits`.
+        RecipeError, CheckpointError: the model cannot read them, see `rotquant.models.limits`; or it has experts.
     """
+    if "experts" in architecture_of(model).traits:
+        raise RecipeError("outlier tokens stand out at down_proj, of which experts have one each: take another model.")
     limits = ModelLimits.of(model.config)
     limits.check(windows, "windows")
     ids = torch.cat([windows.new_tensor(prefix).expand(len(windows), -1), windows], dim=1)[:, : limits.context]

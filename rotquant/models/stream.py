@@ -6,13 +6,14 @@ done with a layer's inputs is the caller's business: nothing here quantizes or c
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import ProgressTask, task
-from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, norm_of
+from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, epsilon_of
 from rotquant.models.limits import ModelLimits
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
@@ -78,8 +79,9 @@ class LayerStream:
             return
         home = next(layer.parameters()).dtype
         layer.to(self.dtype)
-        norms = {norm_of(layer, site) for site in self.architecture.sites if site.norm is not None}
-        hooks = [norm.register_forward_hook(_norm, prepend=True) for norm in norms]
+        exact = partial(exact_norm, self.architecture.norm_offset)
+        norms = [layer.get_submodule(name) for name in self.architecture.norms]
+        hooks = [norm.register_forward_hook(exact, prepend=True) for norm in norms]
         try:
             yield
         finally:
@@ -122,7 +124,7 @@ class LayerStream:
         self._recorded.pop(site.name, None)
         inputs: list[Tensor] = []
         size = self.hidden[..., 0].numel() * site.features * self.hidden.element_size()
-        keep = site.norm is None and size <= of_device(_RECORD_BYTES, self.device)
+        keep = site.name.endswith("_output") and size <= of_device(_RECORD_BYTES, self.device)
 
         def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             receive(arguments[0])
@@ -140,6 +142,23 @@ class LayerStream:
             hook.remove()
         if keep:
             self._recorded[site.name] = inputs
+
+    @torch.no_grad()
+    def feed_experts(self, index: int, site: Site, receive: Callable[[str, Tensor], None]) -> None:
+        """`feed` for a site of experts: `receive` gets a linear layer's name and what it reads, [tokens, features].
+
+        The whole layer runs. An expert that no token is routed to is never named.
+        """
+        with ExitStack() as stack, self._shortcuts(index):
+            for name in site.linears:
+
+                def give(_: nn.Module, arguments: tuple[Any, ...], name: str = name) -> None:
+                    receive(name, arguments[0])
+
+                linear = self.modules[index].get_submodule(name)
+                stack.callback(linear.register_forward_pre_hook(give).remove)
+            for rows in self._batches():
+                self._forward(index, rows)
 
     @torch.no_grad()
     def outputs(self, index: int, samples: int | None = None) -> Iterator[Tensor]:
@@ -177,10 +196,11 @@ class LayerStream:
             yield
 
 
-def _norm(norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
-    """A hook: what an RMSNorm gives, in the type of its input."""
-    x, module = inputs[0], cast(Any, norm)
-    return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))
+def exact_norm(offset: float, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    """A hook, once it has the family's `norm_offset`: what an RMSNorm gives, in the type of its input."""
+    x, gain = inputs[0], cast(Any, norm).weight
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon_of(norm))
+    return (gain + offset if offset else gain) * scaled
 
 
 @contextmanager
@@ -188,6 +208,8 @@ def observed_inputs(
     layer: nn.Module, sites: Iterable[Site], receive: Callable[[str, Tensor], None], *, raw: bool = False
 ) -> Iterator[None]:
     """While open, a decoder layer that runs gives `receive` the name and the input of each site, [..., features].
+
+    Of experts it gives the inputs of one after another, [tokens, features].
 
     Args:
         raw: whether before hooks that were there (online transforms, quantizers), and not as linear layers read it.
@@ -198,8 +220,8 @@ def observed_inputs(
             def give(_: nn.Module, arguments: tuple[Any, ...], name: str = site.name) -> None:
                 receive(name, arguments[0])
 
-            linear = layer.get_submodule(site.linears[0])
-            stack.callback(linear.register_forward_pre_hook(give, prepend=raw).remove)
+            for linear in site.linears if site.experts else site.linears[:1]:
+                stack.callback(layer.get_submodule(linear).register_forward_pre_hook(give, prepend=raw).remove)
         yield
 
 

@@ -18,6 +18,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import canonical_json
 from rotquant.recipes.registry import find_class
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.recipes.traits import Trait
 from rotquant.recipes.transforms import Transform
 
 #: Fields that act while the model runs; all others decide the stored weights.
@@ -75,6 +76,8 @@ class Method(Frozen):
     acts_at_run_time: whether its module has `runtime` or `attach`.
     clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
     quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
+    layers: what a model's layers may have that Llama's have not; of models whose layers have more it is refused. Leave
+        `head_norms` out where it scales queries or keys by feature, which their norms undo.
     """
 
     name: ClassVar[str]
@@ -92,6 +95,7 @@ class Method(Frozen):
     acts_at_run_time: ClassVar[bool] = False
     quantized_inputs: ClassVar[bool] = False
     clipping: ClassVar[str | None] = None
+    layers: ClassVar[frozenset[Trait]] = frozenset({"head_norms"})
 
     @classmethod
     def defect(cls) -> str | None:

@@ -6,6 +6,7 @@ that they were rounded to and the tensors that it needs at run time. One decoder
 time.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -77,6 +78,7 @@ class QuantizationContext:
         self.tensors: dict[str, Tensor] = {}
         self.static: dict[SiteKey, QParams] = {}
         self.history: list[Record] = []
+        self._few: list[int] = []  # tokens that experts see, of those that see fewer than they have inputs
 
     def capture(self, ids: Tensor | None = None, *, exact: bool = False) -> LayerStream:
         """The calibration samples, or others, at the entrance of the first layer; `exact`: layers compute in float64.
@@ -133,6 +135,12 @@ class QuantizationContext:
             stream = self.capture(exact=exact)
             for index, layer, site in stream.sites_of_layers(description):
                 self._round_site(stream, index, layer, site, rounding)
+        if self._few:
+            warnings.warn(
+                f"{len(self._few)} weights of experts see fewer calibration tokens than they have inputs, the least "
+                f"{min(self._few)}: they are rounded with more damping, and more samples would help.",
+                stacklevel=2,
+            )
 
     def cover_with_scales(self) -> None:
         """Take static scales from the smallest and largest value over the calibration text, outlier features aside."""
@@ -185,14 +193,38 @@ class QuantizationContext:
 
     @torch.no_grad()
     def _round_site(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:
-        linears = [linear_of(layer, name).weight.to(self.model.dtype) for name in site.linears]
+        if site.experts:
+            self._round_experts(stream, index, layer, site, rounding)
+            return
         dtype = torch.promote_types(stream.hidden.dtype, torch.float32)
         hessian = Hessian(site.features, self.device, dtype)
         stream.feed(index, site, hessian.add)
+        self.store(index, layer, site, self._rounded(index, layer, site, site.linears, hessian.matrix, rounding))
+
+    def _round_experts(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:
+        """Round each expert by the tokens that are routed to it.
+
+        X^T X of fewer tokens than features has no inverse, and what it knows of the inputs is an accident of the text:
+        its diagonal gets the mean of the diagonal for the share of tokens that are missing (`Hessian.shrunk`). An
+        expert without tokens is rounded to nearest.
+        """
+        dtype = torch.promote_types(stream.hidden.dtype, torch.float32)
+        hessians = {name: Hessian(site.features, self.device, dtype) for name in site.linears}
+        stream.feed_experts(index, site, lambda name, x: hessians[name].add(x))
+        quantized = []
+        for name, hessian in hessians.items():
+            quantized += self._rounded(index, layer, site, [name], hessian.shrunk(), rounding)
+        self._few += [hessian.tokens for hessian in hessians.values() if hessian.tokens < site.features]
+        self.store(index, layer, site, quantized)
+
+    def _rounded(
+        self, index: int, layer: nn.Module, site: Site, names: Sequence[str], matrix: Tensor, rounding: Rounding
+    ) -> Sequence[Weight]:
+        """Weights of linear layers that read one input, rounded by its X^T X."""
+        weights = [linear_of(layer, name).weight.to(self.model.dtype) for name in names]
         try:
-            quantized = rounding(linears, hessian.matrix, self.splits.get((index, site.name)))
+            return rounding(weights, matrix, self.splits.get((index, site.name)))
         except RecipeError:
             raise
         except RotquantError as error:
             raise RotquantError(f"layer {index}, {site.name}: {error}") from None
-        self.store(index, layer, site, quantized)

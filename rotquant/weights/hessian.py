@@ -36,6 +36,16 @@ class Hessian:
             x = x.to(self.matrix.dtype)
             self.matrix += linear(x.T, x.T)
 
+    def shrunk(self) -> Tensor:
+        """The matrix, its diagonal raised by the share of tokens that it lacks to have as many as features.
+
+        A shrinkage towards the mean of the diagonal times the identity, by 1 - tokens / features.
+        """
+        lacking = max(0.0, 1.0 - self.tokens / len(self.matrix))
+        shrunk = self.matrix.clone()
+        shrunk.diagonal().add_(lacking * self.matrix.diagonal().mean())
+        return shrunk
+
 
 @contextmanager
 def observed_hessians(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Hessian]]:

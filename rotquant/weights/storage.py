@@ -18,8 +18,9 @@ from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.architectures import Architecture, architecture_of, attention_implementation
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
+from rotquant.models.experts import stack_experts, stacked_names
 from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
@@ -125,7 +126,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     Args:
         source: what the manifest shall say of the origin, as plain data.
     """
-    tensors = _floating_tensors(stored.model, set(stored.weights))
+    tensors = _floating_tensors(stored.model, stacked_names(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= weight_tensors(name, weight)
     for method, kept in stored.state.tensors.items():
@@ -171,6 +172,7 @@ def load_quantized(
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
         tensors[name] = weight.dequantize(dtype)
+    stack_experts(tensors)
     try:
         with quiet_transformers():
             model, info = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]).from_pretrained(
@@ -178,6 +180,7 @@ def load_quantized(
                 config=config,
                 state_dict=tensors,
                 dtype=dtype,
+                attn_implementation=attention_implementation(config),
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )

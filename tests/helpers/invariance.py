@@ -6,6 +6,7 @@ Compares a model with a rotated and wrapped copy. A check, not a part of any pip
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.models.stream import exact_norm
 from rotquant.recipes.schemes import RotationScheme
 
 
@@ -50,16 +52,15 @@ def invariance_error(
 def norms_in_model_dtype(model: nn.Module) -> Iterator[None]:
     """Recompute every RMSNorm of a float64 model in float64 while the block runs; other models are left alone."""
     architecture = architecture_of(model)
-    names = [site.norm for site in architecture.sites if site.norm is not None]
-    norms = [layer.get_submodule(name) for layer in decoder_layers(model) for name in names] + [final_norm(model)]
-    hooks = [norm.register_forward_hook(_exact_norm) for norm in norms if norm.weight.dtype == torch.float64]
+    norms = [layer.get_submodule(name) for layer in decoder_layers(model) for name in architecture.norms]
+    exact = partial(exact_norm, architecture.norm_offset)
+    hooks = [
+        norm.register_forward_hook(exact, prepend=True)
+        for norm in (*norms, final_norm(model))
+        if norm.weight.dtype == torch.float64
+    ]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _exact_norm(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
-    (x,) = inputs
-    return module.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon))

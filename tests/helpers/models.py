@@ -7,19 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
-from rotquant.models.architectures import decoder_layers
+from rotquant.models.architectures import architecture_of, attention_implementation, decoder_layers
 
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
 VOCABULARY = 96
@@ -32,13 +22,6 @@ TINY_SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 64,
-}
-
-_CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
 }
 
 #: As awkward as real models: arguments of `tiny_model` that keep what is special about each family's shapes.
@@ -98,6 +81,77 @@ AWKWARD: dict[str, dict[str, object]] = {
     },
 }
 
+#: Families whose layers have more than Llama's, and models of known types with special sizes; as `AWKWARD`.
+FURTHER: dict[str, dict[str, object]] = {
+    # Qwen3: norms of each head of queries and keys, heads that together are wider than the hidden size.
+    "qwen3": {"family": "qwen3", "hidden_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "tied": True},
+    # Llama-3.1: the RoPE of Llama-3.2, untied.
+    "llama-3.1": {
+        **AWKWARD["llama-3"],
+        "hidden_size": 128,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "tied": False,
+    },
+    # SmolLM-135M and 360M: 9 and 15 heads, which have no Hadamard matrix, 3 to a key-value head.
+    "smollm-135m": {
+        "family": "llama",
+        "hidden_size": 144,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "intermediate_size": 96,
+        "tied": True,
+    },
+    "smollm-360m": {
+        "family": "llama",
+        "hidden_size": 240,
+        "num_heads": 15,
+        "num_kv_heads": 5,
+        "intermediate_size": 160,
+        "tied": True,
+    },
+    # Phi-4: 40 heads, 4 to a key-value head, FFN width 140 * 2^k.
+    "phi-4": {
+        "family": "phi3",
+        "hidden_size": 320,
+        "num_heads": 40,
+        "num_kv_heads": 10,
+        "intermediate_size": 140,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
+    },
+    # Four experts a layer, of which a token sees two.
+    "mixtral": {"family": "mixtral", "num_local_experts": 4, "intermediate_size": 48},
+    "qwen3-moe": {
+        "family": "qwen3_moe",
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+    # Norms after attention and MLP, none before, and one of all queries and one of all keys.
+    "olmo2": {"family": "olmo2", "hidden_size": 96, "num_heads": 8},
+    # Norms before and after, gains 1 + w, scaled embeddings, a window in every other layer. Gemma 2: caps on scores and
+    # logits; Gemma 3: norms of each head, two RoPEs.
+    "gemma2": {
+        "family": "gemma2",
+        "head_dim": 32,
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+        "tied": True,
+    },
+    "gemma3": {
+        "family": "gemma3_text",
+        "head_dim": 32,
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "tied": True,
+    },
+}
+
 
 def checkpointed_loss(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     """The loss of a model that trains with gradient checkpointing from now on, after a backward pass."""
@@ -127,9 +181,9 @@ def tiny_model(
     Norm weights lie around one but are not one (else fusing them would not be tested), biases around zero (Qwen2's q, k
     and v have them; Llama's with `attention_bias` and `mlp_bias`). Two q heads share a kv head; 96 = 12 * 8 needs a
     Hadamard matrix that is not a power of two. head_dim: default hidden_size // num_heads; others only where the family
-    allows (Llama, Mistral). Further arguments go into the configuration.
+    allows. Further arguments go into the configuration.
     """
-    config_class, model_class = _CLASSES[family]
+    config_class = CONFIG_MAPPING[family]
     if head_dim is not None:
         config["head_dim"] = head_dim
     settings = config_class(
@@ -142,8 +196,10 @@ def tiny_model(
         tie_word_embeddings=tied,
         **{"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **config},
     )
+    if implementation := attention_implementation(settings):
+        settings._attn_implementation = implementation
     with torch.random.fork_rng():  # transformers initialises from the global generator, which tests must not disturb
-        model = model_class(settings)
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class](settings)
     _randomise(model, torch.Generator().manual_seed(seed))
     return model.to(dtype).eval()
 
@@ -181,12 +237,12 @@ def logits_elsewhere(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _randomise(model: nn.Module, generator: torch.Generator) -> None:
     # A tied embedding is also lm_head: of the size of other linear layers, lest logits grow with the hidden size.
-    tied = model.config.tie_word_embeddings
+    tied, offset = model.config.tie_word_embeddings, architecture_of(model).norm_offset
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 2:
-            parameter.copy_(noise if "embed" in name and not tied else noise / parameter.shape[1] ** 0.5)
+        if parameter.ndim > 1:
+            parameter.copy_(noise if "embed" in name and not tied else noise / parameter.shape[-1] ** 0.5)
         elif "norm" in name:
-            parameter.copy_(1.0 + 0.3 * noise)
+            parameter.copy_(1.0 - offset + 0.3 * noise)
         else:
             parameter.copy_(0.5 * noise)

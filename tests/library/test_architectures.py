@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, LlamaConfig, SeedOssConfig, SeedOssForCausalLM
 
 from rotquant.cli import app
 from rotquant.foundation.errors import UnsupportedArchitectureError
 from rotquant.models.architectures import (
-    _LAYOUTS,
-    _separate,
+    FAMILIES,
+    Family,
     architecture_of,
     base_model,
     check_family,
@@ -24,10 +24,11 @@ from rotquant.models.architectures import (
 )
 from rotquant.recipes.schemes import RotationScheme
 from tests.helpers.invariance import invariance_error
-from tests.helpers.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.models import FAMILIES as DENSE
+from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_sites_cover_every_linear_layer_of_a_decoder_layer_once(family: str) -> None:
     model = tiny_model(family)
     architecture = architecture_of(model)
@@ -36,7 +37,7 @@ def test_sites_cover_every_linear_layer_of_a_decoder_layer_once(family: str) -> 
         assert sorted(architecture.linears) == present
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_sites_are_in_execution_order_and_name_what_the_linear_layers_really_read(family: str) -> None:
     model = tiny_model(family)
     architecture = architecture_of(model)
@@ -58,7 +59,7 @@ def test_sites_are_in_execution_order_and_name_what_the_linear_layers_really_rea
                 assert torch.equal(read[name], produced[site.norm])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_projections_cover_the_output_rows_of_their_linear_layers(family: str) -> None:
     model = tiny_model(family, num_heads=4, num_kv_heads=1)
     architecture = architecture_of(model)
@@ -87,7 +88,7 @@ def test_fused_rows_are_the_ones_the_model_uses() -> None:
     assert all(output.abs().max() == 0.0 for output in outputs.values())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_the_parts_outside_the_decoder_layers_are_found(family: str) -> None:
     model = tiny_model(family)
     assert embedding(model).weight.shape == (VOCABULARY, 64)
@@ -112,14 +113,15 @@ def test_shapes_come_from_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("config", "step"),
     [
-        ({"model_type": "gemma2", "rms_norm_eps": 1e-6}, r"norms multiply by 1 \+ weight .* take a Llama"),
         ({"model_type": "gpt_neox", "layer_norm_eps": 1e-5}, "LayerNorm, and rotations are fused with RMSNorm alone"),
         ({"model_type": "gpt2", "layer_norm_epsilon": 1e-5}, "LayerNorm"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "take the family's dense model, such as Mistral-7B"),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "take the family's dense model"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "take the family's dense model, or a Mixtral"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "experts in some layers and none in others"),
         ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "save the language model by itself"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "save the language model by itself"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}}, "save the language model by itself"),
         ({"model_type": "internlm2", "auto_map": {}}, "Its code comes with the checkpoint and is never run"),
-        ({"model_type": "qwen3", "rms_norm_eps": 1e-6}, 'write the entry "qwen3": _separate into `_LAYOUTS`'),
+        ({"model_type": "granite", "rms_norm_eps": 1e-6}, r'write the entry "granite": Family\(\) into `FAMILIES`'),
         ({}, "names no family"),
     ],
 )
@@ -136,15 +138,18 @@ def test_an_unknown_family_has_a_next_step_before_torch_is_loaded(config, step, 
     assert capsys.readouterr().err == f"rotquant: {raised.value}\n"
 
 
-def test_the_entry_that_an_unknown_family_is_told_is_enough_for_qwen3(monkeypatch) -> None:
-    """Qwen3 also normalizes each head of queries and keys, which no fused rotation touches."""
+def test_the_entry_that_an_unknown_family_is_told_is_enough_for_seed_oss(monkeypatch) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     with torch.random.fork_rng():
-        model = Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=16, **sizes)).eval()
-    monkeypatch.setitem(_LAYOUTS, "qwen3", _separate)
+        model = SeedOssForCausalLM(SeedOssConfig(**sizes, **heads)).eval()
+    monkeypatch.setitem(FAMILIES, "seed_oss", Family())
     assert invariance_error(model, RotationScheme(), seed=0, input_ids=tiny_tokens()) <= 1e-4
 
 
 def test_an_unknown_family_is_one_clear_error() -> None:
-    with pytest.raises(UnsupportedArchitectureError, match=r"'gpt2'; known families: llama, mistral, phi3, qwen2"):
+    with pytest.raises(
+        UnsupportedArchitectureError,
+        match=r"'gpt2'; known families: gemma2, gemma3_text, llama, mistral, mixtral, olmo2, phi3,",
+    ):
         architecture_of(GPT2Config())

@@ -136,39 +136,50 @@ class _Fusion:
     def rotate_layer(self, layer: nn.Module, values: Tensor | None) -> None:
         """All weights of one decoder layer, whose R2 is `values`."""
         shape = self.architecture
-        attention_norm, mlp_norm = (norm_of(layer, shape.site(name)) for name in ("attention_input", "mlp_input"))
+        attention_norm, mlp_norm = (self._norm(layer, name) for name in ("attention_input", "mlp_input"))
         if values is not None:
             self._rotate_values(layer, attention_norm, self._chain(values, "values"))
             readers = (shape.query, shape.key)
         else:
             readers = (shape.query, shape.key, shape.value)
         self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
-        self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in (shape.gate, shape.up)])
+        self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in shape.mlp_readers])
         read = self._chain(values, "values", "across_heads", "attention_output")
         self._rotate_writer(linear_of(layer, shape.attention_output), read)
-        self._rotate_writer(linear_of(layer, shape.mlp_output), self._chain(None, "mlp_output"))
+        for name in shape.site("mlp_output").linears:
+            self._rotate_writer(linear_of(layer, name), self._chain(None, "mlp_output"))
 
     def _chain(self, values: Tensor | None, *locations: Location) -> Chain:
         """The layer's transforms at some locations; values: its R2."""
         tensors = {} if values is None else {"values": values}
         return Chain(at(self.transforms, *locations), tensors, self.architecture.num_heads)
 
-    def rotate_readers(self, norm: "RMSNorm", weights: Sequence[Tensor]) -> None:
+    def _norm(self, layer: nn.Module, name: str) -> "RMSNorm | None":
+        """The norm before a site, None where its linear layers read the residual stream."""
+        site = self.architecture.site(name)
+        return None if site.norm is None else norm_of(layer, site)
+
+    def rotate_readers(self, norm: "RMSNorm | None", weights: Sequence[Tensor]) -> None:
         """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
-        if not self.gains:
+        if not self.gains or norm is None:
             return
-        gain = norm.weight.to(torch.float64)
+        gain = self._gain(norm)
         for weight in weights:
             self._update_rows(weight, lambda rows: self.residual(rows * gain.to(rows.device)))
-        norm.weight.fill_(1.0)
+        norm.weight.fill_(1.0 - self.architecture.norm_offset)
 
-    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm", values: Chain) -> None:
+    def _gain(self, norm: "RMSNorm") -> Tensor:
+        """g of a norm, float64 [hidden]."""
+        weight, offset = norm.weight.to(torch.float64), self.architecture.norm_offset
+        return weight + offset if offset else weight
+
+    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm | None", values: Chain) -> None:
         """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
-        value, gain = _rows(layer, self.architecture.value), norm.weight.to(torch.float64)
+        value, gain = _rows(layer, self.architecture.value), norm and self._gain(norm)
 
         def change(weight: Tensor) -> Tensor:
             turned = values(weight.T).T
-            return self.residual(turned * gain.to(weight.device)) if self.gains else turned
+            return turned if gain is None or not self.gains else self.residual(turned * gain.to(weight.device))
 
         self._update(value.weight, change)
         if value.bias is not None:
@@ -204,8 +215,8 @@ class _Rows:
 
 def _rows(layer: nn.Module, projection: Projection) -> _Rows:
     linear = linear_of(layer, projection.name)
-    rows = slice(*(projection.rows or (None,)))
-    return _Rows(linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+    bias, rows = getattr(linear, "bias", None), slice(*(projection.rows or (None,)))  # a router knows of no bias
+    return _Rows(linear.weight[rows], None if bias is None else bias[rows])
 
 
 def _untie_embeddings(model: nn.Module) -> None:

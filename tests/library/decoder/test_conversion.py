@@ -17,7 +17,7 @@ from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights, quantized_forward
-from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
+from tests.helpers.models import AWKWARD, FURTHER, tiny_model, tiny_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
@@ -65,11 +65,19 @@ def test_what_the_kernels_do_not_compute_is_refused(changes: dict, sentence: str
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("mistral", "a sliding window of 6 tokens"), ("phi-3-longrope", "a sliding window|longrope")]
+    ("name", "sentence"),
+    [
+        ("phi-3-longrope", "longrope rotary embeddings"),
+        ("mixtral", "experts"),
+        ("qwen3-moe", "experts"),
+        ("olmo2", "no norms before attention and MLP and norms after attention and MLP"),
+        ("gemma2", r"a cap on the logits and norms that multiply by 1 \+ weight and norms after attention and MLP"),
+        ("gemma3", r"norms that multiply by 1 \+ weight and norms after attention and MLP"),
+    ],
 )
 def test_architectures_that_the_decoder_lacks_are_refused(name: str, sentence: str) -> None:
-    with pytest.raises(RecipeError, match=sentence):
-        check_config(tiny_model(**AWKWARD[name]).config)
+    with pytest.raises(RecipeError, match=f"the model has {sentence}, which cannot be converted"):
+        check_config(tiny_model(**(AWKWARD | FURTHER)[name]).config)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +88,10 @@ def test_architectures_that_the_decoder_lacks_are_refused(name: str, sentence: s
         pytest.param(AWKWARD["phi-3"], id="phi-3"),
         pytest.param({"family": "llama", "attention_bias": True, "mlp_bias": True}, id="biases"),
         pytest.param({"family": "qwen2", "tied": True}, id="qwen2"),
+        pytest.param(FURTHER["qwen3"], id="qwen3"),
+        pytest.param(FURTHER["llama-3.1"], id="llama-3.1"),
+        pytest.param(FURTHER["phi-4"], id="phi-4"),
+        pytest.param(AWKWARD["mistral"] | {"sliding_window": 11}, id="mistral"),
     ],
 )
 @pytest.mark.parametrize("recipe", [QUAROT, WITHOUT_R1, UNROTATED], ids=["quarot", "without-r1", "unrotated"])
@@ -96,6 +108,16 @@ def test_every_family_is_computed(settings: dict, recipe: Recipe) -> None:
         expected = model(input_ids=tokens, use_cache=False).logits
     # transformers computes norms and rotary angles in float32 whatever the model's type.
     torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_decoder_reads_no_text_longer_than_the_window_of_the_models_attention(tmp_path: Path) -> None:
+    decoder = convert(build_weights(tiny_model(**AWKWARD["mistral"]), None, QUAROT, 0), dtype="float32")
+    assert decoder.config.max_positions == 6
+    save_decoder(tmp_path / "decoder", decoder, None)
+    decoder = load_decoder(tmp_path / "decoder").decoder
+    assert decoder.logits(tiny_tokens(1, 6)).shape[1] == 6
+    with pytest.raises(RotquantError, match=r"a window of 6 tokens .* use texts of at most 6 tokens"):
+        decoder.logits(tiny_tokens(1, 7))
 
 
 PREFIX = {"methods": {"prefixed_outliers": {"ids": [5, 9, 1]}}, "calibration": {}}

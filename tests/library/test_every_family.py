@@ -1,0 +1,241 @@
+"""Families whose layers have more than Llama's, and special sizes: what works is right, the rest is refused."""
+
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from rotquant.decoder import convert
+from rotquant.foundation.errors import RecipeError
+from rotquant.methods.spinquant.cayley_training import learn_rotations
+from rotquant.metrics.divergence import float_states
+from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
+from rotquant.models.checkpoints import load_checkpoint
+from rotquant.models.fitting import check_transforms, fitted, substitutes
+from rotquant.models.rotation.fusing import fuse_norms
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.schemes import RotationScheme
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.export import export_plain
+from rotquant.weights.hessian import Hessian
+from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
+from tests.helpers.bounds import FLOAT64_BOUND
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.families import SAMPLES, method
+from tests.helpers.invariance import invariance_error, norms_in_model_dtype
+from tests.helpers.models import FURTHER, tiny_model, tiny_tokens
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning"),
+    pytest.mark.filterwarnings("ignore:.*weights of experts see fewer calibration tokens:UserWarning"),
+]
+
+#: Layers through which no rotation of the residual stream passes.
+POST_NORMS = ("olmo2", "gemma2", "gemma3")
+EXPERTS = ("mixtral", "qwen3-moe")
+CONVERTED = ("qwen3", "llama-3.1", "smollm-135m", "smollm-360m", "phi-4")
+
+
+def scheme_of(shape: str) -> RotationScheme:
+    """All rotations that a shape has."""
+    scheme = RotationScheme()
+    found = substitutes(architecture_of(tiny_model(**FURTHER[shape])), scheme.transforms)
+    return scheme.model_copy(update={one.field: one.value for one in found})
+
+
+def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
+    model = tiny_model(**FURTHER[shape], **options)
+    recipe, _ = fitted(recipe, architecture_of(model))
+    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
+    rotations, texts = learned and learned.rotations, dict.fromkeys(recipe.own_texts, SAMPLES)
+    return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, rotations=rotations, progress=False)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, stored: StoredModel) -> Tensor:
+    with quantized_forward(model, stored.manifest.recipe, stored.state):
+        return model(tiny_tokens(), use_cache=False).logits
+
+
+@cache
+def expected_logits(shape: str) -> Tensor:
+    with torch.no_grad():
+        return tiny_model(**FURTHER[shape])(tiny_tokens(), use_cache=False).logits
+
+
+# Logits lie between -6 and 6; measured maxima over all shapes: 6e-6 and 2e-14.
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, FLOAT64_BOUND)])
+@pytest.mark.parametrize("shape", FURTHER)
+def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bound: float) -> None:
+    model = tiny_model(**FURTHER[shape], dtype=dtype)
+    assert invariance_error(model, scheme_of(shape), seed=3, input_ids=tiny_tokens()) <= bound
+
+
+@pytest.mark.parametrize("shape", FURTHER)
+def test_what_cannot_be_rotated_is_refused_and_a_preset_does_without(shape: str) -> None:
+    architecture = architecture_of(tiny_model(**FURTHER[shape]))
+    problems = {
+        "residual": "norms after attention and MLP, whose gains let no rotation .* --set rotation.residual=none",
+        "heads": r"no Hadamard matrix of size \d+ \(number of attention heads\).* --set rotation.heads=false",
+    }
+    missing = {"residual"} if shape in POST_NORMS else {"heads"} if shape.startswith("smollm") else set()
+    for field in missing:
+        with pytest.raises(RecipeError, match=problems[field]):
+            check_transforms(architecture, RotationScheme().transforms)
+    recipe, sentence = fitted(preset("quarot"), architecture)
+    assert {one.field for one in substitutes(architecture, RotationScheme().transforms)} == missing
+    assert bool(sentence) == bool(missing)
+    check_transforms(architecture, recipe.transforms)
+
+
+@pytest.mark.parametrize("shape", FURTHER)
+def test_fused_norms_do_not_change_the_logits(shape: str) -> None:
+    model = tiny_model(**FURTHER[shape], dtype=torch.float64)
+    with norms_in_model_dtype(model), torch.no_grad():
+        expected = model(tiny_tokens(), use_cache=False).logits
+        fuse_norms(model)
+        assert (model(tiny_tokens(), use_cache=False).logits - expected).abs().max() <= FLOAT64_BOUND
+
+
+# 8 bits move the logits by 1 to 4 percent, and by up to 8 where a token goes to another expert; a transform without its
+# inverse would, by about their own size.
+@pytest.mark.parametrize("name", ["rtn", "quarot-rtn", "quarot", "atom-128g"])
+@pytest.mark.parametrize("shape", FURTHER)
+def test_rounding_keeps_the_function_and_a_stored_model_is_loaded_bit_for_bit(
+    shape: str, name: str, tmp_path: Path
+) -> None:
+    stored = build(shape, method(name, bits=8))
+    found, expected = logits(stored.model, stored), expected_logits(shape)
+    assert 0.0 < (found - expected).norm() / expected.norm() < (0.12 if shape in EXPERTS else 0.06)
+    save_quantized(tmp_path / "model", stored)
+    model, _, state = load_quantized(tmp_path / "model")
+    architecture = architecture_of(model)
+    assert len(state.manifest.quantized) == architecture.num_layers * len(architecture.linears)
+    assert torch.equal(logits(model, stored), found)
+
+
+STATIC = {"activations": {"dynamic": False, "granularity": "tensor"}, "calibration": {"sequence_length": 24}}
+
+
+@pytest.mark.parametrize("shape", ["qwen3", *EXPERTS, *POST_NORMS])
+def test_static_scales_cover_what_every_family_reads(shape: str) -> None:
+    stored = build(shape, override(method("quarot-rtn", bits=8), STATIC, ""))
+    expected = expected_logits(shape)
+    assert 0.0 < (logits(stored.model, stored) - expected).norm() / expected.norm() < 0.25
+
+
+@pytest.mark.parametrize("name", ["smoothquant", "awq", "duquant", "spinquant-hard", "prefixquant"])
+def test_methods_that_do_not_touch_queries_and_keys_take_norms_of_heads(name: str) -> None:
+    recipe = method(name, bits=8)  # a prefix is no part of the function that is kept
+    kept = {key: settings for key, settings in recipe.methods.items() if "prefix" not in settings.roles}
+    stored = build("qwen3", recipe.model_copy(update={"methods": kept}))
+    expected = expected_logits("qwen3")
+    assert 0.0 < (logits(stored.model, stored) - expected).norm() / expected.norm() < 0.06
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "what"),
+    [
+        ("qwen3", "omniquant", "norms of queries and keys"),
+        ("qwen3", "qoq", "norms of queries and keys"),
+        ("mixtral", "awq", "experts"),
+        ("olmo2", "duquant", "no norms before attention and MLP and norms after attention and MLP"),
+        ("gemma2", "smoothquant", "a cap on the logits and norms that multiply by 1"),
+    ],
+)
+def test_a_method_that_is_not_written_for_a_familys_layers_is_refused(shape: str, name: str, what: str) -> None:
+    with pytest.raises(RecipeError, match=f"model have {what}.*for which .* is not written: take another method"):
+        build(shape, method(name))
+
+
+@pytest.mark.parametrize("shape", CONVERTED)
+def test_a_decoder_computes_what_the_quantized_model_does(shape: str) -> None:
+    stored = build(shape, override(preset("quarot-rtn"), {"weights": {"clip_search": False}}, ""))
+    model, recipe = stored.model.double(), stored.manifest.recipe
+    parameters = dict(model.named_parameters())
+    for name, weight in stored.weights.items():
+        parameters[name].data = weight.codes.double() * weight.qparams.scale.double()
+    decoder = convert(stored, dtype="float64")
+    with quantized_forward(model, recipe, stored.state), torch.no_grad():
+        expected = model(tiny_tokens(), use_cache=False).logits
+    # transformers computes norms and rotary angles in float32 whatever the model's type.
+    torch.testing.assert_close(decoder.logits(tiny_tokens()), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", FURTHER)
+def test_a_checkpoint_is_loaded_and_a_model_without_online_transforms_exported(shape: str, tmp_path: Path) -> None:
+    """An exported model of transformers alone has the logits of the quantized one whose inputs are not rounded."""
+    tiny_model(**FURTHER[shape]).save_pretrained(tmp_path / "plain")
+    tiny_tokenizer().save_pretrained(tmp_path / "plain")
+    model, tokenizer = load_checkpoint(tmp_path / "plain", torch.float32)
+    with torch.no_grad():
+        assert torch.equal(model(tiny_tokens(), use_cache=False).logits, expected_logits(shape))
+    recipe = override(method("rtn"), dict.fromkeys(("activations", "keys", "values")), "")
+    stored = build_weights(model, tokenizer, recipe, 0, progress=False)
+    save_quantized(tmp_path / "quantized", stored)
+    export_plain(tmp_path / "quantized", tmp_path / "exported")
+    exported = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", attn_implementation=model.config._attn_implementation
+    ).eval()
+    with torch.no_grad():
+        found = exported(tiny_tokens(), use_cache=False).logits
+    # Experts run in another order of sums in transformers' own function.
+    torch.testing.assert_close(found, logits(model, stored), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", EXPERTS)
+def test_experts_read_what_is_routed_to_them_and_each_has_its_own_weight(shape: str) -> None:
+    model = tiny_model(**FURTHER[shape])
+    stream = capture_layer_inputs(model, SAMPLES)
+    site, layer = stream.architecture.site("mlp_output"), decoder_layers(model)[0]
+    seen = dict.fromkeys(site.linears, 0)
+    stream.feed_experts(0, site, lambda name, x: seen.update({name: seen[name] + len(x)}))
+    assert len(seen) == 4
+    assert sum(seen.values()) == SAMPLES.numel() * 2  # every token goes to two experts
+    stacked = layer.mlp.experts.down_proj
+    for index, name in enumerate(site.linears):
+        assert linear_of(layer, name).weight.data_ptr() == stacked[index].data_ptr()
+
+
+def test_an_expert_of_few_tokens_is_rounded_with_damping_and_one_of_none_to_nearest(monkeypatch) -> None:
+    model = tiny_model(**FURTHER["mixtral"], num_layers=1)
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate.weight[0] = 0.0
+        model.model.layers[0].mlp.gate.weight[1:] *= 50.0  # the first expert is chosen by next to no token
+    recipe, _ = fitted(method("quarot"), architecture_of(model))
+    damped, shrunk = [], Hessian.shrunk
+    monkeypatch.setattr(Hessian, "shrunk", lambda hessian: damped.append(hessian.tokens) or shrunk(hessian))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        build_weights(model, None, recipe, 3, SAMPLES[:1], progress=False)
+    (sentence,) = [str(one.message) for one in said if "experts" in str(one.message)]
+    assert "8 weights of experts see fewer calibration tokens than they have inputs" in sentence
+    assert len(damped) == 8
+    assert sum(damped) == 2 * 2 * SAMPLES[:1].numel()  # both linear layers of the two experts of each token
+    few, none = Hessian(4), Hessian(4)
+    few.add(torch.tensor([[2.0, 0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(few.shrunk().diagonal(), torch.tensor([4.75, 0.75, 0.75, 0.75]))  # 3/4 of the mean 1
+    assert not none.shrunk().any()
+
+
+def test_the_exact_logits_of_a_capped_model_are_capped() -> None:
+    model = tiny_model(**FURTHER["gemma2"])
+    states = float_states(model, tiny_tokens(), batch_size=2)
+    torch.testing.assert_close(states.head(states.states), expected_logits("gemma2"), rtol=1e-4, atol=1e-5)
+
+
+def test_scores_and_logits_are_capped_wherever_a_model_comes_from(tmp_path: Path) -> None:
+    """torch's own attention function would leave the cap on scores out without a word."""
+    uncapped = tiny_model(**FURTHER["gemma2"] | {"attn_logit_softcapping": None})
+    with torch.no_grad():
+        assert (uncapped(tiny_tokens(), use_cache=False).logits - expected_logits("gemma2")).abs().max() > 0.1
+    assert expected_logits("gemma2").abs().max() < FURTHER["gemma2"]["final_logit_softcapping"]
+    stored = build("gemma2", method("rtn"))
+    save_quantized(tmp_path / "model", stored)
+    assert load_quantized(tmp_path / "model")[0].config._attn_implementation == "eager"
