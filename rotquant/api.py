@@ -27,6 +27,7 @@ from rotquant.models.checkpoints import (
     check_weight_files,
     config_of,
     load_checkpoint,
+    load_config,
     load_tokenizer,
     local_folder,
     model_max_length,
@@ -59,6 +60,7 @@ from rotquant.text import (
 from rotquant.text.digests import text_digest
 from rotquant.weights.actions import learn_rotations
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
+from rotquant.weights.reading import load_compressed, quantization_of
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 
 if TYPE_CHECKING:
@@ -207,7 +209,8 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Load a folder written by `quantize` or by `rotquant convert`, or a plain checkpoint.
+    """Load a folder written by `quantize`, `rotquant convert` or `rotquant export`, a plain checkpoint, or one of
+    compressed-tensors by another library.
 
     Args:
         recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none,
@@ -223,6 +226,9 @@ def load(
     if is_quantized_folder(path):
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
+    elif quantization_of(path) is not None:
+        network, tokenizer, own, state = load_compressed(path, device, dtype)
+        recipe = recipe or own
     else:
         network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
         recipe = recipe or Recipe()
@@ -249,6 +255,8 @@ def limits_of(path: str | Path) -> ModelLimits:
     if is_decoder_folder(path):
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
+    if quantization_of(path) is not None:
+        return ModelLimits.of(load_config(Path(path), quantized=True), advised)
     return ModelLimits.of(config_of(path), advised)
 
 
