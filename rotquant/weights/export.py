@@ -39,6 +39,7 @@ from rotquant.weights.storage import (
 
 #: The quantization method of folders that transformers runs by `rotquant.serving`, and of their weights' files.
 METHOD, STEM = "rotquant", "rotquant"
+RUNS_WITH = "transformers after `import rotquant.serving`, which does all that the section rotquant says"
 #: What such a folder says of its making, in its quantization_config.
 SECTION = ("format_version", "recipe", "seed", "dtype", "versions")
 
@@ -158,7 +159,8 @@ def _content(
         tensors |= compressed.packed_weight(name, cast(QuantizedWeight, weight), packing == "pack-quantized")
     if method == METHOD:
         section = stored.state.manifest.model_dump(mode="json", include=set(SECTION))
-        return described.config | {"quant_method": METHOD, "rotquant": section}, tensors | state_tensors(stored.state)
+        ours = {"quant_method": METHOD, "runs_with": RUNS_WITH, "rotquant": section}
+        return described.config | ours, tensors | state_tensors(stored.state)
     _check_biases(described, tensors)
     for name, matrix in described.matrices.items():
         tensors[name] = matrix()
