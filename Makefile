@@ -58,7 +58,7 @@ schemas: $(READY)
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra serve --extra slurm \
+	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra slurm \
 		--extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
 		--upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
 		--output-file requirements.lock pyproject.toml workflow/pyproject.toml
