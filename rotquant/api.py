@@ -227,8 +227,9 @@ def load(
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
     elif quantization_of(path) is not None:
-        network, tokenizer, own, state = load_compressed(path, device, dtype)
-        recipe = recipe or own
+        packed = load_compressed(path, device, dtype)
+        recipe = recipe or packed.recipe
+        return Model(packed.model, packed.tokenizer, recipe, packed.run(recipe))
     else:
         network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
         recipe = recipe or Recipe()

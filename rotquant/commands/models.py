@@ -165,7 +165,7 @@ def export(
         how = "exported"
     else:
         method = export_compressed(model, output, engine, changed(read_manifest(model).recipe, changes), kind)
-        how = "exported for " + ("transformers with `import rotquant.serving`" if method == "rotquant" else method)
+        how = "exported" + (", for transformers after `import rotquant.serving`" if method == "rotquant" else "")
     size = folder_size(output) / 2**20
     typer.echo(f"{model}: {how}; {output}, {size:.1f} MiB")
 

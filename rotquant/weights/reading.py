@@ -4,10 +4,11 @@ Of others are read whole-number weights, `pack-quantized` or `int-quantized`, an
 this project has; what else a configuration says is refused, never left out.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import ValidationError
@@ -17,13 +18,18 @@ from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import architecture_of
-from rotquant.models.checkpoints import check_weight_files, load_config, load_tokenizer, weight_files
+from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.checkpoints import check_weight_files, load_config, load_tokenizer
 from rotquant.models.integrity import check_finite, read_tensors
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
+from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
+from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight, weight_scheme
+from rotquant.weights.context import runtime_schemes
 from rotquant.weights.export import METHOD as OURS
 from rotquant.weights.export import STEM
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
@@ -96,17 +102,38 @@ def state_files(files: Iterable[Path]) -> dict[str, Tensor]:
     return found
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A model of a folder of compressed-tensors, in floating point, and what acts while it runs.
+
+    recipe: of the weights where they are ours, else quantizers of inputs and KV cache alone.
+    state: of the weights where they are ours.
+    transforms, tensors: the online transforms that a folder of others says, and what they are made of.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    recipe: Recipe
+    state: QuantizedState | None
+    transforms: tuple[Transform, ...]
+    tensors: dict[str, Tensor]
+
+    def run(self, recipe: Recipe) -> Handle:
+        """Install what acts at run time, by a recipe that may differ there."""
+        if self.state is not None or not self.transforms:
+            return quantized_forward(self.model, recipe, self.state)
+        quantization = RuntimeQuantization(**runtime_schemes(recipe))
+        return wrap(self.model, quantization.with_transforms(self.transforms, self.tensors))
+
+
 @task("loading the model")
 def load_compressed(
     folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase", Recipe, QuantizedState | None]:
-    """Load a folder of compressed-tensors: dequantized weights, tokenizer, what acts at run time, and its tensors.
+) -> Loaded:
+    """Load a folder of compressed-tensors with dequantized weights.
 
     Args:
         dtype: of the parameters; default the one that the configuration names.
-
-    Returns:
-        For `quantized_forward`; of a folder of others without tensors of its own.
 
     Raises:
         CheckpointError: it is damaged, or says what is not read here.
@@ -115,18 +142,21 @@ def load_compressed(
     config = load_config(folder, quantized=True)
     declared = dict(config.quantization_config)
     del config.quantization_config
-    packed = packed_of(declared, folder)
+    architecture, packed = architecture_of(config), packed_of(declared, folder)
     ours = declared["quant_method"] == OURS
-    check_weight_files(folder, STEM if ours else "model")
+    foreign = None if ours else foreign_recipe(declared, folder)
+    files = [*check_weight_files(folder, STEM if ours else "model")]
     tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder, STEM if ours else "model"):
+    for path in files:
         tensors |= read_tensors(path)
     check_finite(folder, tensors.items())
     dtype = dtype or config.dtype or torch.float32
-    state = take_state(folder, exported_manifest(declared), architecture_of(config), tensors) if ours else None
-    recipe = state.recipe if state else foreign_recipe(declared, folder)
+    state = take_state(folder, exported_manifest(declared), architecture, tensors) if ours else None
+    transforms, matrices = ((), {}) if ours else take_transforms(declared, architecture, tensors, folder)
     unpack_all(tensors, packed, dtype)
-    return make_model(folder, config, tensors, dtype).to(device), load_tokenizer(folder), recipe, state
+    model = make_model(folder, config, tensors, dtype).to(device)  # pyright: ignore[reportArgumentType]
+    recipe = state.recipe if state else cast(Recipe, foreign)
+    return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
 
 
 def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype) -> None:
@@ -150,8 +180,6 @@ def foreign_recipe(config: Mapping[str, Any], where: object) -> Recipe:
         CheckpointError: it says something that is not read here.
     """
     group = next(iter(config["config_groups"].values()))
-    if (config.get("transform_config") or {}).get("config_groups"):
-        raise CheckpointError(f"{where} has online transforms of compressed-tensors, which are not read here.")
     if group.get("output_activations"):
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
     cache = _scheme(config.get("kv_cache_scheme"), "head", f"{where}: kv_cache_scheme")
@@ -168,3 +196,59 @@ def _scheme(found: Any, granularity: str, where: str) -> QuantizationScheme | No
     bits, symmetric = found["num_bits"], bool(found.get("symmetric", True))
     scheme = QuantizationScheme(bits=bits, symmetric=symmetric, granularity=granularity)  # pyright: ignore[reportArgumentType]
     return scheme.model_copy(update={"clip_ratio": share_of_all_steps(scheme)})
+
+
+def take_transforms(
+    config: Mapping[str, Any], architecture: Architecture, tensors: dict[str, Tensor], where: object
+) -> tuple[tuple[Transform, ...], dict[str, Tensor]]:
+    """The online transforms of a transform_config, and their stored matrices, taken out of `tensors`.
+
+    Raises:
+        CheckpointError: one is of another kind or place than inputs of a site's linear layers, queries and keys.
+    """
+    found: dict[str, Transform] = {}
+    matrices: dict[str, Tensor] = {}
+    for name, scheme in ((config.get("transform_config") or {}).get("config_groups") or {}).items():
+        for one in scheme["apply"]:
+            if one["location"] in ("weight_input", "weight_output"):  # which the stored weights have already
+                continue
+            place = _place(one, architecture)
+            size, kind = scheme.get("head_dim"), scheme["type"]
+            features = None if place is None else size or features_at(architecture, place)
+            sylvester = kind == "hadamard" and features is not None and features & features - 1 == 0
+            if features is None or not (sylvester or (kind == "random-hadamard" and place != "queries_keys")):
+                raise CheckpointError(
+                    f"{where} has a transform {name} ({kind}, {one['location']} of {', '.join(one['targets'])}) that is "
+                    "not read here: Hadamard ones of the input of layers that read the same, or of queries and keys, are."
+                )
+            stored = () if sylvester else (name,)
+            about = {"name": name, "location": place, "size": size, "online": True, "tensors": stored}
+            if stored:
+                matrix = _stored_matrix(name, features, tensors, where)
+                matrix = matrix.mT if one.get("inverse") else matrix
+                matrices[name] = matrix.expand(architecture.num_layers, features, features)
+            found[name] = Transform(kind="orthogonal" if stored else "hadamard", **about)
+    return tuple(found.values()), matrices
+
+
+def _place(one: Mapping[str, Any], architecture: Architecture) -> Location | None:
+    """Where a transform acts: the site whose linear layers, of every decoder layer, its targets name."""
+    patterns = [target.removeprefix("re:") for target in one["targets"] if target.startswith("re:")]
+    if one["location"] in ("q_attn", "k_cache"):
+        return "queries_keys"
+    layers = [f"model.layers.{i}" for i in range(architecture.num_layers)]
+    for site in architecture.sites if one["location"] == "input" and not one.get("ignore") else ():
+        inside = {f"{layer}.{name}" for layer in layers for name in site.linears}
+        every = {f"{layer}.{name}" for layer in layers for name in architecture.linears}
+        if inside == {name for name in every if any(re.match(pattern, name) for pattern in patterns)}:
+            return site.name
+    return None
+
+
+def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:
+    """A matrix that all layers share, scaled as the format scales it; taken out of `tensors`."""
+    names = [one for one in tensors if one.endswith(f".{name}_input.weight")]
+    found = [tensors.pop(one) for one in names]
+    if not found or found[0].shape != (size, size) or not all(torch.equal(one, found[0]) for one in found):
+        raise CheckpointError(f"{where} has no matrix [{size}, {size}] of the transform {name} that all layers share.")
+    return found[0].to(torch.float32) / size**0.5

@@ -22,6 +22,8 @@ from tests.library.test_serving import declared, logits
 GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": True}
 ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
 TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
+INPUT = {"targets": ["re:.*down_proj$"], "location": "input"}
+OUTPUT = {"targets": ["re:.*v_proj$"], "location": "output"}
 ASYMMETRIC = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
 
 
@@ -99,7 +101,8 @@ def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}}, "online transforms"),
+        ({"transform_config": {"config_groups": {"R5": {"type": "hadamard", "apply": [OUTPUT]}}}}, "a transform R5"),
+        ({"transform_config": {"config_groups": {"R4": {"type": "random-hadamard", "apply": [INPUT]}}}}, "no matrix"),
         ({"format": "float-quantized"}, "format float-quantized"),
         ({"weights": GROUPS | {"type": "float"}}, "weights that are not read here"),
         ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, "order of columns"),

@@ -117,6 +117,7 @@ def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, si
     assert len(stored) == (size != 128) + (rotation == "quarot")
     # Inputs are not rounded, so float32 sums of up to 172 terms in another order are all that differs.
     assert (logits(model, use_cache=False) - expected).abs().max() < 2e-5
+    assert (logits(api.load(tmp_path / "out").network, use_cache=False) - expected).abs().max() < 2e-5
     assert dropped > 1e-2  # what transformers alone, which leaves the transforms out, is off by
 
 
