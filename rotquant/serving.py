@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rotquant.models.architectures import architecture_of
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import PARTS, unpacked_weight
 from rotquant.weights.export import METHOD
-from rotquant.weights.reading import Packed, exported_manifest, packed_of, state_files
+from rotquant.weights.reading import Packed, declared, exported_manifest, packed_of, state_files
 from rotquant.weights.storage import take_state
+
+#: What sentences about a folder's configuration name, of which a quantizer knows no more.
+WHERE = "the model"
 
 __all__ = ["RotquantConfig", "RotquantQuantizer"]
 
@@ -39,7 +43,7 @@ class RotquantQuantizer(HfQuantizer):
     def __init__(self, quantization_config: RotquantConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         content = quantization_config.to_dict()
-        self._packed, self._manifest = packed_of(content, "quantization_config"), exported_manifest(content)
+        self._packed, self._manifest = packed_of(declared(content, WHERE), WHERE), exported_manifest(content)
         self._files: list[Path] = []
 
     def update_tp_plan(self, config: Any) -> Any:
@@ -57,17 +61,17 @@ class RotquantQuantizer(HfQuantizer):
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {r"^rotquant\."}
 
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors = state_files(self._files)
         state = take_state(self._files[0].parent, self._manifest, architecture_of(model), tensors)
         model.rotquant = quantized_forward(model, state.recipe, state)
 
-    def is_serializable(self) -> bool:
+    def is_serializable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Whether a loaded model can be saved: its weights are no integers any more, so it cannot."""
         return False
 
     @property
-    def is_trainable(self) -> bool:
+    def is_trainable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Whether transformers may train the model."""
         return False
 
@@ -78,7 +82,7 @@ class _Unpack(ConversionOps):
     def __init__(self, packed: Packed) -> None:
         self._packed = packed
 
-    def convert(
+    def convert(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, Tensor]:
         """Called by transformers with the tensors of one weight by their patterns."""

@@ -128,7 +128,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="plain: dequantized weights; compressed-tensors: packed, with what acts on them."),
+        typer.Option("--format", help="plain: dequantized weights; compressed-tensors: packed, and what acts on them."),
     ] = "plain",
     engine: Annotated[
         str,

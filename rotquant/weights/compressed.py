@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
@@ -112,26 +112,6 @@ def arguments(scheme: QuantizationScheme, strategy: str | None = None, dynamic: 
     }
 
 
-def weight_scheme(group: Any, where: object) -> QuantizationScheme:
-    """The scheme of the weights of a config group.
-
-    Raises:
-        CheckpointError: it is none of whole numbers by channel or group.
-    """
-    found = group.get("weights") if isinstance(group, dict) else None
-    found = found if isinstance(found, dict) else {}
-    strategy, bits = found.get("strategy"), found.get("num_bits")
-    integers = found.get("type") == "int" and isinstance(bits, int) and 2 <= bits <= 8
-    if strategy not in ("channel", "group", "tensor") or not integers or found.get("actorder") in ("group", "dynamic"):
-        raise CheckpointError(
-            f"{where} has weights that are not read here ({found or 'none'}): integers of 2 to 8 bits by channel, group "
-            "or tensor, without an order of columns, are."
-        )
-    size = {"group_size": found.get("group_size")} if strategy == "group" else {}
-    symmetric = bool(found.get("symmetric", True))
-    return QuantizationScheme(bits=bits, symmetric=symmetric, granularity=strategy, **size)
-
-
 @dataclass(frozen=True)
 class Described:
     """A recipe in the words of compressed-tensors.
@@ -183,8 +163,8 @@ def describe(recipe: Recipe, architecture: Architecture, ignored: list[str], sto
 
 def _online(recipe: Recipe) -> tuple[Transform, ...]:
     """The rotation's online transforms; of keys where these are quantized, since they cancel elsewhere."""
-    locations = ("across_heads", "mlp_output", *(("queries_keys",) if recipe.keys else ()))
-    return at(recipe.transforms, *locations, online=True)
+    cache = () if recipe.keys is None else at(recipe.transforms, "queries_keys", online=True)
+    return (*at(recipe.transforms, "across_heads", "mlp_output", online=True), *cache)
 
 
 def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:

@@ -56,7 +56,7 @@ def _is_w8a8(weights: QuantizationScheme, inputs: QuantizationScheme) -> bool:
 def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
     """Refuse weights that compressed-tensors has no form for."""
     if recipe.weights is None:
-        raise RecipeError("the recipe quantizes no weights, which compressed-tensors holds: export with --format plain.")
+        raise RecipeError("the recipe quantizes no weights, so there is nothing to pack: export with --format plain.")
     for method in recipe.methods.values():
         if "rounding" in method.roles and method.stored_as != "integers":
             raise RecipeError(
@@ -110,8 +110,8 @@ def _check_cache(recipe: Recipe, engine: str) -> None:
     if quantized:
         changes = dict.fromkeys(quantized)
         raise RecipeError(
-            f"the recipe quantizes the KV cache to integers, and {VLLM} reads a scheme of 8-bit floats alone and chooses "
-            f"the cache's type when it serves: export with {options(changes)}, or --for transformers."
+            f"the recipe quantizes the KV cache to integers, and {VLLM} reads a scheme of 8-bit floats alone and "
+            f"chooses the cache's type when it serves: export with {options(changes)}, or --for transformers."
         )
 
 
@@ -125,8 +125,8 @@ def _check_inputs(recipe: Recipe, engine: str) -> None:
         raise RecipeError(f"o_proj has a quantizer of its own for each head, which {VLLM} has not: {elsewhere}.")
     if inputs.dynamic and inputs.clip_ratio != 1.0:
         raise RecipeError(
-            f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} cannot "
-            f"say: export with --set activations.clip_ratio=1.0, or --for transformers."
+            f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
+            "cannot say: export with --set activations.clip_ratio=1.0, or --for transformers."
         )
     if _is_w8a8(weights, inputs) and inputs.zero_point == "whole":
         return

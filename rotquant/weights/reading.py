@@ -6,12 +6,13 @@ this project has; what else a configuration says is refused, never left out.
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from rotquant.foundation.data import first_problem
@@ -24,11 +25,11 @@ from rotquant.models.integrity import check_finite, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.schemes import Granularity, QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight, weight_scheme
+from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
 from rotquant.weights.context import runtime_schemes
 from rotquant.weights.export import METHOD as OURS
 from rotquant.weights.export import STEM
@@ -38,6 +39,61 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FORMATS = ("pack-quantized", "int-quantized")
+
+
+class _Part(BaseModel):
+    """A part of a quantization_config: of what it says this module reads these fields."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Arguments(_Part):
+    num_bits: Annotated[int, Field(ge=1, le=64)] = 8
+    type: str = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    dynamic: bool | str = False
+    actorder: str | None = None
+
+
+class _Group(_Part):
+    weights: _Arguments | None = None
+    input_activations: _Arguments | None = None
+    output_activations: _Arguments | None = None
+    format: str | None = None
+
+
+class _Apply(_Part):
+    targets: list[str]
+    location: str
+    inverse: bool = False
+    ignore: list[str] = Field(default_factory=list)
+
+
+class _TransformScheme(_Part):
+    type: str
+    apply: list[_Apply]
+    head_dim: Annotated[int, Field(gt=0)] | None = None
+
+
+class _Transforms(_Part):
+    config_groups: dict[str, _TransformScheme] = Field(default_factory=dict)
+
+
+class Declared(_Part):
+    """A quantization_config of compressed-tensors, or of an export that only this project runs."""
+
+    quant_method: str
+    config_groups: dict[str, _Group]
+    format: str | None = None
+    kv_cache_scheme: _Arguments | None = None
+    transform_config: _Transforms | None = None
+
+    @property
+    def group(self) -> _Group:
+        """The one group."""
+        return next(iter(self.config_groups.values()))
 
 
 @dataclass(frozen=True)
@@ -60,21 +116,49 @@ def quantization_of(folder: str | Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("quant_method") in (METHOD, OURS) else None
 
 
-def packed_of(config: Mapping[str, Any], where: object) -> Packed:
-    """How a quantization_config says that weights are stored.
+def declared(config: Any, where: object) -> Declared:
+    """A quantization_config, checked.
+
+    Raises:
+        CheckpointError: it is damaged, or has several groups.
+    """
+    try:
+        found = Declared.model_validate(config)
+    except ValidationError as error:
+        raise CheckpointError(f"the quantization_config of {where} is damaged: {first_problem(error)}.") from None
+    if len(found.config_groups) != 1:
+        raise CheckpointError(f"{where} has {len(found.config_groups)} config groups, and one is read here.")
+    return found
+
+
+def packed_of(config: Declared, where: object) -> Packed:
+    """How weights are stored.
 
     Raises:
         CheckpointError: in a way that is not read here.
     """
-    groups = config.get("config_groups")
-    if not isinstance(groups, dict) or len(groups) != 1:
-        raise CheckpointError(f"{where} has {len(groups or ())} config groups, and one is read here.")
-    group = next(iter(groups.values()))
-    scheme = weight_scheme(group, where)
-    found = group.get("format") or config.get("format")
-    if found not in _FORMATS:
-        raise CheckpointError(f"{where} has weights of the format {found}: {' and '.join(_FORMATS)} are read here.")
-    return Packed(scheme, found)
+    weights, packing = config.group.weights, config.group.format or config.format
+    if packing not in _FORMATS:
+        raise CheckpointError(f"{where} has weights of the format {packing}: {' and '.join(_FORMATS)} are read here.")
+    grouped = weights is not None and weights.strategy == "group"
+    if (
+        weights is None
+        or weights.strategy not in ("channel", "group", "tensor")
+        or weights.type != "int"
+        or not 2 <= weights.num_bits <= 8
+        or weights.actorder in ("group", "dynamic")
+        or (grouped and (weights.group_size or 0) < 1)
+    ):
+        raise CheckpointError(
+            f"{where} has weights that are not read here ({weights}): integers of 2 to 8 bits by channel, group or "
+            "tensor, without an order of columns, are."
+        )
+    size = weights.group_size if grouped else None
+    granularity = cast(Granularity, weights.strategy)
+    scheme = QuantizationScheme(
+        bits=weights.num_bits, symmetric=weights.symmetric, granularity=granularity, group_size=size
+    )
+    return Packed(scheme, packing)
 
 
 def exported_manifest(config: Mapping[str, Any]) -> Manifest:
@@ -87,7 +171,8 @@ def exported_manifest(config: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate({**config.get("rotquant", {}), "quantized": {}})
     except (ValidationError, TypeError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else "it is no object"
-        raise CheckpointError(f"the section rotquant of quantization_config is damaged ({problem}): export again.") from None
+        where = "the section rotquant of quantization_config"
+        raise CheckpointError(f"{where} is damaged ({problem}): export the model again.") from None
 
 
 def state_files(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -127,9 +212,7 @@ class Loaded:
 
 
 @task("loading the model")
-def load_compressed(
-    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> Loaded:
+def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Loaded:
     """Load a folder of compressed-tensors with dequantized weights.
 
     Args:
@@ -140,21 +223,21 @@ def load_compressed(
     """
     folder = Path(folder)
     config = load_config(folder, quantized=True)
-    declared = dict(config.quantization_config)
+    content = dict(config.quantization_config)
     del config.quantization_config
-    architecture, packed = architecture_of(config), packed_of(declared, folder)
-    ours = declared["quant_method"] == OURS
-    foreign = None if ours else foreign_recipe(declared, folder)
+    said, architecture = declared(content, folder), architecture_of(config)
+    packed, ours = packed_of(said, folder), said.quant_method == OURS
+    foreign = None if ours else foreign_recipe(said, folder)
     files = [*check_weight_files(folder, STEM if ours else "model")]
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= read_tensors(path)
     check_finite(folder, tensors.items())
-    dtype = dtype or config.dtype or torch.float32
-    state = take_state(folder, exported_manifest(declared), architecture, tensors) if ours else None
-    transforms, matrices = ((), {}) if ours else take_transforms(declared, architecture, tensors, folder)
-    unpack_all(tensors, packed, dtype)
-    model = make_model(folder, config, tensors, dtype).to(device)  # pyright: ignore[reportArgumentType]
+    kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
+    state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
+    transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)
+    unpack_all(tensors, packed, kind)
+    model = make_model(folder, config, tensors, kind).to(device)  # pyright: ignore[reportArgumentType]
     recipe = state.recipe if state else cast(Recipe, foreign)
     return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
 
@@ -171,7 +254,7 @@ def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype) -
             tensors[f"{layer}weight"] = (tensors[f"{layer}weight"].to(torch.float32) * scale).to(dtype)
 
 
-def foreign_recipe(config: Mapping[str, Any], where: object) -> Recipe:
+def foreign_recipe(config: Declared, where: object) -> Recipe:
     """What a configuration of compressed-tensors says of inputs and KV cache, as what acts at run time.
 
     Its symmetric dynamic scale is max|x| / ((2^b - 1) / 2), this project's of a smaller clip ratio.
@@ -179,70 +262,80 @@ def foreign_recipe(config: Mapping[str, Any], where: object) -> Recipe:
     Raises:
         CheckpointError: it says something that is not read here.
     """
-    group = next(iter(config["config_groups"].values()))
-    if group.get("output_activations"):
+    if config.group.output_activations is not None:
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
-    cache = _scheme(config.get("kv_cache_scheme"), "head", f"{where}: kv_cache_scheme")
-    inputs = _scheme(group.get("input_activations"), "token", f"{where}: input_activations")
+    cache = _scheme(config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
+    inputs = _scheme(config.group.input_activations, "token", f"{where}: input_activations")
     return Recipe(activations=inputs, keys=cache, values=cache)
 
 
-def _scheme(found: Any, granularity: str, where: str) -> QuantizationScheme | None:
+def _scheme(found: _Arguments | None, granularity: Granularity, where: str) -> QuantizationScheme | None:
     """Dynamic integers by token as a scheme of this project; None of nothing."""
     if found is None:
         return None
-    if found.get("type") != "int" or not found.get("dynamic") or found.get("strategy") != "token":
+    dynamic = found.dynamic is True and found.strategy == "token"
+    if found.type != "int" or not 2 <= found.num_bits <= 8 or not dynamic:
         raise CheckpointError(f"{where} is not read here ({found}): integers by token with dynamic scales are.")
-    bits, symmetric = found["num_bits"], bool(found.get("symmetric", True))
-    scheme = QuantizationScheme(bits=bits, symmetric=symmetric, granularity=granularity)  # pyright: ignore[reportArgumentType]
+    scheme = QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity=granularity)
     return scheme.model_copy(update={"clip_ratio": share_of_all_steps(scheme)})
 
 
 def take_transforms(
-    config: Mapping[str, Any], architecture: Architecture, tensors: dict[str, Tensor], where: object
+    config: Declared, architecture: Architecture, tensors: dict[str, Tensor], where: object
 ) -> tuple[tuple[Transform, ...], dict[str, Tensor]]:
-    """The online transforms of a transform_config, and their stored matrices, taken out of `tensors`.
+    """The online transforms of a configuration, and their stored matrices, taken out of `tensors`.
 
     Raises:
         CheckpointError: one is of another kind or place than inputs of a site's linear layers, queries and keys.
     """
     found: dict[str, Transform] = {}
     matrices: dict[str, Tensor] = {}
-    for name, scheme in ((config.get("transform_config") or {}).get("config_groups") or {}).items():
-        for one in scheme["apply"]:
-            if one["location"] in ("weight_input", "weight_output"):  # which the stored weights have already
+    for name, scheme in (config.transform_config or _Transforms()).config_groups.items():
+        for one in scheme.apply:
+            if one.location in ("weight_input", "weight_output"):  # which the stored weights have already
                 continue
             place = _place(one, architecture)
-            size, kind = scheme.get("head_dim"), scheme["type"]
-            features = None if place is None else size or features_at(architecture, place)
-            sylvester = kind == "hadamard" and features is not None and features & features - 1 == 0
-            if features is None or not (sylvester or (kind == "random-hadamard" and place != "queries_keys")):
+            features = None if place is None else scheme.head_dim or features_at(architecture, place)
+            sylvester = scheme.type == "hadamard" and features is not None and features & features - 1 == 0
+            if features is None or not (sylvester or (scheme.type == "random-hadamard" and place != "queries_keys")):
                 raise CheckpointError(
-                    f"{where} has a transform {name} ({kind}, {one['location']} of {', '.join(one['targets'])}) that is "
-                    "not read here: Hadamard ones of the input of layers that read the same, or of queries and keys, are."
+                    f"{where} has a transform {name} ({scheme.type}, {one.location} of {', '.join(one.targets)}) that "
+                    "is not read here: Hadamard ones of all inputs of one kind, or of queries and keys, are."
                 )
-            stored = () if sylvester else (name,)
-            about = {"name": name, "location": place, "size": size, "online": True, "tensors": stored}
-            if stored:
+            if not sylvester:
                 matrix = _stored_matrix(name, features, tensors, where)
-                matrix = matrix.mT if one.get("inverse") else matrix
+                matrix = matrix.mT if one.inverse else matrix
                 matrices[name] = matrix.expand(architecture.num_layers, features, features)
-            found[name] = Transform(kind="orthogonal" if stored else "hadamard", **about)
+            found[name] = Transform(
+                name=name,
+                kind="hadamard" if sylvester else "orthogonal",
+                location=cast(Location, place),
+                size=scheme.head_dim,
+                online=True,
+                tensors=() if sylvester else (name,),
+            )
     return tuple(found.values()), matrices
 
 
-def _place(one: Mapping[str, Any], architecture: Architecture) -> Location | None:
+def _place(one: _Apply, architecture: Architecture) -> Location | None:
     """Where a transform acts: the site whose linear layers, of every decoder layer, its targets name."""
-    patterns = [target.removeprefix("re:") for target in one["targets"] if target.startswith("re:")]
-    if one["location"] in ("q_attn", "k_cache"):
+    if one.location in ("q_attn", "k_cache"):
         return "queries_keys"
+    if one.location != "input" or one.ignore:
+        return None
     layers = [f"model.layers.{i}" for i in range(architecture.num_layers)]
-    for site in architecture.sites if one["location"] == "input" and not one.get("ignore") else ():
-        inside = {f"{layer}.{name}" for layer in layers for name in site.linears}
-        every = {f"{layer}.{name}" for layer in layers for name in architecture.linears}
-        if inside == {name for name in every if any(re.match(pattern, name) for pattern in patterns)}:
+    named = {f"{layer}.{name}" for layer in layers for name in architecture.linears if _targets(one, f"{layer}.{name}")}
+    for site in architecture.sites:
+        if named == {f"{layer}.{name}" for layer in layers for name in site.linears}:
             return site.name
     return None
+
+
+def _targets(one: _Apply, layer: str) -> bool:
+    """Whether a transform names a layer, by its name or by an expression that begins with `re:`."""
+    with suppress(re.error):  # which names no layer, so that the transform is refused
+        return any(target == layer or (target[:3] == "re:" and re.match(target[3:], layer)) for target in one.targets)
+    return False
 
 
 def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:

@@ -175,7 +175,8 @@ def load_quantized(
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
         tensors[name] = weight.dequantize(dtype)
-    return make_model(folder, stored.config, tensors, dtype).to(device), load_tokenizer(folder), stored.state
+    model = make_model(folder, stored.config, tensors, dtype).to(device)  # pyright: ignore[reportArgumentType]
+    return model, load_tokenizer(folder), stored.state
 
 
 def make_model(folder: Path, config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> "PreTrainedModel":

@@ -14,6 +14,7 @@ from rotquant.metrics.perplexity import perplexity
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens
+from rotquant.weights import reading
 from rotquant.weights.reading import foreign_recipe
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens
@@ -86,8 +87,9 @@ def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone
     library = pytest.importorskip("compressed_tensors.quantization")
     utils = pytest.importorskip("compressed_tensors.quantization.utils")
     args = library.QuantizationArgs(**TOKEN)
-    config = {"config_groups": {"group_0": {"input_activations": args.model_dump(mode="json")}}}
-    scheme = foreign_recipe(config, "test").activations
+    group = {"input_activations": args.model_dump(mode="json")}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    scheme = foreign_recipe(reading.declared(config, "test"), "test").activations
     assert scheme is not None
     x = torch.randn(4, 50, 64, generator=torch.Generator().manual_seed(0))
     theirs = forward.fake_quantize(x, *utils.compute_dynamic_scales_and_zp(x, args, torch.nn.Linear(64, 64)), args)
@@ -108,6 +110,7 @@ def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone
         ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, "order of columns"),
         ({"input_activations": TOKEN | {"type": "float"}}, "input_activations is not read here"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "kv_cache_scheme is not read"),
+        ({"weights": GROUPS | {"num_bits": "four"}}, "num_bits"),
         ({"config_groups": {"a": {}, "b": {}}}, "2 config groups"),
     ],
 )

@@ -53,7 +53,10 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
     "W4A4": {"weights": WEIGHTS, "activations": TOKEN},
     "W4A8": {"weights": WEIGHTS, "activations": TOKEN | {"bits": 8}},
     "W4A4KV4": {"weights": WEIGHTS, "activations": TOKEN, "keys": HEAD, "values": HEAD},
-    "W8A8": {"weights": {**WEIGHTS, "scheme": {"bits": 8, "granularity": "channel"}}, "activations": TOKEN | {"bits": 8}},
+    "W8A8": {
+        "weights": {**WEIGHTS, "scheme": {"bits": 8, "granularity": "channel"}},
+        "activations": TOKEN | {"bits": 8},
+    },
 }
 #: 28 * 4 features of the MLP, 172 of them: widths whose Hadamard matrices are not Sylvester's.
 SIZES: dict[str, dict[str, Any]] = {"power": {"intermediate_size": 128}, "28": {"intermediate_size": 112}}
@@ -187,7 +190,8 @@ def test_a_loaded_export_is_not_saved_as_something_else(served: Path, tmp_path: 
         AutoModelForCausalLM.from_pretrained(served).save_pretrained(tmp_path / "again")
 
 
-REFUSED = dict.fromkeys(("quik", "atom-128g"), "outlier features") | {"quip-sharp": "lattice", "qoq": "reordered columns"}
+REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns"}
+REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 
 
@@ -198,14 +202,12 @@ def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, t
     texts = dict.fromkeys(recipe.own_texts, SAMPLES)
     built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
     save_quantized(tmp_path / "quantized", built)
-    try:
-        export_compressed(tmp_path / "quantized", tmp_path / "out")
-    except RecipeError as error:
-        assert REFUSED[name] in str(error)
-        assert "compressed-tensors" in str(error)
+    if name in REFUSED:
+        with pytest.raises(RecipeError, match=rf"{REFUSED[name]}.*compressed-tensors"):
+            export_compressed(tmp_path / "quantized", tmp_path / "out")
         assert not (tmp_path / "out").exists()
         return
-    assert name not in REFUSED
+    export_compressed(tmp_path / "quantized", tmp_path / "out")
     if declared(tmp_path / "out")["quant_method"] == "compressed-tensors":
         pytest.importorskip("compressed_tensors")
     expected = logits(api.load(tmp_path / "quantized").network, use_cache=False)

@@ -1,7 +1,7 @@
 """Exports for vLLM follow the rules of vLLM 0.33.0, and mean to compressed-tensors what they mean here.
 
-vLLM itself is not run: `RULES` says in our words what its compressed_tensors.py, its schemes and its transforms ask for,
-and each exported configuration is held against them.
+vLLM itself is not run: `RULES` says in our words what its compressed_tensors.py, its schemes and its transforms ask
+for, and each exported configuration is held against them.
 """
 
 from collections.abc import Callable
@@ -68,8 +68,8 @@ def scheme_in_vllm(config: dict[str, Any]) -> str | None:
         blocks = group.get("head_dim", 1)
         assert group["type"] != "hadamard" or blocks & blocks - 1 == 0  # hadacore's are powers of two
     (group,) = config["config_groups"].values()
-    fitting = (name for name, kind, fits in RULES if kind == group["format"] and fits(group["weights"], group["input_activations"]))
-    return next(fitting, None)
+    packing, args = group["format"], (group["weights"], group["input_activations"])
+    return next((name for name, kind, fits in RULES if kind == packing and fits(*args)), None)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,14 @@ def test_static_scales_of_inputs_are_the_librarys(tmp_path: Path) -> None:
 
 CLIPPED = {"activations": {"bits": 4, "clip_ratio": 0.9}}
 ASYMMETRIC = {"activations": {"bits": 4, "symmetric": False}}
+GROUPS = {"weights": {"scheme": {"granularity": "group", "group_size": 20}}}
 REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
     ("vllm", "W4A4KV4", {}, r"vLLM 0\.33 .*--set keys=null --set values=null"),
     ("vllm", "W4A4", CLIPPED, r"clipped to 0\.9 .*vLLM 0\.33"),
     ("vllm", "W4A4", ASYMMETRIC, r"asymmetric INT4 by token .*vLLM 0\.33"),
     ("any", "W4A16", {"rotation": {"mlp": True}}, r"R4 .*transformers without rotquant drops .*rotation\.mlp=false"),
     ("tgi", "W4A16", {}, r"no engine is called 'tgi': choose transformers, vllm, any"),
-    ("any", "W4A16", {"weights": {"scheme": {"granularity": "group", "group_size": 20}}}, r"groups of 20 .*compressed-"),
+    ("any", "W4A16", GROUPS, r"groups of 20 .*compressed-"),
 ]
 
 
