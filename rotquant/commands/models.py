@@ -16,6 +16,7 @@ from rotquant.commands.options import (
     Quantized,
     Seed,
     changed,
+    changes_of,
     corpus_spec,
     rotation_fields,
 )
@@ -156,7 +157,7 @@ def export(
     if form == "plain" and (changes or engine != "transformers"):
         raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
     with task("starting"):
-        from rotquant.weights.export import export_compressed, export_plain
+        from rotquant.weights.export import export_compressed, export_plain, running
         from rotquant.weights.storage import read_manifest
 
     kind = None if dtype is None else torch_dtype(dtype)
@@ -164,7 +165,13 @@ def export(
         export_plain(model, output, kind)
         how = "exported"
     else:
-        method = export_compressed(model, output, engine, changed(read_manifest(model).recipe, changes), kind)
+        wanted = changes_of(changes)
+        inputs = running(read_manifest(model).recipe, wanted).activations
+        method = export_compressed(model, output, engine, wanted, kind)
+        if method != "rotquant" and inputs is not None and inputs.dynamic:
+            typer.echo(
+                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7."
+            )
         how = "exported" + (", for transformers after `import rotquant.serving`" if method == "rotquant" else "")
     size = folder_size(output) / 2**20
     typer.echo(f"{model}: {how}; {output}, {size:.1f} MiB")

@@ -8,25 +8,29 @@ compressed-tensors holds what acts at run time too. Where anything does, and the
 names a quantization method of ours and weights that transformers alone does not find, so that it can drop nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer, quiet_transformers
 from rotquant.models.shards import LARGEST_SHARD, write_shards
-from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
+from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
 from rotquant.recipes.transforms import at
 from rotquant.weights import compressed
 from rotquant.weights.engines import acts_at_run_time, check_engine, storage
+from rotquant.weights.ranges import static_schemes
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import (
     QuantizedState,
@@ -39,7 +43,7 @@ from rotquant.weights.storage import (
 
 #: The quantization method of folders that transformers runs by `rotquant.serving`, and of their weights' files.
 METHOD, STEM = "rotquant", "rotquant"
-RUNS_WITH = "transformers after `import rotquant.serving`, which does all that the section rotquant says"
+RUNS_WITH = "transformers after `import rotquant.serving`: the recipe in `rotquant`, with the quantizers in `running`"
 #: What such a folder says of its making, in its quantization_config.
 SECTION = ("format_version", "recipe", "seed", "dtype", "versions")
 
@@ -92,7 +96,7 @@ def export_compressed(
     source: str | Path,
     output: str | Path,
     engine: str = "transformers",
-    recipe: Recipe | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
     dtype: torch.dtype | None = None,
 ) -> str:
     """Write a folder of packed weights that an engine loads, and what acts while it runs.
@@ -101,7 +105,7 @@ def export_compressed(
         source: a folder that `rotquant quantize` wrote.
         output: a folder that does not exist or is empty.
         engine: one of `weights.engines.ENGINES`.
-        recipe: where what acts at run time shall differ from what the folder was made for.
+        changes: of what acts at run time, as nested data by the recipe's `RUNTIME_FIELDS`; null takes one away.
         dtype: of what is not quantized; default the model's own. Scales stay as they are.
 
     Returns:
@@ -116,15 +120,17 @@ def export_compressed(
     source, output = Path(source), Path(output)
     check_output_folder(output, needed=folder_size(source, "*.safetensors"))
     manifest = read_manifest(source)
-    recipe = recipe or manifest.recipe
-    if recipe.stored() != manifest.recipe.stored():
-        raise RecipeError(f"the weights in {source} were made by another recipe: change what acts at run time alone.")
+    recipe = running(manifest.recipe, changes)
     architecture = architecture_of(load_config(source))
     check_engine(recipe, architecture, engine)
     stored = read_quantized(source)
-    state = replace(stored.state, manifest=manifest.model_copy(update={"recipe": recipe}))
+    kept = {*static_schemes(recipe, architecture)}
+    static = {place: qparams for place, qparams in stored.state.static.items() if place[1] in kept}
+    state = replace(stored.state, manifest=manifest.model_copy(update={"recipe": recipe}), static=static)
     method = METHOD if engine == "transformers" and acts_at_run_time(recipe) else compressed.METHOD
-    config, tensors = _content(replace(stored, state=state), architecture, method, storage(recipe, engine))
+    config, tensors = _content(
+        replace(stored, state=state), manifest.recipe, architecture, method, storage(recipe, engine)
+    )
     if dtype is not None:
         tensors = {name: tensor if _kept(name, tensor) else tensor.to(dtype) for name, tensor in tensors.items()}
         config.get("rotquant", {})["dtype"] = str(dtype).removeprefix("torch.")
@@ -140,15 +146,39 @@ def export_compressed(
     return method
 
 
+def running(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with other quantizers at run time, of the same weights: what methods ask of these counted before.
+
+    Args:
+        changes: nested data by `RUNTIME_FIELDS`; null takes a quantizer away.
+
+    Raises:
+        RecipeError: they change something else, or make no scheme.
+    """
+    made = recipe.model_dump(mode="json", include=set(RUNTIME_FIELDS))
+    if not changes.keys() <= made.keys():
+        raise RecipeError(f"only what acts at run time can change after the weights are made: {', '.join(made)}.")
+    new: dict[str, QuantizationScheme | None] = dict.fromkeys(RUNTIME_FIELDS)
+    for name, data in merge(made, dict(changes)).items():
+        try:
+            new[name] = None if data is None else QuantizationScheme.model_validate(data)
+        except ValidationError as error:
+            raise RecipeError(f"what acts at run time: {name}.{first_problem(error)}.") from None
+    return recipe.model_copy(update=new)
+
+
 def _kept(name: str, tensor: Tensor) -> bool:
     """Whether a tensor keeps its type: integers, scales, and what our loader reads."""
     return not tensor.is_floating_point() or name.endswith("_scale") or name.startswith("rotquant.")
 
 
 def _content(
-    stored: StoredTensors, architecture: Architecture, method: str, packing: str
+    stored: StoredTensors, made: Recipe, architecture: Architecture, method: str, packing: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The quantization_config and all tensors of an export."""
+    """The quantization_config and all tensors of an export.
+
+    made: the recipe of the weights, of which `stored` may run another.
+    """
     linears = [f"model.layers.{i}.{name}" for i in range(architecture.num_layers) for name in architecture.linears]
     ignored = ["lm_head", *(name for name in linears if f"{name}.weight" not in stored.weights)]
     recipe = stored.state.recipe
@@ -159,7 +189,9 @@ def _content(
         tensors |= compressed.packed_weight(name, cast(QuantizedWeight, weight), packing == "pack-quantized")
     if method == METHOD:
         section = stored.state.manifest.model_dump(mode="json", include=set(SECTION))
-        ours = {"quant_method": METHOD, "runs_with": RUNS_WITH, "rotquant": section}
+        section["recipe"] = made.model_dump(mode="json")
+        acting = recipe.model_dump(mode="json", include=set(RUNTIME_FIELDS))
+        ours = {"quant_method": METHOD, "runs_with": RUNS_WITH, "rotquant": section, "running": acting}
         return described.config | ours, tensors | state_tensors(stored.state)
     _check_biases(described, tensors)
     for name, matrix in described.matrices.items():

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from rotquant.foundation.data import first_problem
-from rotquant.foundation.errors import CheckpointError
+from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
-from rotquant.models.checkpoints import check_weight_files, load_config, load_tokenizer
+from rotquant.models.checkpoints import check_weight_files, first_line, load_config, load_tokenizer
 from rotquant.models.integrity import check_finite, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
@@ -32,7 +32,7 @@ from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
 from rotquant.weights.context import runtime_schemes
 from rotquant.weights.export import METHOD as OURS
-from rotquant.weights.export import STEM
+from rotquant.weights.export import STEM, running
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
 if TYPE_CHECKING:
@@ -168,9 +168,10 @@ def exported_manifest(config: Mapping[str, Any]) -> Manifest:
         CheckpointError: it is missing or damaged.
     """
     try:
-        return Manifest.model_validate({**config.get("rotquant", {}), "quantized": {}})
-    except (ValidationError, TypeError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else "it is no object"
+        manifest = Manifest.model_validate({**config.get("rotquant", {}), "quantized": {}})
+        return manifest.model_copy(update={"recipe": running(manifest.recipe, config.get("running", {}))})
+    except (ValidationError, RecipeError, TypeError, AttributeError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else first_line(error)
         where = "the section rotquant of quantization_config"
         raise CheckpointError(f"{where} is damaged ({problem}): export the model again.") from None
 

@@ -19,10 +19,9 @@ import rotquant.serving  # noqa: F401 - registers the quantization method
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models.architectures import architecture_of
-from rotquant.models.checkpoints import MANIFEST
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.recipes.presets import all_presets
-from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.recipe import Recipe
 from rotquant.weights.build import build_weights
 from rotquant.weights.compressed import pack, unpack
 from rotquant.weights.export import export_compressed
@@ -214,15 +213,36 @@ def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, t
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), use_cache=False), expected)
 
 
+CACHE_AND_INPUTS = dict.fromkeys(("activations", "keys", "values"))
+
+
 def test_only_what_acts_at_run_time_may_change(tmp_path: Path) -> None:
     folder = quantized(tmp_path / "quantized", recipe_of("R1R2", "W4A4KV4"))
-    recipe = recipe_of("R1R2", "W4A16")
     pytest.importorskip("compressed_tensors")
-    assert export_compressed(folder, tmp_path / "out", "any", recipe) == "compressed-tensors"
+    assert export_compressed(folder, tmp_path / "out", "any", CACHE_AND_INPUTS) == "compressed-tensors"
     served = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert torch.equal(logits(served), logits(api.load(folder, recipe).network))
-    with pytest.raises(RecipeError, match="made by another recipe"):
-        export_compressed(folder, tmp_path / "other", "any", override(recipe, {"rotation": None}, "test"))
+    assert torch.equal(logits(served), logits(api.load(folder, recipe_of("R1R2", "W4A16")).network))
+    with pytest.raises(RecipeError, match="only what acts at run time can change"):
+        export_compressed(folder, tmp_path / "other", "any", {"rotation": None})
+    with pytest.raises(RecipeError, match=r"activations\.bits"):
+        export_compressed(folder, tmp_path / "other", "any", {"activations": {"bits": 99}})
     with pytest.raises(ResultError, match="not empty"):
-        export_compressed(folder, tmp_path / "out", "any", recipe)
-    assert not (tmp_path / "out" / MANIFEST).exists()
+        export_compressed(folder, tmp_path / "out", "any", CACHE_AND_INPUTS)
+
+
+def test_the_learned_rotations_of_an_export_need_no_quantizers_to_be_learned_for(tmp_path: Path) -> None:
+    recipe, model = method("spinquant-hard"), tiny_model()
+    rotations = initial_rotations(architecture_of(model), recipe.rotation, seed=7)
+    built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, progress=False, rotations=rotations)
+    save_quantized(tmp_path / "quantized", built)
+    changes = {**CACHE_AND_INPUTS, "attention_output": None, "keys": {"bits": 8}}
+    assert export_compressed(tmp_path / "quantized", tmp_path / "out", changes=changes) == "rotquant"
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ours = api.load(tmp_path / "quantized").network
+    own = api.load(tmp_path / "out")
+    assert own.recipe.activations is None
+    assert own.recipe.keys is not None
+    assert own.recipe.keys.bits == 8
+    assert own.recipe.methods == recipe.methods
+    assert torch.equal(logits(served, use_cache=False), logits(own.network, use_cache=False))
+    assert not torch.equal(logits(served, use_cache=False), logits(ours, use_cache=False))
