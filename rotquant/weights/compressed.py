@@ -21,6 +21,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.tensors.quantization import QParams, dequantize
+from rotquant.weights.packing import Weight
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
@@ -48,7 +49,7 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
     return (digits << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1, dtype=torch.uint8)
 
 
-def packed_weight(name: str, weight: QuantizedWeight, packed: bool = True) -> dict[str, Tensor]:
+def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, Tensor]:
     """The tensors of a weight by their full names.
 
     Args:
@@ -56,8 +57,10 @@ def packed_weight(name: str, weight: QuantizedWeight, packed: bool = True) -> di
         packed: else 8-bit codes are the weight itself, int8, as the format `int-quantized` has them.
 
     Raises:
-        RecipeError: a zero point is no code.
+        RecipeError: it is no matrix of integers with scales, or a zero point is no code.
     """
+    if not isinstance(weight, QuantizedWeight) or weight.outlier_values is not None:
+        raise RecipeError(f"{name} is no matrix of integers with scales alone, which compressed-tensors holds.")
     layer, bits = name.removesuffix("weight"), weight.scheme.bits
     codes, scale = weight.codes, weight.qparams.scale
     if weight.columns is not None:  # of one group a row, so that the order means nothing

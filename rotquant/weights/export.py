@@ -5,14 +5,15 @@ forward pass stays as it is. Recipes with transforms at run time, their rotation
 Quantizers of activations and KV cache are the runtime's business and not in the folder.
 
 compressed-tensors holds what acts at run time too. Where anything does, and the engine is transformers, the folder
-names a quantization method of ours and weights that transformers alone does not find, so that it can drop nothing.
+names a quantization method of ours. transformers alone, which drops transforms without a word, finds no weights where
+there are any: their files have other names then, of which vLLM reads all.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -24,6 +25,7 @@ from rotquant.foundation.files import atomic_directory, check_output_folder, fol
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer, quiet_transformers
+from rotquant.models.integrity import check_finite
 from rotquant.models.shards import LARGEST_SHARD, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
@@ -31,7 +33,6 @@ from rotquant.recipes.transforms import at
 from rotquant.weights import compressed
 from rotquant.weights.engines import acts_at_run_time, check_engine, storage
 from rotquant.weights.ranges import static_schemes
-from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import (
     QuantizedState,
     StoredTensors,
@@ -41,8 +42,10 @@ from rotquant.weights.storage import (
     state_tensors,
 )
 
-#: The quantization method of folders that transformers runs by `rotquant.serving`, and of their weights' files.
-METHOD, STEM = "rotquant", "rotquant"
+#: The quantization method of folders that transformers runs by `rotquant.serving`.
+METHOD = "rotquant"
+#: Names of weights' files: of those folders, of others with online transforms, and of those that transformers may read.
+STEM, TRANSFORMED, PLAIN = "rotquant", "transformed", "model"
 RUNS_WITH = "transformers after `import rotquant.serving`: the recipe in `rotquant`, with the quantizers in `running`"
 #: What such a folder says of its making, in its quantization_config.
 SECTION = ("format_version", "recipe", "seed", "dtype", "versions")
@@ -133,12 +136,14 @@ def export_compressed(
     )
     if dtype is not None:
         tensors = {name: tensor if _kept(name, tensor) else tensor.to(dtype) for name, tensor in tensors.items()}
+        check_finite(f"the export of {source} as {dtype}", tensors.items())
         config.get("rotquant", {})["dtype"] = str(dtype).removeprefix("torch.")
     stored.config.quantization_config = config
     stored.config.dtype = dtype or getattr(torch, manifest.dtype)
     tokenizer = load_tokenizer(source)
     with atomic_directory(output) as temporary, quiet_transformers():
-        files = write_shards(temporary, tensors, STEM if method == METHOD else "model")
+        stem = STEM if method == METHOD else TRANSFORMED if config["transform_config"] else PLAIN
+        files = write_shards(temporary, tensors, stem)
         if method == METHOD:
             config["weights_file"] = files[0] if len(files) == 1 else f"{STEM}.safetensors.index.json"
         stored.config.save_pretrained(temporary)
@@ -186,7 +191,7 @@ def _content(
     tensors = dict(stored.floats)
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
-        tensors |= compressed.packed_weight(name, cast(QuantizedWeight, weight), packing == "pack-quantized")
+        tensors |= compressed.packed_weight(name, weight, packing == "pack-quantized")
     if method == METHOD:
         section = stored.state.manifest.model_dump(mode="json", include=set(SECTION))
         section["recipe"] = made.model_dump(mode="json")

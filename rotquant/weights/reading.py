@@ -32,7 +32,7 @@ from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
 from rotquant.weights.context import runtime_schemes
 from rotquant.weights.export import METHOD as OURS
-from rotquant.weights.export import STEM, running
+from rotquant.weights.export import PLAIN, STEM, TRANSFORMED, running
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
 if TYPE_CHECKING:
@@ -229,7 +229,8 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     said, architecture = declared(content, folder), architecture_of(config)
     packed, ours = packed_of(said, folder), said.quant_method == OURS
     foreign = None if ours else foreign_recipe(said, folder)
-    files = [*check_weight_files(folder, STEM if ours else "model")]
+    named = any(folder.glob(f"{TRANSFORMED}*.safetensors"))
+    files = [*check_weight_files(folder, STEM if ours else TRANSFORMED if named else PLAIN)]
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= read_tensors(path)

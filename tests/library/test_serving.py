@@ -174,6 +174,12 @@ def test_generate_and_pipelines_write_what_this_project_writes(served: Path) -> 
     assert pipeline("text-generation", model=str(served))("w5 w6", max_new_tokens=4, do_sample=False) == same[0]
 
 
+def test_another_type_of_the_model_is_what_it_is_here(served: Path) -> None:
+    ours = api.load(served.parent / "quantized", dtype=torch.bfloat16).network
+    theirs = AutoModelForCausalLM.from_pretrained(served, dtype=torch.bfloat16)
+    assert torch.equal(logits(theirs), logits(ours))
+
+
 def test_lm_eval_reads_an_export(served: Path) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
