@@ -208,8 +208,11 @@ def check_loading(folder: Path, info: dict[str, Any]) -> None:
             raise CheckpointError(f"{folder} does not fit its config.json: it {problem} {names[0]}{more}.")
 
 
-def load_config(folder: Path) -> Any:
-    """The configuration, refused before anything is loaded when no adapter knows its family."""
+def load_config(folder: Path, quantized: bool = False) -> Any:
+    """The configuration, refused before anything is loaded when no adapter knows its family.
+
+    quantized: whether it may say how another library quantized the weights.
+    """
     path = folder / "config.json"
     check_regular_files(folder, CheckpointError)
     check_regular(path, CheckpointError)
@@ -217,7 +220,7 @@ def load_config(folder: Path) -> Any:
     try:
         declared = parse_json(path.read_bytes(), finite=True)
         weights = check_shape(declared)
-        check_declared(folder, declared)
+        check_declared(folder, declared, quantized)
         check_activation(declared)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None

@@ -86,9 +86,9 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
     raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
 
 
-def check_weight_files(folder: Path) -> dict[Path, dict[str, Any]]:
+def check_weight_files(folder: Path, stem: str = "model") -> dict[Path, dict[str, Any]]:
     """The headers of `weight_files`, each file as long as its header says; `CheckpointError` where it is not."""
-    return {path: read_safetensors_header(path) for path in weight_files(folder)}
+    return {path: read_safetensors_header(path) for path in weight_files(folder, stem)}
 
 
 Kind = Literal["plain", "quantized", "decoder"]
