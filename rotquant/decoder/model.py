@@ -78,10 +78,13 @@ class DecoderLayer(nn.Module):
         if self.query_norm is None or self.key_norm is None:
             return heads
         shape = self.config
-        gains = (*[self.query_norm] * shape.heads, *[self.key_norm] * shape.kv_heads)
-        queries_keys, values = heads.split([len(gains) * shape.head_dim, shape.kv_heads * shape.head_dim], dim=-1)
-        normed = rms_norm(queries_keys.unflatten(-1, (-1, shape.head_dim)), (shape.head_dim,), eps=shape.norm_eps)
-        return torch.cat([(normed * torch.stack(gains)).flatten(-2), values], dim=-1)
+        sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
+        queries, keys, values = heads.split(sizes, dim=-1)
+        normed = [
+            rms_norm(x.unflatten(-1, (-1, shape.head_dim)), (shape.head_dim,), gain, shape.norm_eps).flatten(-2)
+            for x, gain in ((queries, self.query_norm), (keys, self.key_norm))
+        ]
+        return torch.cat([*normed, values], dim=-1)
 
 
 class Decoder(nn.Module):

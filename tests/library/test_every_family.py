@@ -139,6 +139,14 @@ def test_methods_that_do_not_touch_queries_and_keys_take_norms_of_heads(name: st
     assert 0.0 < (logits(stored.model, stored) - expected).norm() / expected.norm() < 0.06
 
 
+@pytest.mark.parametrize("name", ["cushioncache", "qfep", "prefixquant"])
+def test_a_prefix_before_texts_is_stored_with_a_model_with_norms_of_heads(name: str, tmp_path: Path) -> None:
+    stored = build("qwen3", method(name))
+    save_quantized(tmp_path / "model", stored)
+    model, _, _ = load_quantized(tmp_path / "model")
+    assert torch.equal(logits(model, stored), logits(stored.model, stored))
+
+
 @pytest.mark.parametrize(
     ("shape", "name", "what"),
     [
