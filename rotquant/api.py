@@ -23,8 +23,6 @@ from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
-    check_kind,
-    check_weight_files,
     config_of,
     load_checkpoint,
     load_config,
@@ -34,6 +32,7 @@ from rotquant.models.checkpoints import (
 )
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
+from rotquant.models.folders import check_kind, check_weight_files
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.rotation.matrices import (
     Rotations,
@@ -74,8 +73,8 @@ if TYPE_CHECKING:
 class Model:
     """A model with its recipe at work.
 
-    network: the transformers model, or a converted decoder in its place; `handle.remove()` takes the online transforms
-        and quantizers out of the former again.
+    network: the transformers model, or a converted decoder in its place; `handle.remove()` removes the online
+        transforms and quantizers from the former.
     stored: integers and manifest, where weights were quantized in this process; `save` writes them.
     """
 
@@ -129,7 +128,7 @@ def quantize(
     folder = local_folder(checkpoint)
     check_kind(folder, "plain")
     check_weight_files(folder)
-    tokenizer = load_tokenizer(folder)  # too short a text is told before the weights are read
+    tokenizer = load_tokenizer(folder)  # too short a text is reported before the weights are read
     digest, made_of = checkpoint_digest(checkpoint), None
     if rotations is not None:
         made_of = _made_of(recipe, digest, corpus, seed, dtype)
@@ -334,7 +333,7 @@ def zero_shot(
     Args:
         metric: the tasks; None takes the shipped ones.
         corpus: what the shipped tasks are made from, which the metric names; None where that is `modules`.
-        root: the project's folder below which the task definitions are kept; None keeps them in the user's cache.
+        root: the project's folder below which the task definitions are saved; None saves them in the user's cache.
         allow_code_execution: whether programs that the model writes for HumanEval may be run, with few means.
 
     Raises:

@@ -25,7 +25,7 @@ from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare
-from rotquant.models.checkpoints import MANIFEST
+from rotquant.models.folders import MANIFEST
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, ZeroShot

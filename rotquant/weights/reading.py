@@ -20,7 +20,8 @@ from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
-from rotquant.models.checkpoints import check_weight_files, first_line, load_config, load_tokenizer
+from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
+from rotquant.models.folders import check_weight_files
 from rotquant.models.integrity import check_finite, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
@@ -30,7 +31,6 @@ from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
-from rotquant.weights.context import runtime_schemes
 from rotquant.weights.export import METHOD as OURS
 from rotquant.weights.export import PLAIN, STEM, TRANSFORMED, running
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
@@ -208,7 +208,7 @@ class Loaded:
         """Install what acts at run time, by a recipe that may differ there."""
         if self.state is not None or not self.transforms:
             return quantized_forward(self.model, recipe, self.state)
-        quantization = RuntimeQuantization(**runtime_schemes(recipe))
+        quantization = RuntimeQuantization(**recipe.runtime)
         return wrap(self.model, quantization.with_transforms(self.transforms, self.tensors))
 
 

@@ -19,17 +19,8 @@ from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
-from rotquant.models.checkpoints import (
-    MANIFEST,
-    check_kind,
-    check_loading,
-    first_line,
-    load_config,
-    load_tokenizer,
-    quiet_transformers,
-    read_safetensors_header,
-    weight_files,
-)
+from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
+from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
@@ -58,7 +49,7 @@ class Manifest(Frozen):
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds, peak_bytes: wall time of each part of the making, and on a GPU the memory that torch had allocated at most.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
-    digests: SHA-256 of the safetensors files by name; empty in folders of before they were kept.
+    digests: SHA-256 of the safetensors files by name; empty in folders written before digests were recorded.
     """
 
     format_version: Literal[2] = FORMAT_VERSION
