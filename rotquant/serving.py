@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from rotquant.models.architectures import architecture_of
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import PARTS, unpacked_weight
-from rotquant.weights.export import METHOD
+from rotquant.weights.export import METHOD, STEM
 from rotquant.weights.reading import Packed, declared, exported_manifest, packed_of, state_files
 from rotquant.weights.storage import take_state
 
@@ -48,7 +48,7 @@ class RotquantQuantizer(HfQuantizer):
 
     def update_tp_plan(self, config: Any) -> Any:
         """Name the weights' file, the one thing that is done here: this is called before transformers looks for it."""
-        config.transformers_weights = self.quantization_config.to_dict()["weights_file"]
+        config.transformers_weights = self.quantization_config.to_dict().get("weights_file", f"{STEM}.safetensors")
         return config
 
     def get_weight_conversions(self) -> list[WeightConverter]:

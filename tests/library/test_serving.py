@@ -18,6 +18,7 @@ from transformers.quantizers import auto
 import rotquant.serving  # noqa: F401 - registers the quantization method
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.models import shards
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.recipes.presets import all_presets
@@ -198,6 +199,8 @@ def test_a_loaded_export_is_not_saved_as_something_else(served: Path, tmp_path: 
 REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns"}
 REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
+#: Presets of which nothing acts at run time: all engines run them. The others clip inputs or quantize the KV cache.
+WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat")
 
 
 @pytest.mark.parametrize("name", [name for name in all_presets() if name != "baseline"])
@@ -213,6 +216,13 @@ def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, t
         assert not (tmp_path / "out").exists()
         return
     export_compressed(tmp_path / "quantized", tmp_path / "out")
+    for engine in ("vllm", "any"):
+        if name not in WEIGHTS_ALONE:
+            with pytest.raises(RecipeError, match=r"vLLM 0\.33|transformers"):
+                export_compressed(tmp_path / "quantized", tmp_path / engine, engine)
+            continue
+        export_compressed(tmp_path / "quantized", tmp_path / engine, engine)
+        assert declared(tmp_path / engine) == declared(tmp_path / "out")
     if declared(tmp_path / "out")["quant_method"] == "compressed-tensors":
         pytest.importorskip("compressed_tensors")
     expected = logits(api.load(tmp_path / "quantized").network, use_cache=False)
@@ -252,3 +262,18 @@ def test_the_learned_rotations_of_an_export_need_no_quantizers_to_be_learned_for
     assert own.recipe.methods == recipe.methods
     assert torch.equal(logits(served, use_cache=False), logits(own.network, use_cache=False))
     assert not torch.equal(logits(served, use_cache=False), logits(ours, use_cache=False))
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_weights_may_lie_in_several_files(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = quantized(tmp_path / "quantized", recipe_of("R1R2R4", "W4A16"), **SIZES["28"])
+    monkeypatch.setattr(shards, "LARGEST_SHARD", 40_000)
+    export_compressed(folder, tmp_path / "out", engine)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    expected = logits(api.load(folder).network, use_cache=False)
+    read = logits(api.load(tmp_path / "out").network, use_cache=False)
+    if engine == "vllm":  # by the stored matrix of 112 features, in place of the fast transform
+        assert (read - expected).abs().max() < 2e-5
+        return
+    assert torch.equal(read, expected)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), use_cache=False), expected)
