@@ -4,17 +4,25 @@
 // Codes become exact 16-bit integers by a mask and an addition, since 1024 + q is a float16 whose lowest bits are q, and
 // 128 + q a bfloat16; tensor cores sum their products with the activations in float32; scales multiply the sums of each
 // stage of 128 inputs. So no weight is ever rounded, and every order of additions is fixed.
-// Architectures: sm_80 and newer; clusters on sm_90 and newer.
+// On sm_90a warpgroups can multiply: their instructions take activations from shared memory, once for 64 features.
+// Architectures: sm_80 and newer; clusters on sm_90 and newer; warpgroups on sm_90a.
 #include "element.cuh"
 #include "gemv_product.cuh"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "wgmma_rows.cuh"
+#endif
 
-// A of m16n8k16: features (g, g + 8, g, g + 8), the first two at k 4t and 4t + 1, the others at 4t + 2 and 4t + 3. The
-// tensor core calls them 2t, 2t + 1, 2t + 8, 2t + 9, and does not mind as long as B has the same order.
+// A of m16n8k16, and a warp's share of A of m64nNk16: features (g, g + 8, g, g + 8), the first two at k 2t and 2t + 1,
+// the others 8 later. The host interleaves the two eights of each 16 inputs, so that they are bytes 0 and 2 of a lane's
+// word, and bytes 1 and 3.
 using Fragment = u32[4];
 
-// Bytes (0, 1) or (2, 3) of a word in the lower bytes of its halves.
-__device__ __forceinline__ u32 first_bytes(u32 word) { return __byte_perm(word, 0, 0x4140); }
-__device__ __forceinline__ u32 last_bytes(u32 word) { return __byte_perm(word, 0, 0x4342); }
+// (word & mask) ^ bits, one instruction also with two constants.
+__device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+    return result;
+}
 
 // What differs between the types: codes -8..7 in the low or the high four bits of a word's two halves as a pair of
 // numbers, and the product of tensor cores.
@@ -24,45 +32,41 @@ struct Half;
 template <>
 struct Half<__half> {
     static __device__ __forceinline__ u32 low_codes(u32 word) {  // 1024 + 8 + q, less 1032
-        return ptx::fma_f16x2((word & 0x000F000Fu) ^ 0x64086408u, 0x3C003C00u, 0xE408E408u);
+        return ptx::fma_f16x2(masked_xor(word, 0x000F000Fu, 0x64086408u), 0x3C003C00u, 0xE408E408u);
     }
     static __device__ __forceinline__ u32 high_codes(u32 word) {  // (1024 + 16 (8 + q)) / 16, less 72
-        return ptx::fma_f16x2((word & 0x00F000F0u) ^ 0x64806480u, 0x2C002C00u, 0xD480D480u);
+        return ptx::fma_f16x2(masked_xor(word, 0x00F000F0u, 0x64806480u), 0x2C002C00u, 0xD480D480u);
     }
-    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const u32 (&b)[2]) {
-        ptx::mma_m16n8k16_f16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
+    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const uint2& b) {
+        ptx::mma_m16n8k16_f16(d, a[0], a[1], a[2], a[3], b.x, b.y);
     }
 };
 
 template <>
 struct Half<__nv_bfloat16> {
     static __device__ __forceinline__ u32 low_codes(u32 word) {  // 128 + 8 + q, less 136
-        return ptx::fma_bf16x2((word & 0x000F000Fu) ^ 0x43084308u, 0x3F803F80u, 0xC308C308u);
+        return ptx::fma_bf16x2(masked_xor(word, 0x000F000Fu, 0x43084308u), 0x3F803F80u, 0xC308C308u);
     }
     static __device__ __forceinline__ u32 high_codes(u32 word) { return low_codes(word >> 4); }
-    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const u32 (&b)[2]) {
-        ptx::mma_m16n8k16_bf16(d, a[0], a[1], a[2], a[3], b[0], b[1]);
+    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const uint2& b) {
+        ptx::mma_m16n8k16_bf16(d, a[0], a[1], a[2], a[3], b.x, b.y);
     }
 };
 
-// A lane's 16 bytes of a strip, 64 inputs, as four operands of 16.
+// Two of a lane's words, of features g and g + 8, as operands of 16 inputs and the next 16.
 template <class T>
-__device__ __forceinline__ void make_fragments(Fragment* a, const u32 (&words)[4]) {
+__device__ __forceinline__ void unpack(Fragment* a, u32 top, u32 bottom) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-        const u32 top = words[2 * part], bottom = words[2 * part + 1];
-        const u32 pairs[4] = {first_bytes(top), first_bytes(bottom), last_bytes(top), last_bytes(bottom)};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            a[2 * part][i] = Half<T>::low_codes(pairs[i]);
-            a[2 * part + 1][i] = Half<T>::high_codes(pairs[i]);
-        }
+    for (int i = 0; i < 4; ++i) {
+        const u32 pair = (i % 2 ? bottom : top) >> (i < 2 ? 0 : 8);
+        a[0][i] = Half<T>::low_codes(pair);
+        a[1][i] = Half<T>::high_codes(pair);
     }
 }
 
 template <class S, class T>
 struct HalfAccumulator : Totals<S, float> {
-    // Steps are outermost, so that a tile's instruction never waits for the one before it.
+    // Steps are outermost, so that a tile's instruction seldom waits for the one before it.
     __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
         float sums[S::kTiles][S::kStrips][4] = {};
 #pragma unroll
@@ -72,29 +76,91 @@ struct HalfAccumulator : Totals<S, float> {
             for (int strip = 0; strip < S::kStrips; ++strip) {
                 u32 words[4];
                 ptx::load_shared_16(words, ring.weight_slot(index, strip, half));
-                make_fragments<T>(a[strip], words);
+                unpack<T>(a[strip], words[0], words[1]);
+                unpack<T>(a[strip] + 2, words[2], words[3]);
             }
 #pragma unroll
-            for (int step = 0; step < 4; ++step)
+            for (int pair = 0; pair < 2; ++pair)
 #pragma unroll
                 for (int tile = 0; tile < S::kTiles; ++tile) {
-                    u32 b[2];
-                    ptx::load_shared_8(b, row_address(ring, index, tile, 4 * half + step));
+                    u32 b[4];  // of two steps
+                    ptx::ldmatrix_x4(b, ring.activation_address(index, tile, 8 * half + 4 * pair + ring.lane / 8));
 #pragma unroll
-                    for (int strip = 0; strip < S::kStrips; ++strip)
-                        Half<T>::multiply(sums[tile][strip], a[strip][step], b);
+                    for (int step = 0; step < 2; ++step)
+#pragma unroll
+                        for (int strip = 0; strip < S::kStrips; ++strip)
+                            Half<T>::multiply(sums[tile][strip], a[strip][2 * pair + step],
+                                              {b[2 * step], b[2 * step + 1]});
                 }
         }
         this->add_scaled(0, sums, ring, index);
     }
+};
 
-    // Where this lane's four inputs of a step lie: of row g of the tile, inputs 4t to 4t + 3. A capacity below 8 repeats
-    // its last row: columns that nobody stores.
-    static __device__ __forceinline__ u32 row_address(const Ring<S>& ring, int index, int tile, int step) {
-        const int t = ring.lane % 4, row = tile * 8 + min(ring.lane / 4, S::kRows - 1);
-        return ring.activation_slot(index) + activation_offset<S>(row, 2 * step + t / 2) + t % 2 * 8;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The strips of four neighbouring warps are A of one instruction; what features they are does not matter to it.
+template <class S, class T>
+struct WarpgroupAccumulator : Totals<S, float> {
+    static_assert(S::kAcross % 4 == 0 && S::kRows % 16 == 0 && S::kGroupBytes % 1024 == 0);
+    Fragment a[3][S::kStrips][2];  // of three quarters of a stage
+
+    // A lane reads what it copied itself, so half of the weights can be unpacked while other warps still multiply.
+    __device__ __forceinline__ void prepare(const Ring<S>& ring, int index) {
+        u32 words[S::kStrips][4];
+        ptx::fence_async_shared();
+        load(words, ring, index, 0);
+        unpack_quarter(0, words, 0);
+        unpack_quarter(1, words, 2);
+    }
+
+    // Instructions run while the next quarter is unpacked.
+    __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
+        float sums[S::kTiles][S::kStrips][4];
+        u32 words[S::kStrips][4];
+        const ptx::u64 first = ptx::wgmma_descriptor(ring.activation_slot(index)), second = first + S::kRows * 128 / 16;
+        ptx::wgmma_fence();
+        multiply(sums, 0, first, 0);
+        multiply(sums, 1, first + 4, 1);
+        ptx::wgmma_commit();
+        load(words, ring, index, 1);
+        unpack_quarter(2, words, 0);
+        ptx::wgmma_fence();
+        multiply(sums, 2, second, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip) ptx::keep_registers(words[strip]);
+        unpack_quarter(0, words, 2);  // whose first use is over
+        ptx::wgmma_fence();
+        multiply(sums, 0, second + 4, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::keep_sums(sums);
+        this->add_scaled(0, sums, ring, index);
+    }
+
+    __device__ __forceinline__ static void load(u32 (&words)[S::kStrips][4], const Ring<S>& ring, int index, int half) {
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip)
+            ptx::load_shared_16(words[strip], ring.weight_slot(index, strip, half));
+    }
+
+    __device__ __forceinline__ void unpack_quarter(int to, const u32 (&words)[S::kStrips][4], int word) {
+#pragma unroll
+        for (int strip = 0; strip < S::kStrips; ++strip)
+            unpack<T>(a[to][strip], words[strip][word], words[strip][word + 1]);
+    }
+
+    // Two steps of 16 inputs, 32 bytes each, which descriptors count in units of 16.
+    __device__ __forceinline__ void multiply(float (&sums)[S::kTiles][S::kStrips][4], int from, ptx::u64 rows, int add) {
+#pragma unroll
+        for (int step = 0; step < 2; ++step)
+#pragma unroll
+            for (int strip = 0; strip < S::kStrips; ++strip)
+                ptx::wgmma_rows<T>(sums, strip, a[from][strip][step], rows + 2 * step, add || step > 0);
     }
 };
+#endif
 
 // Sums have their scales already.
 struct Scaled {
@@ -107,7 +173,7 @@ struct Scaled {
 // Blocks that must fit a multiprocessor at once, so that the compiler keeps to 64, 128 or 255 registers a thread.
 constexpr int resident_blocks(int rows, int strips, int threads) {
     const int sums = (rows + 7) / 8 * strips;  // sets of 4 of a stage, and as many of all
-    const int warps = sums == 1 ? 32 : sums <= 8 ? 16 : 8;
+    const int warps = sums == 1 ? 32 : sums < 8 ? 16 : 8;
     return warps * 32 > threads ? warps * 32 / threads : 1;
 }
 
@@ -124,6 +190,23 @@ __global__ void __launch_bounds__(32 * Across * Along, resident_blocks(Rows, Str
     __cluster_dims__(Cluster, 1, 1) w4a16_cluster(const __grid_constant__ Problem problem) {
     using S = Shape<Rows, Strips, Across, Along, Depth, Cluster, 16, true>;
     product<S, HalfAccumulator<S, T>, Scaled>(problem);
+}
+#endif
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Blocks that fit a multiprocessor at once, as far as they have room for 128 registers a thread.
+template <class S>
+constexpr int warpgroup_blocks() {
+    const int by_registers = 512 / S::kThreads, by_memory = 227 * 1024 / (S::kSharedBytes + 1024);
+    return by_registers < by_memory ? (by_registers > 1 ? by_registers : 1) : (by_memory > 1 ? by_memory : 1);
+}
+
+template <class T, int Rows, int Strips, int Across, int Along, int Depth, int Cluster>
+__global__ void __launch_bounds__(32 * Across * Along,
+                                  warpgroup_blocks<Shape<Rows, Strips, Across, Along, Depth, Cluster, 16, true>>())
+    __cluster_dims__(Cluster, 1, 1) w4a16_warpgroups(const __grid_constant__ Problem problem) {
+    using S = Shape<Rows, Strips, Across, Along, Depth, Cluster, 16, true>;
+    product<S, WarpgroupAccumulator<S, T>, Scaled>(problem);
 }
 #endif
 
@@ -148,20 +231,23 @@ __global__ void __launch_bounds__(32 * kDequantizeWarps)
     const int strip = index / k_blocks, block = index % k_blocks;
     if (strip >= strips) return;
     const uint4 raw = codes[static_cast<size_t>(index) * 32 + lane];
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
     Fragment a[4];
-    make_fragments<T>(a, words);
+    unpack<T>(a, raw.x, raw.y);
+    unpack<T>(a + 2, raw.z, raw.w);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int feature = strip * kStrip + lane / 4 + 8 * half;
-        if (feature >= features) continue;
-        const float s = scale[static_cast<size_t>(block * kBlockK / kStageK) * group_step + feature];
+        const float s = scale[static_cast<size_t>(block * kBlockK / kStageK) * group_step + min(feature, features - 1)];
         T* row = out + static_cast<size_t>(feature) * inner;
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            const int k = block * kBlockK + 16 * step + lane % 4 * 4;
-            if (k >= inner) continue;
-            const uint2 four = {scaled_pair<T>(a[step][half], s), scaled_pair<T>(a[step][half + 2], s)};
+            // Neighbouring lanes trade pairs, and have four inputs each: the even one of the first eight.
+            const u32 pairs[2] = {scaled_pair<T>(a[step][half], s), scaled_pair<T>(a[step][half + 2], s)};
+            const int odd = lane % 2;
+            const u32 other = __shfl_xor_sync(0xFFFFFFFFu, pairs[1 - odd], 1);
+            const int k = block * kBlockK + 16 * step + 8 * odd + lane % 4 / 2 * 4;
+            if (feature >= features || k >= inner) continue;
+            const uint2 four = odd ? uint2{other, pairs[1]} : uint2{pairs[0], other};
             *reinterpret_cast<uint2*>(row + k) = four;
         }
     }

@@ -23,16 +23,16 @@ from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
-    check_kind,
-    check_weight_files,
     config_of,
     load_checkpoint,
+    load_config,
     load_tokenizer,
     local_folder,
     model_max_length,
 )
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
+from rotquant.models.folders import check_kind, check_weight_files
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.rotation.matrices import (
     Rotations,
@@ -59,6 +59,7 @@ from rotquant.text import (
 from rotquant.text.digests import text_digest
 from rotquant.weights.actions import learn_rotations
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
+from rotquant.weights.reading import load_compressed, quantization_of
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ if TYPE_CHECKING:
 class Model:
     """A model with its recipe at work.
 
-    network: the transformers model, or a converted decoder in its place; `handle.remove()` takes the online transforms
-        and quantizers out of the former again.
+    network: the transformers model, or a converted decoder in its place; `handle.remove()` removes the online
+        transforms and quantizers from the former.
     stored: integers and manifest, where weights were quantized in this process; `save` writes them.
     """
 
@@ -127,7 +128,7 @@ def quantize(
     folder = local_folder(checkpoint)
     check_kind(folder, "plain")
     check_weight_files(folder)
-    tokenizer = load_tokenizer(folder)  # too short a text is told before the weights are read
+    tokenizer = load_tokenizer(folder)  # too short a text is reported before the weights are read
     digest, made_of = checkpoint_digest(checkpoint), None
     if rotations is not None:
         made_of = _made_of(recipe, digest, corpus, seed, dtype)
@@ -207,7 +208,8 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Load a folder written by `quantize` or by `rotquant convert`, or a plain checkpoint.
+    """Load a folder written by `quantize`, `rotquant convert` or `rotquant export`, a plain checkpoint, or one of
+    compressed-tensors by another library.
 
     Args:
         recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none,
@@ -223,6 +225,10 @@ def load(
     if is_quantized_folder(path):
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
+    elif quantization_of(path) is not None:
+        packed = load_compressed(path, device, dtype)
+        recipe = recipe or packed.recipe
+        return Model(packed.model, packed.tokenizer, recipe, packed.run(recipe))
     else:
         network, tokenizer = load_checkpoint(path, dtype or torch.float32, device)
         recipe = recipe or Recipe()
@@ -249,6 +255,8 @@ def limits_of(path: str | Path) -> ModelLimits:
     if is_decoder_folder(path):
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
+    if quantization_of(path) is not None:
+        return ModelLimits.of(load_config(Path(path), quantized=True), advised)
     return ModelLimits.of(config_of(path), advised)
 
 
@@ -325,7 +333,7 @@ def zero_shot(
     Args:
         metric: the tasks; None takes the shipped ones.
         corpus: what the shipped tasks are made from, which the metric names; None where that is `modules`.
-        root: the project's folder below which the task definitions are kept; None keeps them in the user's cache.
+        root: the project's folder below which the task definitions are saved; None saves them in the user's cache.
         allow_code_execution: whether programs that the model writes for HumanEval may be run, with few means.
 
     Raises:

@@ -17,6 +17,9 @@ struct Totals {
         for (int i = 0; i < S::kTiles * S::kStrips * 4; ++i) (&values[0][0][0])[i] = 0;
     }
 
+    // This thread's copies of a stage have arrived, those of others perhaps not.
+    __device__ __forceinline__ void prepare(const Ring<S>&, int) {}
+
     // Add sums of one stage and some tiles, times its scales.
     template <int Tiles, class Sum>
     __device__ __forceinline__ void add_scaled(int tile, const Sum (&sums)[Tiles][S::kStrips][4],
@@ -164,9 +167,11 @@ __device__ __forceinline__ int turns(int left) {
 // the partial sums that take their place; then the scales.
 template <class S, class Total, class Scales>
 __device__ __forceinline__ void product(const Problem& p) {
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     ptx::release_next_launch();
-    const int group = threadIdx.x / (32 * S::kAcross);
+    // One for a warp, and known to be so, where instructions want it in a uniform register.
+    const int own_group = threadIdx.x / (32 * S::kAcross);
+    const int group = S::kAlong == 1 ? 0 : S::kRowBits == 16 ? __shfl_sync(0xFFFFFFFFu, own_group, 0) : own_group;
     const int rank = blockIdx.x % S::kCluster;
     const int first_strip = blockIdx.x / S::kCluster * S::kBlockStrips;
     const Scales scales(shared + S::kAlong * S::kGroupBytes);
@@ -180,6 +185,7 @@ __device__ __forceinline__ void product(const Problem& p) {
     int slot = 0;
     for (int stage = first; stage < stages; stage += kStep) {
         ptx::cp_async_wait<S::kDepth - 2>();
+        sums.prepare(ring, slot);
         group_barrier<S>(group);  // the copies of the others have arrived, and they have left the slot filled next
         const int freed = slot == 0 ? S::kDepth - 1 : slot - 1, next = stage + (S::kDepth - 1) * kStep;
         if (next < stages) {

@@ -49,7 +49,9 @@ struct Shape {
     static constexpr int kRowBytes = kStageK * RowBits / 8;
     static constexpr int kRowChunks = kRowBytes / 16;
     static constexpr int kWeightBytes = kBlockStrips * 2 * kBlockBytes;
-    static constexpr int kSlotBytes = kWeightBytes + RowCapacity * kRowBytes + (GroupScales ? kFeatures * 4 : 0);
+    static constexpr int kUsedBytes = kWeightBytes + RowCapacity * kRowBytes + (GroupScales ? kFeatures * 4 : 0);
+    static constexpr int kSlotUnit = RowBits == 16 && RowCapacity >= 16 ? 1024 : 16;  // what warpgroups read is aligned
+    static constexpr int kSlotBytes = (kUsedBytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit;
     static constexpr int kPartialStep = kFeatures + 4;           // words; the 4 keep the stores off shared banks
     static constexpr int kRingBytes = Depth * kSlotBytes;
     static constexpr int kPartialBytes = RowCapacity * kPartialStep * 4;
@@ -58,11 +60,12 @@ struct Shape {
     static constexpr int kFactor = RowBits == 4 ? 256 : 16;      // nibbles are multiplied in the upper half of a byte
 };
 
-// Byte of 16-byte chunk `chunk` of a row of activations in a slot: 8 rows at one chunk lie in 8 different bank groups, 4
-// rows of 16 bits at two neighbouring chunks.
+// Byte of 16-byte chunk `chunk` of a row of activations in a slot: 8 rows at one chunk lie in 8 different bank groups.
+// Rows of 16 bits are cut into two tiles of 64 inputs, each in the 128-byte swizzle of `ptx::wgmma_descriptor`.
 template <class S>
 __device__ __forceinline__ int activation_offset(int row, int chunk) {
-    const int swizzle = S::kRowBits == 4 ? (row >> 1) & 3 : S::kRowBits == 8 ? row & 7 : 2 * (row & 3);
+    if constexpr (S::kRowBits == 16) return (chunk / 8 * S::kRows + row) * 128 + (chunk % 8 ^ row & 7) * 16;
+    const int swizzle = S::kRowBits == 4 ? (row >> 1) & 3 : row & 7;
     return row * S::kRowBytes + (chunk ^ swizzle) * 16;
 }
 
@@ -76,16 +79,22 @@ struct Ring {
     u32 base;                     // shared address of the group's ring
     int lane, warp, thread;       // warp and thread: in the group
     int first_strip;              // of the block
-    int k_blocks;
-    const unsigned char* weight;  // this lane's bytes of its warp's first strip
+    int k_blocks, row_bytes;
+    // What this lane or thread copies first of stage 0: of its warp's first strip, of the rows, of the scales.
+    const unsigned char* weight;
+    const unsigned char* activations;
+    const float* scale;
 
     __device__ __forceinline__ Ring(const Problem& p, u32 ring, int group_thread, int strip)
         : problem(p), base(ring), lane(group_thread % 32), warp(group_thread / 32), thread(group_thread),
-          first_strip(strip), k_blocks((p.inner + kBlockK - 1) / kBlockK) {
+          first_strip(strip), k_blocks((p.inner + kBlockK - 1) / kBlockK), row_bytes(p.inner * S::kRowBits / 8) {
         const size_t mine = size_t(strip + warp * S::kStrips) * k_blocks * kBlockBytes;
         weight = p.weight + mine + lane * 16;
+        activations = p.activations + size_t(thread / S::kRowChunks) * row_bytes + thread % S::kRowChunks * 16;
+        scale = p.column_scale + size_t(first_feature() + lane) * p.feature_step;
     }
 
+    __device__ __forceinline__ int first_feature() const { return (first_strip + warp * S::kStrips) * kStrip; }
     __device__ __forceinline__ u32 slot(int index) const { return base + index * S::kSlotBytes; }
     __device__ __forceinline__ u32 weight_slot(int index, int strip, int half) const {
         return slot(index) + ((warp * S::kStrips + strip) * 2 + half) * kBlockBytes + lane * 16;
@@ -98,48 +107,42 @@ struct Ring {
     // Start the copies of one stage of the weight. Past its ends zeros are written and nothing is read.
     __device__ __forceinline__ void load_weight(int index, int stage) const {
         const int strips = (problem.features + kStrip - 1) / kStrip;
+        const unsigned char* from = weight + size_t(stage) * (2 * kBlockBytes);
 #pragma unroll
         for (int strip = 0; strip < S::kStrips; ++strip) {
             const bool exists = first_strip + warp * S::kStrips + strip < strips;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int block = 2 * stage + half;
-                const bool valid = exists && block < k_blocks;
-                const size_t offset = (size_t(strip) * k_blocks + block) * kBlockBytes;
-                ptx::cp_async_16(weight_slot(index, strip, half), weight + (valid ? offset : 0), valid);
-            }
+            for (int half = 0; half < 2; ++half)
+                ptx::cp_async_16(weight_slot(index, strip, half),
+                                 from + size_t(strip) * k_blocks * kBlockBytes + half * kBlockBytes,
+                                 exists && 2 * stage + half < k_blocks);
         }
         if constexpr (S::kGrouped) load_scales(index, stage);
     }
 
+    // A thread's chunk is the same of every row that it copies.
     __device__ __forceinline__ void load_activations(int index, int stage) const {
-        constexpr int kChunks = S::kRows * S::kRowChunks;
-        constexpr int kGroupThreads = 32 * S::kAcross;
-        const int row_bytes = problem.inner * S::kRowBits / 8;
+        constexpr int kRowsAtOnce = 32 * S::kAcross / S::kRowChunks;
+        const int chunk = thread % S::kRowChunks;
+        const bool valid = stage * S::kRowBytes + chunk * 16 < row_bytes;
+        const unsigned char* from = activations + size_t(stage) * S::kRowBytes;
 #pragma unroll
-        for (int first = 0; first < kChunks; first += kGroupThreads) {
-            const int row = (first + thread) / S::kRowChunks, chunk = (first + thread) % S::kRowChunks;
-            const int byte = stage * S::kRowBytes + chunk * 16;
-            if (row >= problem.rows) continue;
-            const bool valid = byte < row_bytes;
-            ptx::cp_async_16(activation_slot(index) + activation_offset<S>(row, chunk),
-                             problem.activations + (valid ? size_t(row) * row_bytes + byte : 0), valid);
+        for (int first = 0; first < S::kRows; first += kRowsAtOnce) {
+            const int row = first + thread / S::kRowChunks;
+            if (row < problem.rows)
+                ptx::cp_async_16(activation_slot(index) + activation_offset<S>(row, chunk),
+                                 from + size_t(first) * row_bytes, valid);
         }
     }
 
     __device__ __forceinline__ void load_scales(int index, int group) const {
+        const float* from = scale + size_t(group) * problem.group_step;
 #pragma unroll
         for (int first = 0; first < S::kStrips * kStrip; first += 32) {
-            const int feature = (first_strip + warp * S::kStrips) * kStrip + first + lane;
-            if (first + lane >= S::kStrips * kStrip) continue;
-            const bool valid = feature < problem.features;
-            ptx::cp_async_4(scale_slot(index) + (first + lane) * 4,
-                            problem.column_scale + (valid ? scale_index(feature, group) : 0), valid);
+            if (first + lane < S::kStrips * kStrip)
+                ptx::cp_async_4(scale_slot(index) + (first + lane) * 4, from + size_t(first) * problem.feature_step,
+                                first_feature() + first + lane < problem.features);
         }
-    }
-
-    __device__ __forceinline__ size_t scale_index(int feature, int group) const {
-        return size_t(feature) * problem.feature_step + size_t(group) * problem.group_step;
     }
 
     // Half `half` of a stage of one strip as two operands, values times 16.

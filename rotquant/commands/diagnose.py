@@ -76,7 +76,8 @@ def diagnose(
     with task("starting"):
         from rotquant import api
         from rotquant.commands.diagnosis import tables
-        from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
+        from rotquant.models.checkpoints import load_tokenizer, local_folder
+        from rotquant.models.folders import check_kind
 
     kind, place = torch_dtype(dtype), torch_device(device)
     checkpoint = local_folder(model)
@@ -86,7 +87,7 @@ def diagnose(
     metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows, bos="none")
     text = load_text(spec, part)
     tokens = tokenize(text, tokenizer)
-    evaluation_windows(tokens, length, metric.bos)  # too short a text is told before a model is loaded
+    evaluation_windows(tokens, length, metric.bos)  # too short a text is reported before a model is loaded
     samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer, seed)
 
     def load() -> "PreTrainedModel":
@@ -156,7 +157,7 @@ def _tasks(limit: int) -> ZeroShot | None:
 
 
 def _command(context: typer.Context) -> str:
-    """The command as it would be given again, without where its result goes and what it runs on."""
+    """The command as a user would repeat it, without where its result goes and what it runs on."""
     usual = {str(parameter.name): parameter.default for parameter in context.command.params}
     left_out = ("model", "card", "output", "device")
     given = {name: value for name, value in context.params.items() if name not in left_out and value != usual[name]}

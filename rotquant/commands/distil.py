@@ -22,7 +22,7 @@ from rotquant.commands.options import (
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash
 from rotquant.foundation.progress import silenced, task
-from rotquant.models.checkpoints import MANIFEST
+from rotquant.models.folders import MANIFEST
 from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe

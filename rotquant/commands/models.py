@@ -16,6 +16,7 @@ from rotquant.commands.options import (
     Quantized,
     Seed,
     changed,
+    changes_of,
     corpus_spec,
     rotation_fields,
 )
@@ -24,7 +25,7 @@ from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare
-from rotquant.models.checkpoints import MANIFEST
+from rotquant.models.folders import MANIFEST
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, ZeroShot
@@ -126,23 +127,54 @@ def _check_rotations(rotations: Path, output: Path) -> None:
 def export(
     model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="plain: dequantized weights; compressed-tensors: packed, and what acts on them."),
+    ] = "plain",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            help="Of compressed-tensors: transformers (with `import rotquant.serving`), vllm, or any, which is what "
+            "both run without rotquant.",
+        ),
+    ] = "transformers",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
     ] = None,
+    changes: Changes = None,
 ) -> None:
-    """Write a quantized MODEL as an ordinary checkpoint of dequantized weights, which any runtime loads.
+    """Write a quantized MODEL as a checkpoint that other runtimes load.
 
-    For recipes without transforms at run time, such as spinquant-easy.
-    Activations and KV cache are left to the runtime.
+    A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
+    and KV cache are left to the runtime. With --format compressed-tensors weights stay packed; --set changes what acts
+    at run time, e.g. --set keys=null --set values=null.
 
-    Example: `rotquant export quantized/ -o plain/`
+    Example: `rotquant export quantized/ -o served/ --format compressed-tensors --for vllm`
     """
+    if form not in ("plain", "compressed-tensors"):
+        raise RecipeError(f"no format is called {form!r}: choose plain or compressed-tensors.")
+    if form == "plain" and (changes or engine != "transformers"):
+        raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
     with task("starting"):
-        from rotquant.weights.export import export_plain
+        from rotquant.weights.export import export_compressed, export_plain, running
+        from rotquant.weights.storage import read_manifest
 
-    export_plain(model, output, None if dtype is None else torch_dtype(dtype))
+    kind = None if dtype is None else torch_dtype(dtype)
+    if form == "plain":
+        export_plain(model, output, kind)
+        how = "exported"
+    else:
+        wanted = changes_of(changes)
+        inputs = running(read_manifest(model).recipe, wanted).activations
+        method = export_compressed(model, output, engine, wanted, kind)
+        if method != "rotquant" and inputs is not None and inputs.dynamic:
+            typer.echo(
+                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7."
+            )
+        how = "exported" + (", for transformers after `import rotquant.serving`" if method == "rotquant" else "")
     size = folder_size(output) / 2**20
-    typer.echo(f"{model}: exported; {output}, {size:.1f} MiB")
+    typer.echo(f"{model}: {how}; {output}, {size:.1f} MiB")
 
 
 def evaluate(

@@ -17,8 +17,9 @@ from rotquant.decoder.model import Decoder
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
-from rotquant.models.checkpoints import DECODER_MANIFEST as MANIFEST
-from rotquant.models.checkpoints import check_kind, load_tokenizer, read_safetensors_header
+from rotquant.models.checkpoints import load_tokenizer
+from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
+from rotquant.models.folders import check_kind, read_safetensors_header
 from rotquant.models.integrity import check_digests, check_finite, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 
@@ -31,7 +32,7 @@ _STEM = "decoder"
 class DecoderManifest(Frozen):
     """The content of decoder.json. source: what the decoder was made of, as the maker says it.
 
-    digests: SHA-256 of the files by name; empty in folders of before they were kept.
+    digests: SHA-256 of the files by name; empty in folders written before digests were recorded.
     """
 
     format_version: Literal[1] = 1

@@ -1,7 +1,7 @@
 """Digests of files by their content, which cost nothing the second time.
 
-A digest is kept in the user's cache for as long as path, size, inode and times of change are the same. Files are hashed
-in parallel, with progress.
+A digest is saved in the user's cache for as long as path, size, inode and times of change are the same. Files are
+hashed in parallel, with progress.
 """
 
 import hashlib

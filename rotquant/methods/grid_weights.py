@@ -27,6 +27,7 @@ class GridWeights(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
+    clipping: ClassVar[str | None] = "search"
 
     smallest: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """The least share of a weight's range that is tried; the paper has no number, its authors' code 0.55."""
@@ -41,12 +42,7 @@ class GridWeights(Method):
         """Weights without another search."""
         self.refuse_clip_search(recipe)
 
-    def clips_weights(self, recipe: Recipe) -> str | None:
-        """How clips of weights are chosen: by the search."""
-        return "search"
-
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
         return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
 

@@ -59,7 +59,7 @@ class OutlierFeatures(Method):
         return False
 
     def check(self, recipe: Recipe) -> None:
-        """Something is quantized that the features can be kept from."""
+        """Weights or activations are quantized."""
         if recipe.weights is None and recipe.activations is None:
             raise ValueError("outliers keep features from being quantized: they need a weights or activations section")
 
@@ -73,7 +73,6 @@ class OutlierFeatures(Method):
                 )
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
         return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
 

@@ -64,7 +64,6 @@ class PrefixedOutliers(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         if self.ids is not None:
             return f"the tokens {', '.join(map(str, self.ids))} in front of every text"
         which = {"frequent": "outlier tokens", "highest": "the first outlier token", "random": "random tokens"}
@@ -98,7 +97,7 @@ def check_model(
 def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
     """Find the tokens, and have all that follows see them."""
     from rotquant.models.outlier_tokens import detect_prefix, token_maxima
-    from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_tensors
+    from rotquant.models.simulation.prefix import compute_prefix, stored_tensors
     from rotquant.models.simulation.runtime import wrap
 
     model, ids = context.model, settings.ids
@@ -108,7 +107,7 @@ def apply(settings: PrefixedOutliers, context: "QuantizationContext") -> None:
             ratios, rule = token_maxima(model, samples, device=context.device).ratios, settings.rule
             ids = detect_prefix(ratios, samples, model.config.bos_token_id, settings.threshold, **rule)
             ids = _chosen(settings, ids[: settings.tokens], model.config.vocab_size, context.seed)
-        found = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
+        found = compute_prefix(model, ids, context.device)
     context.tensors |= stored_tensors(ids, found)
     context.online = runtime(settings, context.online, context.tensors)
 

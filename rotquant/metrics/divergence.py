@@ -4,8 +4,8 @@ KL(full precision || network) of the next-token distributions, in nats, at every
 predicts: what quantization changed, without the noise of which token the text happens to have next. It has no sign that
 luck could turn, as a loss has, and is zero for the full-precision model alone.
 
-The full-precision model's last hidden states are kept, not its logits: of Llama-2-7B on 166 windows of 2048 tokens 2.8
-GB in 16 bits, where logits would be 22 GB. Its head makes logits of one window at a time.
+The full-precision model's last hidden states are stored, not its logits: of Llama-2-7B on 166 windows of 2048 tokens
+2.8 GB in 16 bits, where logits would be 22 GB. Its head makes logits of one window at a time.
 """
 
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ class PerplexityResult:
     flips: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """The perplexity as a sentence's beginning; one that is not finite is said to be no number."""
+        """The perplexity as a sentence's beginning; one that is not finite is reported as such."""
         if math.isfinite(self.perplexity):
             return f"perplexity {self.perplexity:.4f}"
         return f"perplexity not finite ({self.perplexity}: the network's outputs overflow or are no numbers)"

@@ -141,14 +141,17 @@ class _Tokenizer(BaseModel):
     unk_token: str | dict[str, Any] | None = None
 
 
-def check_declared(folder: Path, config: Mapping[str, Any]) -> None:
+def check_declared(folder: Path, config: Mapping[str, Any], quantized: bool = False) -> None:
     """Check the content of a config.json.
+
+    Args:
+        quantized: whether it may say how another library quantized the weights.
 
     Raises:
         CheckpointError: its weights are quantized already.
         ValidationError: a field is of the wrong type, or a rotary embedding is unknown or lacks what it needs.
     """
-    for key in _QUANTIZED:
+    for key in () if quantized else _QUANTIZED:
         declared = config.get(key)
         if declared is not None:
             raise CheckpointError(

@@ -1,24 +1,36 @@
 """Checkpoints that are another one with low-rank deltas (Hu et al. 2021), in the format of the library peft.
 
 A folder with `adapter_config.json` and `adapter_model.safetensors` names its base; W + (alpha / r) B A is put together
-once and kept in the user's cache, as a plain checkpoint. Importing this module loads no torch.
+once and saved in the user's cache, as a plain checkpoint. Importing this module loads no torch.
 """
 
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular_files, read_object
+from rotquant.models.folders import (
+    DELTA_CONFIG,
+    is_delta,
+    located,
+    read_safetensors_header,
+    weight_files,
+    weights_digest,
+)
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_PREFIX, _FIRST, _SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+CONFIG, WEIGHTS = DELTA_CONFIG, "adapter_model.safetensors"
+
+PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+"""Names of the tensors of a linear layer: the prefix, and the ends of A's and of B's after the layer's name."""
 _BESIDE = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
@@ -56,11 +68,6 @@ class Delta(BaseModel):
         return self.lora_alpha / self.r
 
 
-def is_delta(folder: Path) -> bool:
-    """Whether a folder holds deltas of another checkpoint and no checkpoint of its own."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
 def read_delta(folder: Path) -> Delta:
     """The configuration of a folder of deltas.
 
@@ -96,6 +103,38 @@ def base_of(folder: Path, delta: Delta) -> Path | str:
     return neighbour
 
 
+def base_folder(checkpoint: str | Path) -> Path | None:
+    """The folder of the checkpoint that a folder's low-rank deltas are of, where both are here; else None."""
+    folder = Path(checkpoint)
+    if not is_delta(folder):
+        return None
+    base = base_of(folder, read_delta(folder))
+    return base if isinstance(base, Path) else None
+
+
+def checked_base(folder: Path) -> Path | str:
+    """The base of low-rank deltas, a folder that they fit or a hub id.
+
+    Raises:
+        CheckpointError: the deltas are damaged, of another kind, or of other weights than the base's are now.
+    """
+    base = base_of(folder, read_delta(folder))
+    header = read_safetensors_header(folder / WEIGHTS)
+    try:
+        place, _, _ = located(str(base))
+        if place is None:
+            return base
+        headers = [read_safetensors_header(path) for path in weight_files(place)]
+        shapes = {
+            name: entry["shape"] for header in headers for name, entry in header.items() if name != "__metadata__"
+        }
+        digest = weights_digest(place)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder} is a low-rank delta, and its base cannot be had: {error}") from None
+    check_fits(folder, header, str(place), digest, shapes)
+    return place
+
+
 def check_fits(
     folder: Path, header: Mapping[str, Any], base: str, digest: str, shapes: Mapping[str, Sequence[int]]
 ) -> None:
@@ -115,13 +154,18 @@ def check_fits(
             "it was made from."
         )
     for name in _layers(folder, header):
-        shape = [header[_PREFIX + name + _SECOND]["shape"][0], header[_PREFIX + name + _FIRST]["shape"][1]]
+        shape = [header[PREFIX + name + SECOND]["shape"][0], header[PREFIX + name + FIRST]["shape"][1]]
         there = shapes.get(f"{name}.weight")
         if there is None or [*there] != shape:
             what = "has no such weight" if there is None else f"has {[*there]}"
             raise CheckpointError(
                 f"{folder} does not fit its base: a delta of {name} has shape {shape}, {base} {what}."
             )
+
+
+def merged(weight: "Tensor", first: "Tensor", second: "Tensor", scale: float) -> "Tensor":
+    """A weight with its delta, float32; computed in float64, so that no machine's order of adding shows."""
+    return (weight.double() + scale * (second.double() @ first.double())).float()
 
 
 def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output: Path) -> None:
@@ -134,13 +178,12 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
     from safetensors.torch import save_file
 
     from rotquant.models.integrity import read_tensors
-    from rotquant.training.lowrank import merged
 
     deltas = read_tensors(folder / WEIGHTS)
     tensors = {name: tensor for path in files for name, tensor in read_tensors(path).items()}
-    for name in [name.removesuffix(_FIRST) for name in deltas if name.endswith(_FIRST)]:
-        weight = f"{name.removeprefix(_PREFIX)}.weight"
-        tensors[weight] = merged(tensors[weight], deltas[name + _FIRST], deltas[name + _SECOND], delta.scale)
+    for name in [name.removesuffix(FIRST) for name in deltas if name.endswith(FIRST)]:
+        weight = f"{name.removeprefix(PREFIX)}.weight"
+        tensors[weight] = merged(tensors[weight], deltas[name + FIRST], deltas[name + SECOND], delta.scale)
     whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     output.mkdir()
     save_file(whole, output / "model.safetensors", metadata={"format": "pt"})
@@ -158,14 +201,14 @@ def _layers(folder: Path, header: Mapping[str, Any]) -> list[str]:
     for tensor in header:
         if tensor == "__metadata__":
             continue
-        name = tensor.removeprefix(_PREFIX)
-        ends = [end for end in (_FIRST, _SECOND) if name.endswith(end)]
-        if not tensor.startswith(_PREFIX) or not ends:
+        name = tensor.removeprefix(PREFIX)
+        ends = [end for end in (FIRST, SECOND) if name.endswith(end)]
+        if not tensor.startswith(PREFIX) or not ends:
             raise CheckpointError(f"{folder} is no plain low-rank delta: it has the tensor {tensor}.")
         name = name.removesuffix(ends[0])
-        pair = [header.get(_PREFIX + name + end, {}).get("shape") for end in (_FIRST, _SECOND)]
+        pair = [header.get(PREFIX + name + end, {}).get("shape") for end in (FIRST, SECOND)]
         if pair[0] is None or pair[1] is None or pair[0][0] != pair[1][1]:
             raise CheckpointError(f"{folder} is damaged: the two matrices of {name} do not belong together.")
-        if ends[0] == _FIRST:
+        if ends[0] == FIRST:
             found.append(name)
     return found

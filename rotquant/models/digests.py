@@ -8,10 +8,11 @@ from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.hub import UNRESOLVED, commit_of
 from rotquant.models import deltas
-from rotquant.models.checkpoints import checked_base, located, settings_files, weight_files
+from rotquant.models.deltas import checked_base
+from rotquant.models.folders import is_delta, located, settings_files, weight_files
 
 
-def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> str:
+def checkpoint_digest(checkpoint: str | Path) -> str:
     """Digest that identifies a checkpoint wherever it lies: 16 hexadecimal digits for a folder, `id@commit` for a hub
     id.
 
@@ -24,10 +25,10 @@ def checkpoint_digest(checkpoint: str | Path, revision: str | None = None) -> st
         CheckpointError: the folder does not exist, is no checkpoint with safetensors weights, or has deltas that do not
             fit their base.
     """
-    folder, name, hub_revision = located(checkpoint)
+    folder, name, revision = located(checkpoint)
     if folder is None:
-        return f"{name}@{commit_of('model', name, revision or hub_revision) or UNRESOLVED}"
-    if not deltas.is_delta(folder):
+        return f"{name}@{commit_of('model', name, revision) or UNRESOLVED}"
+    if not is_delta(folder):
         return _digest([*settings_files(folder), *weight_files(folder)], folder.name)
     base_digest = checkpoint_digest(checked_base(folder))
     if base_digest.endswith(f"@{UNRESOLVED}"):

@@ -72,7 +72,7 @@ class Engine:
             yield
 
     def settle(self, distillation: nn.Module) -> None:
-        """Finish passes without a gradient: every process has its parts of all parameters again."""
+        """Finish passes without a gradient: afterwards every process holds its part of each parameter."""
 
     def gather(self, student: nn.Module, model: nn.Module) -> None:
         """Bring what was trained into the model on the host."""
@@ -82,7 +82,7 @@ class Engine:
         return {"model": model, "optimizer": optimizer}
 
     def checkpoint(self, checkpoint: Checkpoint | None) -> "Checkpoint | ShardedCheckpoint | None":
-        """How the state of a training is kept that one process would keep so."""
+        """The checkpoint of a training, for as many processes as share it."""
         return checkpoint
 
 

@@ -48,6 +48,7 @@ class SelfDistillation(Method):
     groups: ClassVar[str] = "table_groups"
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "codebook"
     rates: ClassVar[tuple[str, ...]] = ("weight_lr", "quantizer_lr")
+    quantized_inputs: ClassVar[bool] = True
 
     text: Calibration = Calibration(corpus="alpaca_wikitext2", samples=8000, sequence_length=1024)
     """Training text: Alpaca's instructions and WikiText-2 (RCP Sec. 5.1). How many sequences the paper does not say; Du
@@ -87,11 +88,6 @@ class SelfDistillation(Method):
     less often."""
     factorized: bool = False
     """Whether R1 stays an operator of its own in training, next to weights that are not rotated (RCP Table 12)."""
-
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether training runs with the quantizers of activations and KV cache: always."""
-        return True
 
     def codebook_entries(self, recipe: Recipe) -> int:
         """Number of levels stored with each table: the ends for equal distances and for NormalFloat about zero, and
@@ -163,7 +159,6 @@ class SelfDistillation(Method):
                 )
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         rates = ", ".join(f"{rate:g} {name.removesuffix('_lr')}s" for name, rate in self.budget(recipe).rates)
         of = {"largest": "the teacher's mean largest probability", "labels": "the teacher's mean probability of labels"}
@@ -171,12 +166,12 @@ class SelfDistillation(Method):
         if self.temperature is not None:
             text += f", written by the teacher at temperature {self.temperature:g} after {self.prompt} tokens"
         if self.validated:
-            text += f", {self.validated} of them held out, by which the best step is kept"
+            text += f", {self.validated} of them held out, by which the best step is chosen"
         cut = "" if self.gradient_norm is None else f", gradients cut at a norm of {self.gradient_norm:g}"
         return (
             f"{self.title}, {self.epochs} epochs of {text}, lr {rates}, {self.schedule}{cut}; CAKLD with a = {share}; "
             f"clips begin by a search on {self.start_samples} samples"
-            f"{', R1 beside the weights' if self.factorized else ''}"
+            f"{', R1 next to the weights' if self.factorized else ''}"
         )
 
 

@@ -8,7 +8,7 @@ next token to the teacher's (`qat.loss`). Afterwards weights are frozen as codes
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +19,17 @@ from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
-from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.batches import kept_bytes
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
-from rotquant.qat.engine import Engine, ShardedCheckpoint, local, make_engine
+from rotquant.qat.engine import Engine, ShardedCheckpoint, make_engine
 from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
+from rotquant.qat.steps import BestParameters, OptimizerStep
 from rotquant.qat.student import (
     Distillation,
     Factorized,
@@ -43,11 +44,9 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.codebook_compression import in_float16
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.tensors.partition import partitions
 from rotquant.training import loop
-from rotquant.training.loop import GradientStep
 from rotquant.training.state import Checkpoint, Record
-from rotquant.weights.context import QuantizationContext, runtime_schemes
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
 
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
@@ -117,10 +116,9 @@ class Training:
         self._begin(checkpoint is not None and checkpoint.path.exists())
         self.model.to(torch.promote_types(self.dtype, torch.float32))
         student = self.engine.student(self.model)
-        quantizers = RuntimeQuantization(transforms=self.recipe.transforms, **runtime_schemes(self.recipe))
         with (
             wrap(teacher, self.context.online),
-            wrap(student, quantizers),
+            wrap(student, RuntimeQuantization(**self.recipe.runtime)),
             self._factorization(student) as factorized,
             quantized_linears(student, self.quantizers, factorized),
         ):
@@ -273,8 +271,11 @@ class Training:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
-        best = _Best(model) if settings.validated else None
-        step = _Step(self, distillation, states, optimizer, schedule, weights, learned, best)
+        best = BestParameters(model) if settings.validated else None
+        seed = self.context.seed + settings.text.seed
+        texts = self.ids, self.validation
+        trained = optimizer, schedule, weights, learned
+        step = OptimizerStep(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
         with loop.recomputed(model, again):
@@ -310,154 +311,6 @@ class Training:
                 self.context.store(index, layer, site, [frozen[index, name] for name in site.linears])
 
 
-class _Best:
-    """A student's parameters, of those this process has, when its loss on samples that are not trained on was least.
-
-    A part of a training's state: `loss` is None before the first measurement.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.loss: float | None = None
-        self.best: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def measured(self, loss: float) -> None:
-        """Keep the parameters where this loss, of now, is less than all before."""
-        if self.loss is None or loss < self.loss:
-            self.loss = loss
-            self.best = {name: own.clone() for name, own in self._own()}
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put the parameters that were kept into the model."""
-        for name, own in self._own():
-            own.copy_(self.best[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loss and the parameters."""
-        return {"loss": self.loss, "kept": self.best}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what `state_dict` gave."""
-        self.loss = state["loss"]
-        self.best = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
-
-    def _own(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, local(parameter.detach())) for name, parameter in self.model.named_parameters())
-
-
-class _Step:
-    """A step of the training; call it with its number."""
-
-    def __init__(
-        self,
-        training: Training,
-        distillation: Distillation,
-        states: Tensor | None,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler,
-        weights: list[nn.Parameter],
-        learned: list[nn.Parameter],
-        best: _Best | None,
-    ) -> None:
-        settings = training.settings
-        self.training = training
-        self.engine = training.engine
-        self.distillation = distillation
-        self.states = states
-        self.schedule = schedule
-        self.weights, self.learned = weights, learned
-        self.best = best
-        seed = training.context.seed + settings.text.seed
-        self.batches = shuffled_batches(len(training.ids), settings.batch_size, settings.steps, seed)
-        self.gradient = GradientStep(self._parts, self._loss, [optimizer])
-
-    def __call__(self, number: int) -> Record:
-        """Take the step: nothing is changed where loss or gradient is not finite."""
-        parts = self.gradient.accumulate(self._parts(number))
-        names = [*parts[0]]
-        sums = self.engine.total(torch.stack([torch.stack([part[name] for part in parts]).sum() for name in names]))
-        norms = {
-            f"{what}_gradient": self.engine.norm([p.grad for p in group if p.grad is not None])
-            for what, group in (("weight", self.weights), ("quantizer", self.learned))
-            if group
-        }
-        found = torch.stack([*(sums / self.engine.processes).unbind(), *(norm.to(sums) for norm in norms.values())])
-        record = dict(zip([*names, *norms], found.tolist(), strict=True))
-        bad = next((value for value in record.values() if not math.isfinite(value)), None)
-        if bad is not None:
-            return {"loss": bad}
-        self._cut(math.hypot(*(record[name] for name in norms)))
-        self.gradient.apply()
-        self.schedule.step()
-        return record | self._validated(number + 1) | self._quantizers()
-
-    @torch.no_grad()
-    def _cut(self, norm: float) -> None:
-        """Shorten gradients whose norm together is above what the settings allow."""
-        most = self.training.settings.gradient_norm
-        if most is not None and norm > most:
-            for parameter in (*self.weights, *self.learned):
-                if parameter.grad is not None:
-                    local(parameter.grad).mul_(most / norm)
-
-    @torch.no_grad()
-    def _validated(self, taken: int) -> Record:
-        """The loss on samples that are not trained on, after so many steps; empty where it is not asked for."""
-        settings, ids = self.training.settings, self.training.validation
-        if self.best is None or (taken % settings.validate_every and taken < settings.steps):
-            return {}
-        # All processes pass all samples, since a sharded model computes in all of them at once.
-        parts = ids.split(self.engine.at_once or max(1, settings.batch_size // self.engine.processes))
-        losses = [self.distillation(part.to(self.engine.device)).loss.double() * len(part) for part in parts]
-        loss = torch.stack(losses).sum().item() / len(ids)
-        self.engine.settle(self.distillation)
-        self.best.measured(loss)
-        return {"validation_loss": loss}
-
-    def _parts(self, number: int) -> Iterator[Tensor]:
-        """The samples of this process in a step's batch, in parts that pass the model one after the other."""
-        return iter(self.engine.own(self.batches[number]).split(self.engine.at_once or len(self.batches[number])))
-
-    def _loss(self, part: Tensor) -> Mapping[str, Tensor]:
-        device = self.engine.device
-        states = None if self.states is None else self.states[part.to(device)]
-        found = self.distillation(self.training.ids[part].to(device), states)
-        share = len(part) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
-        return {name: value * share for name, value in found._asdict().items()}
-
-    @torch.no_grad()
-    def _quantizers(self) -> Record:
-        """Where the clips and partitions of all groups are in the mean."""
-        learned: dict[str, list[Tensor]] = {}
-        for quantizer in self.training.quantizers.values():
-            for name, parameter in quantizer.named_parameters():
-                learned.setdefault(name, []).append(local(parameter.detach()).flatten())
-        if not learned:
-            return {}
-        found = _shape_of({name: torch.cat(parts) for name, parts in learned.items()})
-        sums = [
-            torch.stack([values.double().sum(), values.new_tensor(len(values)).double()]) for values in found.values()
-        ]
-        means = self.engine.total(torch.stack(sums))
-        return dict(zip(found, (means[:, 0] / means[:, 1]).tolist(), strict=True))
-
-
 def _share(settings: SelfDistillation, step: int) -> float:
     """The share of the learning rates at a step."""
     return 1.0 if settings.schedule == "constant" else (1 + math.cos(math.pi * step / settings.steps)) / 2
-
-
-def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Summary of quantizers' parameters, [groups] by their names: the shares of the range at which clips and partitions
-    are, and how far the partition that left a third most is from it."""
-    ends = {"clip_high": "gamma", "clip_low": "beta"}
-    found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
-    if "s2" in learned:
-        shares = partitions(learned["s1"].unsqueeze(-1), learned["s2"].unsqueeze(-1))
-        found |= {f"partition_{place + 1}": shares[:, place] for place in range(3)}
-        found["from_uniform"] = (shares - 1 / 3).abs().amax(-1)
-    elif "s1" in learned:
-        found["centre"] = learned["s1"].sigmoid()
-    return found

@@ -1,7 +1,7 @@
 """Text that a model writes itself, which methods train on: LLM-QAT's from nothing, BitDistiller's from prompts.
 
-One decoding with a cache serves both. What was written is kept by a digest of all that decides it, so that rows of a
-table which differ in their quantizers alone share it.
+One decoding with a cache serves both. What was written is saved under a digest of all that decides it, so that rows of
+a table which differ in their quantizers alone share it.
 """
 
 import math

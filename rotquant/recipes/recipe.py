@@ -31,7 +31,7 @@ DOING: dict[Role, str] = {
     "rotations": "learn the rotations",
     "prefix": "choose the tokens before a text",
     "transformation": "change the same weights",
-    "selection": "choose the features that are kept",
+    "selection": "choose the features that stay in higher precision",
     "rounding": "round the weights",
     "scales": "choose the static scales",
 }
@@ -74,6 +74,8 @@ class Method(Frozen):
         into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
+    clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
+    quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
     layers: what a model's layers may have that Llama's have not; of models whose layers have more it is refused. Leave
         `head_norms` out where it scales queries or keys by feature, which their norms undo.
     """
@@ -91,6 +93,8 @@ class Method(Frozen):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "integers"
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
+    quantized_inputs: ClassVar[bool] = False
+    clipping: ClassVar[str | None] = None
     layers: ClassVar[frozenset[Trait]] = frozenset({"head_norms"})
 
     @classmethod
@@ -142,7 +146,7 @@ class Method(Frozen):
     @property
     def sees_quantizers(self) -> bool:
         """Whether what it stores depends on the quantizers of activations and KV cache."""
-        return False
+        return self.quantized_inputs
 
     @property
     def outlier_features(self) -> int:
@@ -173,7 +177,7 @@ class Method(Frozen):
 
     def clips_weights(self, recipe: "Recipe") -> str | None:
         """How the share of a weight's range that is kept is chosen, in a word; None where it does not."""
-        return None
+        return self.clipping
 
     def orders_columns(self, recipe: "Recipe", behind_norm: bool) -> bool:
         """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
@@ -296,6 +300,17 @@ class Recipe(Frozen):
         return self.weights
 
     @property
+    def runtime(self) -> dict[str, Any]:
+        """What acts while the model runs, methods apart: transforms and quantizers, by the names of the fields here and
+        in `RuntimeQuantization`."""
+        return {"transforms": self.transforms, **self.quantizers}
+
+    @property
+    def quantizers(self) -> dict[str, Any]:
+        """The quantizers that act while the model runs, by their names here and in `RuntimeQuantization`."""
+        return {name: getattr(self, name) for name in RUNTIME_FIELDS}
+
+    @property
     def fuses_norms(self) -> bool:
         """Whether norms give their gains to the weights that read them: `RotationScheme.residual`."""
         return self.rotation is not None and self.rotation.fuses_norms
@@ -408,7 +423,7 @@ def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
 
 
 def _placed(name: str, problem: ErrorDetails) -> InitErrorDetails:
-    """A problem of pydantic's as it tells it, with a name before its place."""
+    """A problem in pydantic's words, with a name before its place."""
     context = {**problem.get("ctx", {}), "message": problem["msg"]}
     error = PydanticCustomError(problem["type"], "{message}", context)  # pyright: ignore[reportArgumentType]  # a literal
     return InitErrorDetails(type=error, loc=(name, *problem["loc"]), input=problem["input"])

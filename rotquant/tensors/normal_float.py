@@ -85,12 +85,7 @@ def _sides(value_range: ValueRange, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _NormalFloat(torch.autograd.Function):
-    """`normal_float_asymmetric` as a single node.
-
-    With z = (W - c) / s on its side, q its value and [] one inside the range, else zero: d out/dW = [], and with
-    e = q - [] z:  above c,  d out/d high = e and d out/d c = 1 - q - [] (1 - z);  below, d out/d low = -e and
-    d out/d c = 1 + q - [] (1 + z).
-    """
+    """`normal_float_asymmetric` as a single node, with the gradients of `normal_float_backward`."""
 
     @staticmethod
     def forward(ctx: Any, view: Tensor, low: Tensor, high: Tensor, centre: Tensor, bits: int) -> Tensor:
@@ -105,15 +100,33 @@ class _NormalFloat(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         view, low, high, centre, codes = ctx.saved_tensors
-        W, g = exact(view), gradient.to(centre.dtype)
-        below, above = _sides(ValueRange(low, high), centre)
-        right = centre < W
-        z = (W - centre) / torch.where(right, above, below)
-        inside = (z >= -1) & (z <= 1)
-        q = normal_float(ctx.bits).to(W)[codes.long()]
-        error = torch.where(inside, q - z, q)
-        sign = right.to(W.dtype) * 2 - 1
-        to_centre = (g * torch.where(inside, -sign * error, 1 - sign * q)).sum(-1, keepdim=True)
-        to_low = (g * -error).masked_fill(right, 0.0).sum(-1, keepdim=True)
-        to_high = (g * error).masked_fill(~right, 0.0).sum(-1, keepdim=True)
-        return (g * inside).to(view.dtype), to_low, to_high, to_centre, None
+        found = normal_float_backward(
+            gradient.to(centre.dtype), exact(view), ValueRange(low, high), centre, codes, ctx.bits
+        )
+        return found[0].to(view.dtype), *found[1:], None
+
+
+def normal_float_backward(
+    g: Tensor, x: Tensor, value_range: ValueRange, centre: Tensor, codes: Tensor, bits: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of `normal_float_asymmetric` by the view, low, high and the centre, from that of its value.
+
+    With z = (W - c) / s on its side, q its value and [] one inside the range, else zero: d out/dW = [], and with
+    e = q - [] z:  above c,  d out/d high = e and d out/d c = 1 - q - [] (1 - z);  below, d out/d low = -e and
+    d out/d c = 1 + q - [] (1 + z).
+
+    Args:
+        g, x: the gradient and the view [rows, groups, size] in the type of arithmetic.
+        codes: of the view, by `float_table`.
+    """
+    below, above = _sides(value_range, centre)
+    right = centre < x
+    z = (x - centre) / torch.where(right, above, below)
+    inside = (z >= -1) & (z <= 1)
+    q = normal_float(bits).to(x)[codes.long()]
+    error = torch.where(inside, q - z, q)
+    sign = right.to(x.dtype) * 2 - 1
+    to_centre = (g * torch.where(inside, -sign * error, 1 - sign * q)).sum(-1, keepdim=True)
+    to_low = (g * -error).masked_fill(right, 0.0).sum(-1, keepdim=True)
+    to_high = (g * error).masked_fill(~right, 0.0).sum(-1, keepdim=True)
+    return g * inside, to_low, to_high, to_centre

@@ -20,7 +20,7 @@ SELECTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
 
 SIZES = (3_000, 200_000)
-"""Shortest and longest files in characters: below, little is said; above, files are tables."""
+"""Shortest and longest files in characters: shorter files hold little text, longer ones are tables."""
 
 NEAR_DUPLICATE = 0.5
 """Least share of common shingles (Jaccard) at which two files count as one; estimated to about 0.04."""
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w+")
 def module_rows(split: Split, cache: str | Path, max_characters: int | None = None) -> list[str]:
     """Return the source files of one split in the order of a hash of their names, or its head.
 
-    Which files these are is kept under `cache`; the files themselves are read where they are installed.
+    The list of these files is saved under `cache`; the files themselves are read where they are installed.
 
     Raises:
         CorpusError: none of the split's packages is installed.

@@ -58,7 +58,7 @@ def train(
         steps: how many there are.
         description: for the progress shown, see `rotquant.foundation.progress`.
         parts: by name all that a step changes and a later one reads. Restored in place, before the first step.
-        checkpoint: where they are kept.
+        checkpoint: where they are saved.
         on_step: called with each new record, after the checkpoint is written.
         noted: which values are shown next to the count, the latest of each, with their formats.
         not_finite: the sentence about a `loss` that is inf or nan, with fields description, loss and step.

@@ -46,7 +46,7 @@ Part = Tensor | torch.Generator | Stateful
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a training's state is kept, and how often.
+    """Where a training's state is saved, and how often.
 
     path: a file, which the caller deletes once the result is safe.
     identity: a digest of what decides the result: settings, seed, data, model, and code where that may change.

@@ -49,7 +49,7 @@ def runtime(method: Method, quantization: RuntimeQuantization, tensors: Mapping[
 
 
 def attach(method: Method, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
-    """Put into a model what acts while it runs and no `RuntimeQuantization` has; the handle takes it out again."""
+    """Put into a model what acts while it runs and no `RuntimeQuantization` has; the handle removes it."""
     _call("attach", method, model, recipe, handle)
 
 

@@ -29,7 +29,7 @@ from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
 from rotquant.weights import actions
-from rotquant.weights.context import QuantizationContext, runtime_schemes
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.packing import has_shape
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
 
@@ -143,7 +143,7 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         made = [name for name, value in recipe.stored().items() if value]
         if made:
             raise RecipeError(f"the recipe changes weights ({', '.join(made)}): build and load its weights first.")
-        return wrap(model, RuntimeQuantization(**runtime_schemes(recipe)))
+        return wrap(model, RuntimeQuantization(**recipe.runtime))
     if recipe.stored() != state.recipe.stored():
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
     handle = wrap(model, runtime_quantization(recipe, state))
@@ -154,7 +154,7 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
 
 def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuantization:
     """All transforms and quantizers that act while a model of stored weights runs, with their tensors, as data."""
-    quantization = RuntimeQuantization(transforms=recipe.transforms, static=state.static, **runtime_schemes(recipe))
+    quantization = RuntimeQuantization(static=state.static, **recipe.runtime)
     for name, method in recipe.methods.items():
         quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
     return quantization

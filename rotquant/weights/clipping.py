@@ -1,6 +1,6 @@
 """Weight clipping (QuaRot Sec. 5: "we extract the clipping ratio using a linear search over the squared error").
 
-For each scale of a weight matrix the ratio in {1.00, 0.99, ..., 0.21} with the least sum |w - rounded w|^norm is kept.
+For each scale of a weight the ratio in {1.00, 0.99, ..., 0.21} with the least sum |w - rounded w|^norm is chosen.
 Candidates are rounded by the project's one quantizer; this module never decides how rounding works.
 """
 

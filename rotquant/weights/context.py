@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from rotquant.models.architectures import Architecture, Site, architecture_of, d
 from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
-from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
+from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.hessian import Hessian
@@ -130,7 +130,7 @@ class QuantizationContext:
             quantized_inputs: whether inputs and KV cache are quantized meanwhile, as in the running network.
             exact: whether layers and X^T X are computed in float64.
         """
-        seen = replace(self.online, outliers=self.splits, **runtime_schemes(self.recipe))
+        seen = replace(self.online, outliers=self.splits, **self.recipe.quantizers)
         with wrap(self.model, seen if quantized_inputs else self.online):
             stream = self.capture(exact=exact)
             for index, layer, site in stream.sites_of_layers(description):
@@ -167,7 +167,7 @@ class QuantizationContext:
     def quantized(self, scales: Mapping[str, QParams]) -> RuntimeQuantization:
         """How a layer runs in the end: all transforms and quantizers, and these static scales, in every layer."""
         static = {(layer, name): q for layer in range(self.architecture.num_layers) for name, q in scales.items()}
-        return replace(self.online, outliers=self.splits, static=static, **runtime_schemes(self.recipe))
+        return replace(self.online, outliers=self.splits, static=static, **self.recipe.quantizers)
 
     def keep_scales(self, index: int, scales: Mapping[str, QParams]) -> None:
         """Keep a layer's static scales, by the names of sites, `keys` and `values`."""
@@ -228,8 +228,3 @@ class QuantizationContext:
             raise
         except RotquantError as error:
             raise RotquantError(f"layer {index}, {site.name}: {error}") from None
-
-
-def runtime_schemes(recipe: Recipe) -> dict[str, Any]:
-    """The quantizers that act while the model runs, by their names in `Recipe` and `RuntimeQuantization`."""
-    return {name: getattr(recipe, name) for name in RUNTIME_FIELDS}

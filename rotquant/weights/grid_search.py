@@ -1,4 +1,4 @@
-"""Grid search of clip ratios, smoothing scales and static scales: candidates one by one, the least error is kept."""
+"""Grid search of clip ratios, smoothing scales and static scales: of candidates, the one of least error."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -20,7 +20,7 @@ def search_grid(
     Args:
         candidates: numbers, or tensors that broadcast with the errors; of equally good ones the first wins.
         error: of a candidate, of any shape.
-        start: what another search found, which is kept unless a candidate is better; else there is a candidate.
+        start: what another search found, which wins unless a candidate is better; else there is a candidate.
 
     Raises:
         ValueError: there is neither.

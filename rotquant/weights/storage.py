@@ -19,18 +19,9 @@ from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of, attention_implementation
-from rotquant.models.checkpoints import (
-    MANIFEST,
-    check_kind,
-    check_loading,
-    first_line,
-    load_config,
-    load_tokenizer,
-    quiet_transformers,
-    read_safetensors_header,
-    weight_files,
-)
+from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.experts import stack_experts, stacked_names
+from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
 from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
@@ -59,7 +50,7 @@ class Manifest(Frozen):
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds, peak_bytes: wall time of each part of the making, and on a GPU the memory that torch had allocated at most.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
-    digests: SHA-256 of the safetensors files by name; empty in folders of before they were kept.
+    digests: SHA-256 of the safetensors files by name; empty in folders written before digests were recorded.
     """
 
     format_version: Literal[2] = FORMAT_VERSION
@@ -138,10 +129,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     tensors = _floating_tensors(stored.model, stacked_names(stored.weights))
     for name, weight in stored.weights.items():
         tensors |= weight_tensors(name, weight)
-    for method, kept in stored.state.tensors.items():
-        tensors |= named(f"{_METHODS}.{method}", kept)
-    for (layer, site), qparams in stored.state.static.items():
-        tensors |= named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
+    tensors |= state_tensors(stored.state)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     with atomic_directory(folder) as temporary:
@@ -172,16 +160,26 @@ def load_quantized(
         CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
             that is truncated or not the one that was written.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     stored = read_quantized(folder)
-    folder, config, tensors = Path(folder), stored.config, stored.floats
+    folder, tensors = Path(folder), stored.floats
     own: torch.dtype = getattr(torch, stored.state.manifest.dtype)
     dtype = dtype or own
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()
         tensors[name] = weight.dequantize(dtype)
     stack_experts(tensors)
+    model = make_model(folder, stored.config, tensors, dtype).to(device)  # pyright: ignore[reportArgumentType]
+    return model, load_tokenizer(folder), stored.state
+
+
+def make_model(folder: Path, config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> "PreTrainedModel":
+    """A model of floating-point tensors that were read from a folder.
+
+    Raises:
+        CheckpointError: they do not fit the configuration, or are not finite.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     try:
         with quiet_transformers():
             model, info = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]).from_pretrained(
@@ -197,7 +195,7 @@ def load_quantized(
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
     check_loading(folder, info)
     check_loaded(folder, model)
-    return model.eval().to(device), load_tokenizer(folder), stored.state
+    return model.eval()
 
 
 def read_quantized(folder: str | Path) -> StoredTensors:
@@ -219,16 +217,12 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     for path in files:
         tensors |= read_tensors(path)
     check_finite(folder, tensors.items())
-    architecture = architecture_of(config)
-    kept = {
-        name: _take_tensors(folder, method, architecture, tensors) for name, method in manifest.recipe.methods.items()
-    }
-    static = _take_static(folder, manifest.recipe, architecture, tensors)
+    state = take_state(folder, manifest, architecture_of(config), tensors)
     weights = {
         name: take_weight(folder, name, shape, manifest.recipe.rounded.scheme, tensors)
         for name, shape in manifest.quantized.items()
     }
-    return StoredTensors(config, tensors, weights, QuantizedState(manifest, kept, static))
+    return StoredTensors(config, tensors, weights, state)
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -263,6 +257,34 @@ def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor
             seen.add(tensor.data_ptr())
             tensors[name] = tensor
     return tensors
+
+
+def state_tensors(state: QuantizedState) -> dict[str, Tensor]:
+    """The tensors that quantizers and methods read at run time, by the names under which they are stored."""
+    tensors = {}
+    for method, kept in state.tensors.items():
+        tensors |= named(f"{_METHODS}.{method}", kept)
+    for (layer, site), qparams in state.static.items():
+        tensors |= named(f"{_SITES}.{layer}.{site}", {"scale": qparams.scale, "zero_point": qparams.zero_point})
+    return tensors
+
+
+def is_state_tensor(name: str) -> bool:
+    """Whether a stored tensor is one of `state_tensors`."""
+    return name.startswith((f"{_METHODS}.", f"{_SITES}."))
+
+
+def take_state(
+    folder: Path, manifest: Manifest, architecture: Architecture, tensors: dict[str, Tensor]
+) -> QuantizedState:
+    """Take `state_tensors` out of `tensors`, checked against the recipe's methods and schemes.
+
+    Raises:
+        CheckpointError: one is missing or of another shape.
+    """
+    recipe = manifest.recipe
+    kept = {name: _take_tensors(folder, method, architecture, tensors) for name, method in recipe.methods.items()}
+    return QuantizedState(manifest, kept, _take_static(folder, recipe, architecture, tensors))
 
 
 def _take_tensors(

@@ -13,12 +13,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from reproduction.tables import project as projects
+from rotquant.foundation.files import short_hash
 from tests.helpers import forked
 
 REPOSITORY = Path(__file__).parents[2]
@@ -117,9 +121,7 @@ def measure_runs(runs, checkpoint, folder, device, batch_size, codes, allow_code
         yield run, Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
 '''
 
-FAKE_CHECKPOINTS = '''"""Checkpoints of the tests are names without files."""
-
-MANIFEST = "rotquant.json"
+FAKE_DELTAS = '''"""Checkpoints of the tests are names without files."""
 
 
 def base_folder(path):
@@ -204,6 +206,15 @@ def packages_in(root: Path) -> dict[str, Path]:
     return {Path(package).name: root / package for package in PACKAGES}
 
 
+def checkpoints_by_name(patch: pytest.MonkeyPatch, name: Callable[[str], str] = lambda path: Path(path).name) -> None:
+    """Identify checkpoints by the last part of their paths, so that tables expand where no model lies.
+
+    Args:
+        name: of a path; `str` as in a copy of the project.
+    """
+    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(name(path)))
+
+
 def alive(group: int) -> bool:
     """Whether a process group has a process."""
     try:
@@ -230,7 +241,7 @@ class Copy:
             self.write("workflow/reproduction/run/stages/weights.py", FAKE_WEIGHTS)
             self.write("workflow/reproduction/run/stages/runs.py", FAKE_RUNS)
             self.write("workflow/reproduction/run/stages/loaded.py", "")
-            self.write("rotquant/models/checkpoints.py", FAKE_CHECKPOINTS)
+            self.write("rotquant/models/deltas.py", FAKE_DELTAS)
             self.write("rotquant/models/digests.py", FAKE_IDENTITY)
         if small:
             self.set_tables(TABLES)

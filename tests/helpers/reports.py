@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-import reproduction.tables.project
 from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Place, Values
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.pages.report import report_of
-from reproduction.render.tracking import Logged
+from reproduction.render.pages.model import Logged
+from reproduction.render.pages.runs import runs_report
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import CONFIG, PUBLISHED, TABLES, Copy
+from tests.helpers.project import CONFIG, PUBLISHED, TABLES, Copy, checkpoints_by_name
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
 TEXT = {
@@ -158,7 +157,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
 
 
 def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:
-    monkeypatch.setattr(reproduction.tables.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     copy = Copy(root)
     copy.set_tables({**TABLES, "tables": list(tables)})
     slots = {**CONFIG["slots"], "Llama-3-8B": {"checkpoint": "models/small"}}
@@ -177,7 +176,7 @@ def changed(values: Values, place: Place, *numbers: float) -> Values:
 def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
     """The page with ordinary spaces."""
     chosen = project.table(name)
-    found = report_of(project, chosen, *collected.collect(project, chosen), logged)
+    found = runs_report(project, chosen, *collected.collect(project, chosen), logged)
     return markdown(found).replace("\u00a0", " ")
 
 

@@ -43,7 +43,7 @@ SPEED: dict[str, Any] = {
                 {
                     "text": "The 4-bit layer is twice as fast.",
                     "section": "A.10",
-                    "check": {"column": "INT4", "over": "FP16", "at_least": 2},
+                    "mechanism": {"at_least": {"column": "INT4", "over": "FP16", "value": 2}},
                 }
             ],
         },

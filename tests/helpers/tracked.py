@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from reproduction.render import tracking
+from reproduction.render.pages.model import Logged
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import Copy
+from tests.helpers.project import Copy, checkpoints_by_name
 
 ROWS = [
     {"name": "Baseline", "method": "baseline"},
@@ -66,7 +66,7 @@ def compute(project: Project, value: float = 11.0, row: str | None = None) -> No
 def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Project:
     """The project in that folder, which becomes the working folder: all of it computed, with a copy of a database."""
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(patch)
     Copy(root).set_tables(TABLES)
     patch.chdir(root)  # to which corpora are relative
     shutil.copy(database, root)
@@ -81,5 +81,5 @@ def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> lis
         return list(found.client.search_runs([experiment.experiment_id], filter_string=query))
 
 
-def log(project: Project, *names: str) -> list[tracking.Logged]:
+def log(project: Project, *names: str) -> list[Logged]:
     return tracking.log_tables(project, [project.table(name) for name in names or project.tables])

@@ -15,7 +15,9 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import Hessian
+from rotquant.weights.packing import Weight
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens
@@ -36,6 +38,12 @@ CALIBRATION = Calibration(samples=6, sequence_length=24)
 
 
 SAMPLES = tiny_tokens(batch=6, tokens=24, seed=5)
+
+
+def weights_by_layer(context: QuantizationContext) -> list[dict[str, Weight]]:
+    """The integers that a method left in its context, by the name of the linear layer, for each decoder layer."""
+    names, layers = context.architecture.linears, range(context.architecture.num_layers)
+    return [{name: context.weights[f"model.layers.{index}.{name}.weight"] for name in names} for index in layers]
 
 
 def weights(scheme: QuantizationScheme = CHANNEL, **options: object) -> WeightQuantization:

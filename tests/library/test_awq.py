@@ -14,16 +14,17 @@ from rotquant.methods.awq.activation_aware_scaling import Inputs, clip_ratios, p
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
+from tests.helpers.weights import weights_by_layer
 
 CHANNEL = QuantizationScheme(bits=3, symmetric=False, granularity="channel")
 GROUPS = QuantizationScheme(bits=3, symmetric=False, granularity="group", group_size=4)
@@ -133,8 +134,9 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
     # By hand: record what every linear layer reads in the untouched model, then quantize layer by layer.
     reference, model = outlier_model(dtype=torch.float64), outlier_model(dtype=torch.float64)
     architecture = architecture_of(model)
-    stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(awq.quantize_model(model, stream, AWQ.of(RECIPE), RECIPE.rounded.scheme, ()))
+    context = QuantizationContext(model, RECIPE, SAMPLES, 0, torch.device("cpu"), batch_size=4)
+    awq.apply(AWQ.of(RECIPE), context)
+    weights = weights_by_layer(context)
     for index, layer in enumerate(decoder_layers(reference)):
         inputs = {}
         for site in architecture.sites:

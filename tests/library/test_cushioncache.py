@@ -26,6 +26,7 @@ from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.context import QuantizationContext
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.interrupting import Interrupted
 from tests.helpers.models import AWKWARD, VOCABULARY, tiny_model, tiny_tokens
 from tests.helpers.weights import check_loaded_is_stored
 
@@ -289,10 +290,6 @@ def test_a_quantized_model_has_its_tuned_prefix_in_another_process(tmp_path: Pat
     samples = tiny_tokens(6, 16, seed=1)
     stored = build_weights(tiny_model(), tiny_tokenizer(), asked, 0, samples, progress=False)
     check_loaded_is_stored(stored, asked, samples, tmp_path / "model")
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
 
 
 @pytest.mark.parametrize(("where", "calls"), [("search", 9), ("tuning", 5)])

@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import math
+import re
 import weakref
 from pathlib import Path
 
@@ -260,14 +261,23 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(folder, words, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def diagnosed(folder, words, tmp_path_factory):
+    """A card that the command has filled, and its record."""
     from tests.helpers.commands import rotquant
 
-    card, record = tmp_path / "MODEL_CARD.md", tmp_path / "diagnosis.json"
+    place = tmp_path_factory.mktemp("diagnosed")
+    card, record = place / "MODEL_CARD.md", place / "diagnosis.json"
     card.write_text("before\n<!-- diagnose:start -->\nold\n<!-- diagnose:end -->\nafter\n")
     arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "3"]
-    assert rotquant(monkeypatch, *arguments, "--card", str(card), "-o", str(record)) == 0
-    written, result = card.read_text(), json.loads(record.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        assert rotquant(patch, *arguments, "--card", str(card), "-o", str(record)) == 0
+    return card, json.loads(record.read_text())
+
+
+def test_the_command_fills_a_card_and_its_record_says_of_what(folder, words, diagnosed):
+    card, result = diagnosed
+    written = card.read_text()
     assert written.startswith("before\n<!-- diagnose:start -->\nPrinted by `rotquant diagnose")
     assert written.endswith("<!-- diagnose:end -->\nafter\n")
     assert "old" not in written
@@ -283,18 +293,21 @@ def test_the_command_fills_a_card_again_and_again_and_its_record_says_of_what(fo
     assert result["accuracy"].keys() == set(ASKED)
     for figure in result["asked"]:
         assert f"| {figure['figure']} | {figure['here']} | {figure['asked']} |" in written
-    assert rotquant(monkeypatch, *arguments, "--card", str(card)) == 0
-    assert card.read_text() == written
 
 
-def test_models_are_chosen_on_validation_text_and_items_of_validation_modules(
-    folder, words, tmp_path, monkeypatch, capsys
+def test_models_are_chosen_on_validation_text_and_items_of_validation_modules_and_a_card_is_filled_anew(
+    folder, words, diagnosed, tmp_path, monkeypatch, capsys
 ):
     from tests.helpers.commands import rotquant
 
-    record = tmp_path / "diagnosis.json"
+    card, record = tmp_path / "MODEL_CARD.md", tmp_path / "diagnosis.json"
+    earlier = diagnosed[0].read_text()
+    card.write_text(earlier)
     arguments = ["diagnose", str(folder), "--corpus", words, *TEXT_HEAD, "2", "--max-windows", "2", "-o", str(record)]
-    assert rotquant(monkeypatch, *arguments, "--split", "validation") == 0
+    assert rotquant(monkeypatch, *arguments, "--split", "validation", "--card", str(card)) == 0
+    places = [re.split("<!-- diagnose:(?:start|end) -->", text) for text in (earlier, card.read_text())]
+    assert [(before, after) for before, _, after in places] == [("before\n", "\nafter\n")] * 2
+    assert "validation split" in places[1][1]
     assert "validation split of words, tasks made from validation modules" in " ".join(capsys.readouterr().out.split())
     result = json.loads(record.read_text())
     assert result["settings"]["split"] == "validation"

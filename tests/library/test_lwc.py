@@ -7,13 +7,13 @@ import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.lwc import LearnedClipping
-from rotquant.methods.lwc.clipping_alone import training_of
-from rotquant.methods.omniquant import block_reconstruction
 from rotquant.methods.omniquant.block_reconstruction import (
+    BlockTraining,
     DecoderBlock,
     LearnedTransformation,
     clipped_qparams,
     exact_parameters,
+    fuse,
     initial_clipping,
     quantized_parameters,
     train,
@@ -72,31 +72,23 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
 
         with wrap(model, RuntimeQuantization(activations=INPUTS, scale_gradients=True)):
             before = error(block, learned, hidden, targets)
-            train(block, parameters, learned, hidden, targets, WEIGHTS, training_of(settings), seed)
+            train(block, parameters, learned, hidden, targets, WEIGHTS, BlockTraining.of(settings), seed)
             shares.append(error(block, learned, hidden, targets) / before)
     assert sum(shares) / 3 < 0.9, shares
 
 
-def test_the_weights_are_those_that_were_clipped_by_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = []
-    fuse = block_reconstruction.fuse
-
-    def spied(block: DecoderBlock, learned: object, scheme: QuantizationScheme) -> object:
-        before = {name: value.clone() for name, value in exact_parameters(block.layer).items()}
-        kept.append((before, learned))
-        return fuse(block, learned, scheme)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(block_reconstruction, "fuse", spied)
-    stored = build_weights(tiny_model(), None, recipe(), 0, tiny_tokens(4), progress=False)
-    assert len(kept) == 2
-    for index, (parameters, learned) in enumerate(kept):
-        assert not learned.scales
-        for name, (upper, lower) in learned.clipping.items():
-            weight = parameters[f"{name}.weight"]
-            qparams = clipped_qparams(weight, WEIGHTS, upper, lower)
-            found = stored.weights[f"model.layers.{index}.{name}.weight"]
-            assert torch.equal(found.codes, quantize(weight, qparams, WEIGHTS))  # pyright: ignore[reportAttributeAccessIssue]
-            assert (torch.sigmoid(upper) < 0.9).any()  # from 0.98
+def test_the_weights_are_those_that_were_clipped_by_what_was_learned() -> None:
+    model = outlier_model()
+    block, hidden = first_block(model, tiny_tokens(8))
+    parameters = {name: value.clone() for name, value in exact_parameters(block.layer).items()}
+    learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
+    settings = LearnedClipping(steps=24, batch_size=4, learning_rate=0.1)
+    train(block, parameters, learned, hidden, block.map(parameters, hidden, 8), WEIGHTS, BlockTraining.of(settings), 0)
+    found = fuse(block, learned, WEIGHTS)
+    for name, (upper, lower) in learned.clipping.items():
+        weight = parameters[f"{name}.weight"]
+        assert torch.equal(found[name].codes, quantize(weight, clipped_qparams(weight, WEIGHTS, upper, lower), WEIGHTS))
+        assert (torch.sigmoid(upper) < 0.9).any()  # from 0.98
 
 
 @torch.no_grad()
@@ -138,6 +130,6 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
     block, hidden = first_block(model, tiny_tokens(4))
     parameters = exact_parameters(block.layer)
     learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
-    training = training_of(LearnedClipping(steps=2))
+    training = BlockTraining.of(LearnedClipping(steps=2))
     with pytest.raises(RotquantError, match=r"a block of LWC is nan after 0 steps: lower methods\.lwc\.learning_rate"):
         train(block, parameters, learned, hidden, hidden * torch.nan, WEIGHTS, training, 0)

@@ -20,6 +20,7 @@ from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import quantize_rtn
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
+from tests.helpers.weights import weights_by_layer
 
 SYMMETRIC = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=4, symmetric=False, granularity="channel")
@@ -52,7 +53,8 @@ def recipe(steps, rotation=None, symmetric=True, **weights):
 def run(settings, model, tokens, seed=0):
     """Apply OmniQuant to a model in place and return the integer weights of all layers."""
     context = QuantizationContext(model, settings, tokens, seed, torch.device("cpu"), batch_size=4)
-    return list(omniquant.quantize_model(context, OmniQuant.of(settings)))
+    omniquant.apply(OmniQuant.of(settings), context)
+    return weights_by_layer(context)
 
 
 def block_error(model, reference, settings, tokens):
@@ -200,7 +202,7 @@ def test_stored_integers_are_exactly_the_weights_that_training_saw(symmetric):
     maxima = {site.name: torch.rand(site.features) + 0.5 for site in block.architecture.sites}
     learned = omniquant.initial(parameters, block.architecture, maxima, settings, block.rotary_dim)
     scheme = settings.weights.scheme
-    training = omniquant.training_of(OmniQuant.of(settings))
+    training = omniquant.BlockTraining.of(OmniQuant.of(settings))
     omniquant.train(block, parameters, learned, hidden, hidden, scheme, training, seed=0)
     seen = omniquant.quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
     weights = omniquant.fuse(block, learned, scheme)

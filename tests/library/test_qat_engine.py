@@ -13,6 +13,7 @@ from rotquant.qat.engine import Sharded, make_engine
 from rotquant.qat.student import Distillation
 from rotquant.qat.training import Training
 from rotquant.training.state import Checkpoint
+from tests.helpers.interrupting import Interrupted
 from tests.helpers.models import tiny_model
 from tests.helpers.processes import run_together
 from tests.helpers.qat import build, recipe
@@ -28,10 +29,6 @@ CASES = {
     "factorized": ("factorized", {"family": "llama"}),
     "authors": ("authors", {"family": "llama"}),
 }
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
 
 
 def made(case, checkpoint=None, dtype=torch.float32, **changes):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import embedding, lm_head
@@ -14,6 +15,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.qat import training
 from rotquant.qat.engine import Engine
 from rotquant.qat.loss import cakld_reference
+from rotquant.qat.steps import BestParameters
 from rotquant.qat.student import Distillation, linears_of
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
@@ -22,6 +24,7 @@ from rotquant.tensors.codebook_compression import in_float16
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.context import QuantizationContext
+from tests.helpers.interrupting import Interrupted, MortalCheckpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.qat import KINDS, TEXT, build, name_of, recipe
 
@@ -124,37 +127,39 @@ def test_the_teacher_writes_the_text_after_its_first_tokens():
     assert build(of).history != build(recipe("range")).history
 
 
-def test_the_best_step_on_samples_that_are_not_trained_on_is_kept(monkeypatch):
-    # Which step is the best of a training at this rate depends on last bits, so all but the fourth are made worse.
+def test_the_best_step_on_samples_that_are_not_trained_on_is_kept():
     of = recipe("range", validation_share=0.25, validate_every=1, epochs=8, weight_lr=0.1)
-    model, seen, batches = tiny_model(dtype=torch.float64), [], []
-    measured, shuffled = training._Best.measured, training.shuffled_batches
-
-    def spy(best, loss):
-        told = loss + 100 * (len(seen) != 3)
-        measured(best, told)
-        seen.append((loss, told, torch.nn.utils.parameters_to_vector(best.model.parameters()).detach().clone()))
-
-    monkeypatch.setattr(training._Best, "measured", spy)
-    monkeypatch.setattr(training, "shuffled_batches", lambda n, *rest: batches.append(n) or shuffled(n, *rest))
+    model = tiny_model(dtype=torch.float64)
     work = begun(of, model)
-    history = work.run()
-    assert batches == [6]
+    losses = [record["validation_loss"] for record in work.run()]
     assert torch.equal(torch.cat([work.validation, work.ids]), TEXT)
-    assert [record["validation_loss"] for record in history] == [loss for loss, _, _ in seen]
-    losses = [told for _, told, _ in seen]
-    least = losses.index(min(losses))
-    assert least < len(losses) - 1
-    assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), seen[least][2])
+    assert len(work.ids) == 6
+    best = losses.index(min(losses)) + 1
+    # A training that ends at the best step has its weights at the end, and so does the longer one.
+    shorter = tiny_model(dtype=torch.float64)
+    begun(override(of, {"methods": {name_of(of): {"epochs": best}}}, "test"), shorter).run()
+    for parameter, other in zip(model.parameters(), shorter.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+
+    kept = BestParameters(model)
+    for loss, weight in ((3.0, 1.0), (1.0, 2.0), (2.0, 3.0)):
+        with torch.no_grad():
+            model.lm_head.weight.fill_(weight)
+        kept.measured(loss)
+    kept.restore()
+    assert (model.lm_head.weight == 2.0).all()
 
 
-def test_gradients_are_cut_at_a_norm_and_keep_their_direction(monkeypatch):
+def test_gradients_are_cut_at_a_norm_and_keep_their_direction():
     def gradients(most):
         found, model = [], tiny_model(dtype=torch.float64)
-        with monkeypatch.context() as patch:
-            grads = lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())  # noqa: E731
-            patch.setattr(torch.optim.AdamW, "step", grads)
+        hook = register_optimizer_step_pre_hook(
+            lambda *_: found.extend(p.grad.double().flatten() for p in model.parameters())
+        )
+        try:
             begun(recipe(epochs=1, batch_size=8, gradient_norm=most), model).run()
+        finally:
+            hook.remove()
         return torch.cat(found)
 
     whole = gradients(None)
@@ -208,29 +213,16 @@ def test_a_batch_may_pass_in_parts_and_layers_may_be_computed_again(monkeypatch)
         assert (weights - trained[0][1]).abs().max() < 1e-5
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
-
-
 # Before the first checkpoint there is none whose content could depend on the kind.
-@pytest.mark.parametrize(("kind", "dies_at"), [*((kind, 4) for kind in KINDS), ("ldp", 1)])
-def test_a_killed_training_continues_with_equal_bits(kind, dies_at, tmp_path: Path, monkeypatch):
-    of, checkpoint = recipe(kind), Checkpoint(tmp_path / "file", "this", every=2)
+@pytest.mark.parametrize(("kind", "lives"), [*((kind, 4) for kind in KINDS), ("ldp", 2)])
+def test_a_killed_training_continues_with_equal_bits(kind, lives, tmp_path: Path):
+    of, about = recipe(kind), (tmp_path / "file", "this", 2)
     make = partial(build, of, tiny_model(dtype=torch.float32))
     straight = make()
-    forward, passed = Distillation.forward, iter(range(dies_at))
-
-    def dying(*arguments):
-        if next(passed, None) is None:
-            raise Interrupted
-        return forward(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Distillation, "forward", dying)
-        with pytest.raises(Interrupted):
-            build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
-    assert checkpoint.path.exists() == (dies_at == 4)
-    resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=checkpoint)
+    with pytest.raises(Interrupted):
+        build(of, tiny_model(dtype=torch.float32), checkpoint=MortalCheckpoint(*about, lives=iter(range(lives))))
+    assert about[0].exists() == (lives == 4)
+    resumed = build(of, tiny_model(dtype=torch.float32), checkpoint=Checkpoint(*about))
     assert resumed.history == straight.history
     assert len(resumed.history) == (3 if kind == "authors" else 6)  # two samples of eight are held out
     for name, weight in straight.weights.items():

@@ -27,7 +27,6 @@ from rotquant.methods.qoq.reordering_and_clipping import (
     clip_ratios,
     gptq_codes,
     quantize_layer,
-    quantize_model,
     salience_order,
     search_block_clip,
     smooth_layer,
@@ -36,19 +35,20 @@ from rotquant.methods.qoq.reordering_and_clipping import (
 from rotquant.methods.qoq.smoothing import attention_scale, output_scale, scale_rows
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import quantize
 from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.invariance import norms_in_model_dtype
 from tests.helpers.models import AWKWARD, FAMILIES, tiny_model, tiny_tokens
+from tests.helpers.weights import weights_by_layer
 
 GROUPS = QuantizationScheme(bits=4, symmetric=False, granularity="group", group_size=4)
 CHANNEL = QuantizationScheme(bits=4, symmetric=False, granularity="channel")
@@ -496,9 +496,8 @@ def reference_gptq(weight: Tensor, grid: QuantizationGrid, hessian: Tensor, damp
 
 @pytest.mark.parametrize("intermediate", ["integers", "real"])
 @pytest.mark.parametrize("scheme", [GROUPS, CHANNEL])
-def test_gptq_under_fixed_scales_is_its_equations(scheme, intermediate, monkeypatch):
-    monkeypatch.setattr(reordering_and_clipping, "_BLOCK", 8)  # several blocks, the last one shorter
-    weight, x = uneven(6, 28), uneven(60, 28, seed=5)
+def test_gptq_under_fixed_scales_is_its_equations(scheme, intermediate):
+    weight, x = uneven(6, 140), uneven(300, 140, seed=5)  # two blocks of columns, the last one shorter
     grid, hessian = choose_grid(weight, scheme, 0.9, intermediate), x.T @ x
     codes = gptq_codes(weight, grid, hessian, 0.01)
     assert torch.equal(codes, reference_gptq(weight, grid, hessian, 0.01))
@@ -529,9 +528,11 @@ def test_gptq_leaves_int8_no_more_than_rounding_to_nearest():
 def test_every_layer_is_searched_on_what_full_precision_gives():
     # By hand: watch each layer in the untouched model, then quantize it.
     reference_model, model = (tiny_model(dtype=torch.float64) for _ in range(2))
-    architecture, chosen = architecture_of(model), QoQ.of(RECIPE)
-    stream = capture_layer_inputs(model, SAMPLES, batch_size=4)
-    weights = list(quantize_model(model, stream, chosen, GROUPS, RuntimeQuantization()))
+    plain = override(RECIPE, {"rotation": None}, "test")
+    architecture, chosen = architecture_of(model), QoQ.of(plain)
+    context = QuantizationContext(model, plain, SAMPLES, 0, torch.device("cpu"), batch_size=4)
+    reordering_and_clipping.apply(chosen, context)
+    weights = weights_by_layer(context)
     for found, (layer, stats, rotary_dim) in zip(weights, layer_stats(reference_model, keep=True), strict=True):
         for name, weight in quantize_layer(layer, architecture, stats, chosen, GROUPS, rotary_dim).items():
             assert torch.equal(found[name].codes, weight.codes)
@@ -547,9 +548,9 @@ def test_online_transforms_act_while_weights_are_searched():
     stored = build_weights(tiny_model(), None, recipe, 0, SAMPLES, progress=False)
     model = tiny_model()
     rotate(model, recipe.rotation, seed=0)
-    plain = capture_layer_inputs(model, SAMPLES)
-    online = RuntimeQuantization(transforms=recipe.transforms)
-    weights = list(quantize_model(model, plain, QoQ.of(recipe), recipe.rounded.scheme, online))
+    context = QuantizationContext(model, recipe, SAMPLES, 0, torch.device("cpu"), None)
+    reordering_and_clipping.apply(QoQ.of(recipe), context)
+    weights = weights_by_layer(context)
     name = "mlp.down_proj"
     assert torch.equal(stored.weights[f"model.layers.1.{name}.weight"].codes, weights[1][name].codes)
     exact = tiny_model()(tiny_tokens(), use_cache=False).logits

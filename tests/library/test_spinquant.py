@@ -30,6 +30,7 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import orthonormality_error, tangent
 from rotquant.training import loop
 from tests.helpers.borders import tokens_off_borders
+from tests.helpers.interrupting import Interrupted
 from tests.helpers.invariance import invariance_error, norms_in_model_dtype
 from tests.helpers.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
 
@@ -199,10 +200,6 @@ def test_rotations_are_learned_in_float32_whatever_the_model(dtype: torch.dtype)
     learned = learn(tiny_model(dtype=dtype))
     assert all(record["orthonormality"] <= 1e-6 for record in learned.history)
     assert all(orthonormality_error(matrix) <= 1e-12 for matrix in learned.rotations.tensors().values())
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
 
 
 @pytest.mark.parametrize("fails", [False, True])

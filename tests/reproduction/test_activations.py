@@ -13,17 +13,16 @@ from reproduction.metrics.magnitudes import magnitudes
 from reproduction.metrics.settings import Magnitudes
 from reproduction.render.figures import draw as figures
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
-from rotquant.foundation.files import short_hash
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
-from tests.helpers.project import Copy
+from tests.helpers.project import Copy, checkpoints_by_name
 
 METRIC = Magnitudes(tokens=16)
 TOKENS = tiny_tokens(1, 40)[0]
@@ -176,7 +175,7 @@ def test_bad_requests_are_one_sentence() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     Copy(tmp_path).set_tables(FIGURE)
     return load_project(root=tmp_path)
 

@@ -7,23 +7,21 @@ from typing import Any
 import pytest
 
 from reproduction.render.figures import draw as figures
-from reproduction.render.figures import panels
+from reproduction.render.figures import panels, speed
 from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
-from reproduction.render.speed import figures as speed
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
-from rotquant.foundation.files import short_hash
 from tests.helpers import drawings
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import REPOSITORY, checkpoints_by_name
 
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     """The project's own tables, of which nothing is computed."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+        checkpoints_by_name(monkeypatch)
         loaded = load_project(root=REPOSITORY)
         drawings.replace_files(monkeypatch, loaded)
         yield loaded

@@ -25,7 +25,7 @@ def names(project: Copy) -> dict[str, list[str]]:
     code = """
 from pathlib import Path
 from reproduction.run.archives import archive_of
-from reproduction.run.planning import current_plan
+from reproduction.planning.current import current_plan
 plan = current_plan(Path.cwd())
 for kind, keys in (("rotations", plan.rotations), ("weights", plan.weights), ("measured", plan.parts)):
     print(*(archive_of(plan, kind, key) for key in keys))

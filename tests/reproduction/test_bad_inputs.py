@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from reproduction.commands import runs
-from reproduction.run.planning import current_plan
+from reproduction.planning.current import current_plan
 from rotquant.cli import app
 from tests.helpers.places import make_places, snapshot
 

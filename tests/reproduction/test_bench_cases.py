@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from reproduction.benchmarks.arguments import gpu as arguments
-from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
+from reproduction.benchmarks import gpu as arguments
+from reproduction.benchmarks.gpu import FakeQuantizeArguments, RoundRowsArguments
 from reproduction.benchmarks.gpu.attention import float_case, int4_case
 from reproduction.benchmarks.gpu.baselines import decode_attentions
 from reproduction.benchmarks.gpu.layers import linear, linear_case
@@ -16,7 +16,6 @@ from reproduction.benchmarks.gpu.transforms import quantize_case, transform_call
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing import case as measurement
 from reproduction.benchmarks.timing.case import Case, fastest, measure
-from reproduction.benchmarks.timing.gpu import Timing
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.launch import overlap
 
@@ -29,10 +28,10 @@ CPU = torch.device("cpu")
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing that runs every input set once and says one microsecond."""
 
-    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Timing:
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Measurement:
         for index in range(sets):
             call(index)
-        return Timing(1e-6, 1e-6, 1e-6, replays, sets)
+        return Measurement(1e-6, "s", 1e-6, 1e-6, replays, sets)
 
     monkeypatch.setattr(measurement, "time_gpu", time_gpu)
     monkeypatch.setattr(measurement, "rotations", lambda size, device: 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from reproduction.benchmarks.arguments.files import CheckpointArguments
+from reproduction.benchmarks.files import CheckpointArguments
 from reproduction.benchmarks.files.checkpoints import checkpoint, hugging_face_linears
 from reproduction.benchmarks.shapes import SHAPES
 from rotquant.decoder.config import DecoderConfig

@@ -4,6 +4,7 @@ Times are never tested; what is measured, and from which answers a record is mad
 """
 
 import copy
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -19,15 +20,16 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu import benchmarks as cpu
-from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, CpuShape, random_cpu_decoder
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, random_cpu_decoder
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from reproduction.benchmarks.timing import cpu as cpu_timing
-from reproduction.benchmarks.timing.gpu import Timing
 from reproduction.run.stages import speed as measuring
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from rotquant import api
+from rotquant.decoder.config import LINEARS, DecoderConfig
 from rotquant.foundation.errors import ConfigError
 from rotquant.kernels.cpu import operators
 from rotquant.kernels.cpu.layout import DotWeight
@@ -90,16 +92,8 @@ def converted(model: api.Model, *, rotates: bool) -> CpuDecoder:
         return CpuLayer(*packed)
 
     return CpuDecoder(
-        CpuShape(
-            hidden=shape.hidden_size,
-            intermediate=shape.intermediate_size,
-            layers=shape.num_layers,
-            heads=shape.num_heads,
-            kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            vocabulary=config.vocab_size,
-            rope_theta=config.rope_parameters["rope_theta"],
-            norm_eps=config.rms_norm_eps,
+        DecoderConfig.from_shape(
+            config.to_dict(), rope_theta=config.rope_parameters["rope_theta"], norm_eps=config.rms_norm_eps
         ),
         model.network.get_input_embeddings().weight.detach(),
         tuple(map(layer, range(shape.num_layers))),
@@ -151,10 +145,14 @@ def test_the_compiled_network_is_as_near_as_flipped_codes_allow(name: str, recip
     assert (ours - expected).norm() < 0.2 * (expected - exact).norm()
 
 
+def _small(**sizes: int) -> DecoderConfig:
+    return decoder_config("llama-3.2-1b", head_dim=16, inverse_frequencies=(1.0, 0.1, 0.01, 0.001) * 2, **sizes)
+
+
 def test_online_rotations_do_not_change_the_logits() -> None:
     """R3 cancels in their products, and R4 against its inverse in the weight of down_proj (Sec. 3.1)."""
-    shape = CpuShape(hidden=64, intermediate=64, layers=2, heads=4, kv_heads=2, head_dim=16, vocabulary=4096)
-    decoder = random_cpu_decoder(shape, "bf16", layers=2)
+    sizes = {"hidden": 64, "intermediate": 64, "heads": 4, "kv_heads": 2, "vocabulary": 4096, "layers": 2}
+    decoder = random_cpu_decoder(_small(**sizes), "bf16", layers=2)
     wide = decoder.changed(
         embedding=torch.randn(4096, 64),
         layers=tuple(CpuLayer(*(weight.float() for weight in layer.weights)) for layer in decoder.layers),
@@ -167,30 +165,29 @@ def test_online_rotations_do_not_change_the_logits() -> None:
 
 
 def test_layers_that_are_missing_take_turns() -> None:
-    shape = CpuShape.named("llama-3.2-1b")
-    tiny = replace(shape, hidden=64, intermediate=64, heads=4, kv_heads=2, head_dim=16, vocabulary=96, layers=5)
-    decoder = random_cpu_decoder(tiny, "w4a8", layers=2)
+    sizes = {"hidden": 64, "intermediate": 64, "heads": 4, "kv_heads": 2, "vocabulary": 96, "layers": 5}
+    decoder = random_cpu_decoder(_small(**sizes), "w4a8", layers=2)
     assert [decoder.layer(index) is decoder.layers[index % 2] for index in range(5)] == [True] * 5
     assert len(decoder.weights) == 5 * 4 + 1
     assert decoder.weights[0] is decoder.weights[8] is not decoder.weights[4]
 
 
 def test_a_shape_is_that_of_its_name() -> None:
-    shape = CpuShape.named("llama-3-8b")
-    parameters = shape.layers * sum(out * features for out, features in shape.features.values())
+    shape = decoder_config("llama-3-8b")
+    parameters = shape.layers * sum(math.prod(shape.features(name)) for name in LINEARS)
     assert parameters == 6_979_321_856  # 8.03 billion, less embedding, head and norms
     with pytest.raises(ConfigError, match="unknown shape 'llama-9'"):
-        CpuShape.named("llama-9")
+        decoder_config("llama-9")
 
 
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing that calls every function once and says one millisecond; a tiny shape; little memory."""
 
-    def time_cpu(*functions: Callable[[], object], seconds: float = 0.0) -> list[Timing]:
+    def time_cpu(*functions: Callable[[], object], seconds: float = 0.0) -> list[Measurement]:
         for function in functions:
             function()
-        return [Timing(1e-3, 1e-3, 2e-3, 7, 1) for _ in functions]
+        return [Measurement(1e-3, "s", 1e-3, 2e-3, 7, 1) for _ in functions]
 
     monkeypatch.setattr(cpu, "time_cpu", time_cpu)
     monkeypatch.setattr(cpu, "COLD_BYTES", 2**16)
@@ -240,7 +237,7 @@ def test_functions_are_timed_in_turns() -> None:
     assert calls[:4] == ["slow", "slow", "fast", "fast"]  # before it counts
     assert calls[4:].count("slow") == first.replays == second.replays == 7
     assert calls[4:].count("fast") == 7 * second.calls_per_replay > 7
-    assert 0 <= second.low <= second.median <= second.high
+    assert 0 <= second.low <= second.value <= second.high
 
 
 def cpu_tables() -> dict[str, Any]:

@@ -5,12 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
-from reproduction.benchmarks.gpu import fp8
-from reproduction.benchmarks.gpu.models import decoder_config
-from reproduction.benchmarks.shapes import SHAPES
-from reproduction.benchmarks.timing.gpu import Timing
-from rotquant.decoder.fp8 import random_fp8_decoder
+from reproduction.benchmarks.gpu import Fp8NetworkArguments, fp8
+from reproduction.benchmarks.gpu.fp8_decoder import random_fp8_decoder
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from tests.helpers.models import TINY_SHAPE
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -20,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operato
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny shape on the CPU; a call takes a second, a captured one a millisecond."""
 
-    def time_gpu(call: Callable[[int], object], *, settle: float) -> Timing:
+    def time_gpu(call: Callable[[int], object], *, settle: float) -> Measurement:
         call(0)
-        return Timing(1e-3, 1e-3, 1e-3, 5, 1)
+        return Measurement(1e-3, "s", 1e-3, 1e-3, 5, 1)
 
     def elapsed(run: Callable[[], torch.Tensor]) -> float:
         assert run().isfinite().all()

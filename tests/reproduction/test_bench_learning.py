@@ -7,17 +7,19 @@ import torch
 from pydantic import ValidationError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks.arguments.learning import (
+from reproduction.benchmarks.learning import (
     CalibrateArguments,
     DistillArguments,
     LearnRotationsArguments,
     PrefixQuantArguments,
+    distillation,
+    static,
 )
 from reproduction.benchmarks.learning import benchmarks as learning
-from reproduction.benchmarks.learning import distillation, static
 from reproduction.benchmarks.learning import models as learning_models
 from reproduction.benchmarks.learning.benchmarks import gptq, learn, learning_seconds
-from reproduction.benchmarks.learning.models import MODELS, random_model_on, shape_config
+from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.shapes import SHAPES
 from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant
@@ -40,7 +42,7 @@ TINY = {
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a GPU that is the CPU."""
-    monkeypatch.setitem(MODELS, "tiny", TINY)
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(learning, "gpu", lambda: CPU)
     monkeypatch.setattr(learning, "_gpus", lambda number: (CPU,) * number)
     monkeypatch.setattr(static, "gpu", lambda: CPU)
@@ -139,7 +141,7 @@ def test_gptq_runs_on_a_random_model() -> None:
 
 
 def test_weights_are_random_and_norms_are_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "tiny", TINY)
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
     first, second, other = (
         random_model_on((CPU,), shape_config("tiny"), torch.bfloat16, seed=seed) for seed in (0, 0, 1)
     )
@@ -183,7 +185,7 @@ def test_the_digest_of_a_time_covers_the_library_that_was_timed(monkeypatch: pyt
 
 
 def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkeypatch) -> None:
-    monkeypatch.setitem(MODELS, "tiny", TINY)
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(static, "_costs", lambda a, layers, epochs: (5.0 + 3.0 * layers + 2.0 * epochs, 7))
     found = static.prefixquant(PrefixQuantArguments(shape="tiny", part="grid"))
     assert found["layer_seconds"].value == 3.0
@@ -224,7 +226,7 @@ def test_steps_and_layers_that_give_no_time_are_refused() -> None:
         LearnRotationsArguments(shape="any", steps=5, taken=6)
     with pytest.raises(ValidationError, match="a number and a larger one"):
         CalibrateArguments(shape="any", layers=(3, 3))
-    with pytest.raises(ValidationError, match="taken must be a number and a larger one"):
+    with pytest.raises(ValidationError, match=r"taken\n.* a number and a larger one"):
         PrefixQuantArguments(shape="any", part="tuning", taken=(2, 2))
 
 
@@ -260,7 +262,7 @@ def test_steps_of_a_training_stand_for_all(
     monkeypatch: pytest.MonkeyPatch, method: str, layers: tuple[int, int] | None
 ) -> None:
     """By a clock that goes on by one in each step and by ten in each decoder layer that it trains."""
-    monkeypatch.setitem(MODELS, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
+    monkeypatch.setitem(SHAPES, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
     seen: list[int] = []
     begin = distillation.Training.__init__
 

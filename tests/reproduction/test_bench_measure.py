@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from reproduction.benchmarks.records import Measurement, read_record
 from reproduction.benchmarks.registry import Benchmark
 from reproduction.run.stages import speed as measuring
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.commands.root import cli
 from rotquant.foundation.data import Frozen

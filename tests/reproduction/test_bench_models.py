@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.arguments.gpu import (
+from reproduction.benchmarks.gpu import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
     WholeDecoderArguments,
+    models,
 )
-from reproduction.benchmarks.gpu import models
-from reproduction.benchmarks.shapes import SHAPES
-from reproduction.benchmarks.timing.gpu import Timing
+from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.models import TINY_SHAPE
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operato
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny shape on the CPU; timing runs each call twice, as replays would."""
 
-    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Timing:
+    def time_gpu(call: Callable[[int], object], sets: int = 1, *, replays: int = 1, settle: float = 0.0) -> Measurement:
         assert call(0).isfinite().all()
         assert call(0).isfinite().all()
-        return Timing(1e-3, 1e-3, 1e-3, replays, sets)
+        return Measurement(1e-3, "s", 1e-3, 1e-3, replays, sets)
 
     def elapsed(run: Callable[[], object]) -> float:
         run()
@@ -84,4 +84,4 @@ def test_generation_counts_per_token(implementation: str) -> None:
 
 def test_an_unknown_shape_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown shape 'llama-2-8b'"):
-        models.decoder_config("llama-2-8b")
+        decoder_config("llama-2-8b")

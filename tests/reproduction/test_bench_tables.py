@@ -6,13 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from reproduction.benchmarks.arguments.gpu import DecodeAttentionArguments, LinearArguments, QuantizeArguments
-from reproduction.benchmarks.arguments.learning import CalibrateArguments, LearnRotationsArguments
-from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
-from reproduction.benchmarks.gpu import attention, layers, partition, transforms
-from reproduction.benchmarks.gpu.models import decoder_config
+from reproduction.benchmarks.gpu import (
+    DecodeAttentionArguments,
+    FakeQuantizeArguments,
+    LinearArguments,
+    QuantizeArguments,
+    RoundRowsArguments,
+    attention,
+    layers,
+    partition,
+    transforms,
+)
+from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments
 from reproduction.benchmarks.learning.models import shape_config
-from reproduction.tables.project import load_tables
+from reproduction.benchmarks.shapes import decoder_config
+from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import KernelError
 

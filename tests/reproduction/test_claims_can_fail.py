@@ -12,8 +12,9 @@ import pytest
 
 from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Values, known_quantities, printed
+from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, named_by, named_by_experiment, quantities_in
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from reproduction.tables import project as projects
+from reproduction.reading.written import read_yaml
+from reproduction.sources import load_project
 from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
 from reproduction.tables.resolution import resolve
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
-from rotquant.foundation.files import short_hash
-from rotquant.foundation.written import read_yaml
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.hostile import LAUGHS
-from tests.helpers.project import CONFIG, REPOSITORY, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
 
 PAPER = REPOSITORY / "config/paper.yaml"
 
@@ -27,7 +26,7 @@ PAPER = REPOSITORY / "config/paper.yaml"
 @pytest.fixture
 def names_for_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def expand(copy: Copy, *texts: str) -> Config:
     paths = [copy.root / f"{number}.yaml" for number in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text, encoding="utf-8")
-    project = projects.load_project(paths, root=copy.root)
+    project = load_project(paths, root=copy.root)
     assert project.runs
     return project.config
 
@@ -146,7 +145,7 @@ def test_amounts_of_text_that_a_row_says_become_those_of_the_slot_and_its_other_
 
 
 def test_a_hub_id_is_told_from_a_mistyped_path(copy: Copy) -> None:
-    project = projects.load_project(root=copy.root)
+    project = load_project(root=copy.root)
     copy.write("models/small/config.json", "{}")
     local = {name: str(copy.root / name) for name in ("models/small", "models/smal", "a/b/c", "./a")}
     hub = {name: name for name in ("meta-llama/Llama-2-7b-hf", "models/smal@main")}
@@ -295,7 +294,7 @@ def test_a_checkpoint_that_is_not_here_may_be_named_by_its_digest(tmp_path: Path
     copy = Copy(tmp_path)
     slot = {"checkpoint": "results/models/small", "digest": "0123456789abcdef"}
     copy.set_config({**CONFIG, "slots": dict.fromkeys(CONFIG["slots"], slot)})
-    project = projects.load_project(root=tmp_path)
+    project = load_project(root=tmp_path)
     assert {run.checkpoint_digest for run in project.runs.values()} == {slot["digest"]}
     with pytest.raises(CheckpointError, match="results/models/small"):
         refuse_other(project.checkpoint_path(slot["checkpoint"]), slot["digest"])

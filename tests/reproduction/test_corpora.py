@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reproduction.identity.corpora import expected_hashes
+from reproduction.run import packing
 from reproduction.shipped.tokenizer import train_tokenizer
 from rotquant.foundation.errors import CorpusError
 from rotquant.recipes.schemes import Calibration
@@ -31,7 +32,6 @@ from rotquant.text import (
     load_rows,
     load_text,
     modules,
-    packing,
     tokenize,
 )
 from rotquant.text import docstrings as module

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from reproduction.metrics.distortion import kurtosis, relative_error
 from reproduction.metrics.outliers import READERS, outlier_statistics
 from reproduction.metrics.settings import Outliers
+from reproduction.metrics.snr import end_to_end_snr, window_snr
 from rotquant.foundation.errors import CorpusError
-from rotquant.metrics.snr import end_to_end_snr, window_snr
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import SNR, QuantizationScheme, RotationScheme
-from rotquant.tensors.distortion import decibel, kurtosis, relative_error, square_sum
+from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens

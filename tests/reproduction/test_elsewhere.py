@@ -9,12 +9,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from reproduction.commands.report import report_app
-from reproduction.render import html, scoreboard
-from reproduction.render.export import exported
+from reproduction.commands.report import exported, report_app
 from reproduction.render.pages.markdown import markdown
-from reproduction.sources.elsewhere import ElsewhereTable
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import page as html
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project, source_of
+from reproduction.tables.elsewhere import ElsewhereTable
+from reproduction.tables.project import Project
 from rotquant.foundation.errors import ConfigError
 from tests.helpers.elsewhere import NUMBERS, TABLE
 from tests.helpers.latex import check
@@ -34,7 +35,9 @@ def load(root: Path, change: Callable[[dict[str, Any]], Any] = lambda table: Non
 
 def page(project: Project) -> str:
     table = project.one(ElsewhereTable, "quarot_others")
-    return markdown(table.source.report(project, table, table.source.collect(project, table))).replace("\u00a0", " ")
+    return markdown(source_of(table).report(project, table, source_of(table).collect(project, table))).replace(
+        "\u00a0", " "
+    )
 
 
 def test_numbers_stand_beside_the_papers_with_where_they_are_from(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Place
+from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, named_by_experiment, quantities_in
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from tests.helpers.project import REPOSITORY
 

@@ -6,7 +6,8 @@ import pytest
 
 from reproduction.identity.run import Run
 from reproduction.render.pages.effort import given
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Budget

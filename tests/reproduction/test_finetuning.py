@@ -13,16 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from reproduction.shipped.finetuning import FineTuning, fine_tune
+from reproduction.shipped.lowrank import with_deltas
+from reproduction.shipped.practice import practice
 from rotquant.foundation.errors import CheckpointError, ConfigError
 from rotquant.metrics.zeroshot.items import task_items
 from rotquant.metrics.zeroshot.passages import read
-from rotquant.metrics.zeroshot.practice import practice
-from rotquant.models.checkpoints import kind_of, load_checkpoint, local_folder, weights_digest
-from rotquant.models.deltas import CONFIG, WEIGHTS
+from rotquant.models.checkpoints import load_checkpoint, local_folder
+from rotquant.models.deltas import CONFIG, FIRST, PREFIX, SECOND, WEIGHTS, merged
 from rotquant.models.digests import checkpoint_digest
+from rotquant.models.folders import kind_of, weights_digest
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text import load_rows
-from rotquant.training.lowrank import FIRST, PREFIX, SECOND, merged, with_deltas
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "workflow" / "resources" / "models" / "rq-7b"
@@ -285,6 +286,6 @@ def test_the_text_of_sums_is_what_mathematics_is_practised_on():
 
 def test_questions_of_the_other_tasks_come_from_training_modules():
     known = {item["context"] for item in task_items("complete_return", read("test"))}
-    texts = practice(("complete_return",), modules=60, items=50)
+    texts = practice(("complete_return",), modules=30, items=50)
     assert 10 < len(texts) <= 50
     assert not {question for ((question, _),) in texts} & known

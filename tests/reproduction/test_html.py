@@ -12,18 +12,18 @@ from typer.testing import CliRunner
 
 from reproduction.commands.report import report_app
 from reproduction.frame import values as tables
-from reproduction.render import html
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.inline_svg import inline_svg
 from reproduction.render.html.pages import render_pages
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import short_hash, write_text
-from tests.helpers.project import Copy
+from rotquant.foundation.files import write_text
+from tests.helpers.project import Copy, checkpoints_by_name
 from tests.helpers.reports import page as markdown_page
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" of `code`'
@@ -130,7 +130,7 @@ def build(root: Path) -> Project:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+        checkpoints_by_name(patch)
         yield build(tmp_path_factory.mktemp("project"))
 
 
@@ -269,7 +269,7 @@ def hostile(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ],
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+        checkpoints_by_name(patch)
         copy = Copy(tmp_path_factory.mktemp("hostile"))
         copy.set_tables({"paper": "quarot", "title": everything, "tables": [table]})
         loaded = load_project(root=copy.root)

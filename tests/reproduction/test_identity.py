@@ -18,9 +18,9 @@ import yaml
 from reproduction.identity import code
 from reproduction.identity.records import signed
 from reproduction.identity.run import Run
+from reproduction.planning.current import current_plan
 from reproduction.run.execution import units, wanted
 from reproduction.run.plan import Plan
-from reproduction.run.planning import current_plan
 from reproduction.run.results import (
     HISTORY_FILE,
     ROTATION_RECORD,
@@ -35,7 +35,7 @@ from reproduction.run.results import (
     write_result,
 )
 from reproduction.run.stages import jobs
-from reproduction.tables.source import sources
+from reproduction.sources import sources
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
 from rotquant.recipes.corpus import CorpusSpec

@@ -13,13 +13,12 @@ from reproduction.frame import values as tables
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult, run_path, write_result
 from reproduction.run.stages import measures
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import CONFIG, REPOSITORY, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
 from tests.helpers.reports import drawn, page
 
 TABLES = yaml.safe_load((REPOSITORY / "workflow/papers/rcp/analysis.yaml").read_text(encoding="utf-8"))
@@ -38,7 +37,7 @@ NUMBERS = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     copy = Copy(tmp_path)
     copy.set_tables({**TABLES, "paper": "rcp"})
     copy.set_config({**CONFIG, "seeds": [0, 1, 2], "weight_kurtosis": {"groups": 4}})

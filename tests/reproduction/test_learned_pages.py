@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.render.tracking import Logged
+from reproduction.render.pages.model import Logged
 from reproduction.run.results import RunResult, read_result, run_path, write_result
 from reproduction.tables.project import Project
 from tests.helpers.learned import LEARNED, learned_record

@@ -10,6 +10,7 @@ import torch
 from reproduction.metrics.magnitudes import magnitudes
 from reproduction.metrics.outliers import outlier_statistics
 from reproduction.metrics.settings import Magnitudes, MaximaByToken, Outliers
+from reproduction.metrics.snr import end_to_end_snr
 from reproduction.metrics.token_maxima import token_maxima as maxima_by_token
 from reproduction.shipped import TrainingConfig
 from rotquant.api import limits_of
@@ -18,7 +19,6 @@ from rotquant.methods.llm_qat.data_free_distillation import generate
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.diagnostics import measure_costs
 from rotquant.metrics.perplexity import perplexity
-from rotquant.metrics.snr import end_to_end_snr
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from reproduction.run.stages import weights
 from reproduction.run.stages.weights import compute_weights
-from reproduction.tables.project import load_project
+from reproduction.sources import load_project
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.llm_qat import data_free_distillation as llm_qat
 from rotquant.methods.llm_qat.data_free_distillation import distillation_loss, generate, train, train_model
@@ -25,6 +25,7 @@ from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.interrupting import Interrupted, MortalCheckpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.project import CONFIG, TABLES, Copy
 
@@ -165,26 +166,14 @@ def test_a_batch_may_pass_in_parts(monkeypatch):
     assert (trained[0] - trained[1]).abs().max() < 1e-5
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error of ours
-    """Stands for the end of the process."""
-
-
-def test_an_interrupted_training_continues_with_the_same_result(tmp_path: Path, monkeypatch):
-    settings, checkpoint = recipe(steps=5), Checkpoint(tmp_path / "file", "this", every=2)
+def test_an_interrupted_training_continues_with_the_same_result(tmp_path: Path):
+    settings, about = recipe(steps=5), (tmp_path / "file", "this", 2)
     straight, killed, resumed = (tiny_model(tied=True) for _ in range(3))
     history = train_model(straight, settings)
-    losses_left = iter(range(3))
-
-    def interrupted(*arguments):
-        if next(losses_left, None) is None:
-            raise Interrupted
-        return distillation_loss(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm_qat, "distillation_loss", interrupted)
-        with pytest.raises(Interrupted):
-            train_model(killed, settings, checkpoint=checkpoint)
-    assert train_model(resumed, settings, checkpoint=checkpoint) == history
+    with pytest.raises(Interrupted):
+        train_model(killed, settings, checkpoint=MortalCheckpoint(*about, lives=iter(range(3))))
+    assert about[0].exists()
+    assert train_model(resumed, settings, checkpoint=Checkpoint(*about)) == history
     assert all(torch.equal(*pair) for pair in zip(straight.parameters(), resumed.parameters(), strict=True))
 
 

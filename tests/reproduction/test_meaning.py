@@ -20,20 +20,21 @@ from reproduction.claims.widths import Course, Line
 from reproduction.frame import values as collected
 from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
-from reproduction.render import html
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.pages import render_pages
 from reproduction.render.meaning.pages import Words, of_claims
 from reproduction.render.meaning.sayings import Saying, Teller, sayings
 from reproduction.render.meaning.tables import meaning_of, of_effects
 from reproduction.render.meaning.words import EffectUnit, clause, told
-from reproduction.render.pages.report import report_of
+from reproduction.render.pages.benchmarks import speed_report
+from reproduction.render.pages.recipes import settings_report
+from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.settings.report import settings_report
-from reproduction.render.speed.report import speed_report
 from reproduction.run.results import table_path
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, headline
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable
@@ -369,7 +370,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 def said_of(project: Project, name: str) -> list[str]:
     chosen = project.table(name)
-    return [*report_of(project, chosen, *collected.collect(project, chosen)).meaning]
+    return [*runs_report(project, chosen, *collected.collect(project, chosen)).meaning]
 
 
 def test_a_page_without_claims_says_which_rows_are_best_and_worst(kinds: Project) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from reproduction.metrics.outlier_tokens import CONTENTS, describe, is_low_in_meaning, look, outlier_tokens
 from reproduction.tables.quantities import OUTLIER_TOKENS
 from rotquant.foundation.errors import CorpusError
-from rotquant.metrics.outlier_tokens import CONTENTS, describe, is_low_in_meaning, look, outlier_tokens
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import OutlierTokens

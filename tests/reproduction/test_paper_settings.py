@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from reproduction.tables.project import Cell, Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Cell, Project
 from reproduction.tables.tables import RunTable
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override

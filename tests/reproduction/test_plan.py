@@ -5,29 +5,29 @@ from pathlib import Path
 import pytest
 
 from reproduction.identity.run import Run
+from reproduction.planning.expansion import make_plan
+from reproduction.reading.written import read_yaml
 from reproduction.run.execution import units, wanted
-from reproduction.run.expansion import make_plan
 from reproduction.run.plan import Plan, config_file
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
 from reproduction.tables.tables import RunTable
-from rotquant.foundation.files import short_hash
-from rotquant.foundation.written import read_yaml
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from tests.helpers.project import REPOSITORY, Copy
+from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by their place, as in a copy of the project, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
+    checkpoints_by_name(monkeypatch, str)
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[projects.Project, Plan]:
     """The project and its plan; tests leave both as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(projects, "checkpoint_digest", lambda path: short_hash(str(path)))
-        project = projects.load_project(root=REPOSITORY)
+        checkpoints_by_name(patch, str)
+        project = load_project(root=REPOSITORY)
         return project, make_plan(project, "0" * 16, "0" * 16)
 
 
@@ -50,7 +50,7 @@ def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[proje
 
 def test_the_thorough_profile_takes_all_items_more_windows_and_ten_seeds_everywhere() -> None:
     """No table keeps an amount of its own that the profile cannot reach."""
-    project = projects.load_project([REPOSITORY / "config/thorough.yaml"], root=REPOSITORY)
+    project = load_project([REPOSITORY / "config/thorough.yaml"], root=REPOSITORY)
     runs = [run for table in project.tables for run in runs_of(project, table).values()]
     assert {run.metric.limit for run in runs if isinstance(run.metric, ZeroShot)} == {None}
     assert {run.metric.max_windows for run in runs if isinstance(run.metric, Perplexity)} == {200}
@@ -90,7 +90,7 @@ def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_pat
     copy = Copy(tmp_path, small=False)
     status, output = copy.snakemake("results/tables/spinquant_figure7.csv")
     assert status == 0, output
-    project = projects.load_project(root=tmp_path)
+    project = load_project(root=tmp_path)
     shown = runs_of(project, "spinquant_figure7").values()
     weights = {run.weights_key for run in shown}
     on_them = {run.metric.kind for run in project.runs.values() if run.weights_key in weights}

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from reproduction.identity import code
-from reproduction.run import expansion
+from reproduction.planning import expansion
+from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan, read_plan
-from reproduction.run.planning import current_plan
 from reproduction.run.results import part_path, run_path
 from reproduction.run.states import MARKS, States
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
+from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, checkpoints_by_name, packages_in
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 
 def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(path))
-    project = projects.load_project(root=REPOSITORY)
+    checkpoints_by_name(monkeypatch)
+    project = load_project(root=REPOSITORY)
     made = expansion.make_plan(project, "0" * 16, "0" * 16)
     plan = Plan.model_validate_json(made.model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs
@@ -51,11 +52,8 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.Monkey
     assert plan.rotations.keys() == project.rotations.keys()
     assert plan.tasks.keys() == project.task_sets.keys()
     for name, table in plan.tables.items():
-        cells = [(cell.row, cell.column, tuple(run.key for run in cell.runs)) for cell in project.cells(name)]
-        assert [(cell.row, cell.column, cell.runs) for cell in table.cells] == cells
-        assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(
-            {run for *_, runs in cells for run in runs}
-        )
+        shown = {run.key for cell in project.cells(name) for run in cell.runs}
+        assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(shown)
     assert {name: [*page.records] for name, page in plan.tables.items() if page.records} == {
         name: list(dict.fromkeys(table.recorded)) for name, table in project.of(SpeedTable).items()
     }
@@ -141,7 +139,7 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
         copy.write(f"{folder}/config.json", "{}")
     script = (
-        "import sys; from pathlib import Path; from reproduction.run.planning import current_plan\n"
+        "import sys; from pathlib import Path; from reproduction.planning.current import current_plan\n"
         "current_plan(Path())\n"
         "print({'reproduction.tables.project', 'rotquant.recipes.recipe', 'torch'} & {*sys.modules})"
     )

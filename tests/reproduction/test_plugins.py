@@ -17,7 +17,8 @@ from reproduction.identity.code import stage_digest
 from reproduction.run.results import RunResult, run_path, weights_path, write_result
 from reproduction.run.stages.runs import measure_runs
 from reproduction.run.stages.weights import compute_weights
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import find_method, override

@@ -6,20 +6,22 @@ here makes the notes of Tables 1, 14 and 15 and of Figures 4 and 7 untrue (workf
 
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
 from reproduction.identity.run import Run
-from reproduction.tables.project import Project, load_project
+from reproduction.metrics.outlier_tokens import outlier_tokens
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
-from rotquant.metrics.outlier_tokens import outlier_tokens
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
+from rotquant.recipes.corpus import CorpusSpec, Split
 from rotquant.recipes.schemes import OutlierTokens
-from rotquant.text import load_text, tokenize
+from rotquant.text import Tokens, calibration_samples, load_text, tokenize
 from tests import cards
 from tests.helpers.project import REPOSITORY
 
@@ -45,26 +47,38 @@ def test_these_are_the_models_of_the_tables() -> None:
     assert {Path(run.checkpoint).name for cell in cells for run in cell.runs} == {*MODELS}
 
 
+@cache
+def tokens(corpus: CorpusSpec, split: Split, characters: int | None = None) -> Tokens:
+    """A text in tokens of the stand-ins, which have one tokenizer."""
+    return tokenize(load_text(corpus, split, max_characters=characters), load_tokenizer(cards.MODELS / MODELS[0]))
+
+
+@cache
+def network(model: str) -> nn.Module:
+    return api.load_checkpoint(cards.MODELS / model, torch.float32, "cpu")[0]
+
+
+def test_the_models_have_one_tokenizer() -> None:
+    assert len({(cards.MODELS / model / "tokenizer.json").read_bytes() for model in MODELS}) == 1
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_prefix_of_a_stand_in_is_one_token(model: str) -> None:
-    network, _ = api.load_checkpoint(cards.MODELS / model, torch.float32, "cpu")
-    tokenizer = load_tokenizer(cards.MODELS / model)
     for run in runs("Prefixed token", "prefixquant_table1")[model]:
         calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]
         assert calibration is not None
         assert isinstance(method, PrefixedOutliers)
         assert method.text is None
-        samples = api.calibration_tokens(run.corpora[calibration.corpus], calibration, tokenizer, run.seed)
-        ratios, bos = token_maxima(network, samples).ratios, network.config.bos_token_id
-        assert detect_prefix(ratios, samples, bos, method.threshold, **method.rule) == (bos,), run.seed
+        text = tokens(run.corpora[calibration.corpus], "train", calibration.characters)
+        samples = calibration_samples(text, calibration, run.seed)
+        ratios = token_maxima(network(model), samples).ratios
+        assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,), run.seed
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_hardly_an_outlier_token_of_the_test_text_stands_elsewhere_than_first(model: str) -> None:
     (run,) = runs("Original", "prefixquant_figure4", "prefixquant_figure7")[model]
     assert isinstance(run.metric, OutlierTokens)
-    network, _ = api.load_checkpoint(cards.MODELS / model, torch.float32, "cpu")
-    tokenizer = load_tokenizer(cards.MODELS / model)
-    tokens = tokenize(load_text(run.corpora[run.metric.corpus], run.metric.split), tokenizer)
-    _, found = outlier_tokens(network, tokens, run.metric, lambda token: cast("str", tokenizer.decode(token)))
+    text = tokens(run.corpora[run.metric.corpus], run.metric.split)
+    _, found = outlier_tokens(network(model), text, run.metric, str)
     assert found["others"] <= 1

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription, experiment_rows

@@ -9,9 +9,10 @@ import math
 
 import pytest
 
+from reproduction.sources import load_project
 from reproduction.sources.runs import Runs
 from reproduction.tables.configuration import load_config
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription
 

@@ -12,8 +12,9 @@ import pytest
 
 from reproduction.claims.claims import outcomes
 from reproduction.frame.values import Values, printed
+from reproduction.sources import load_project
 from reproduction.sources.runs import Runs
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription
 

@@ -18,12 +18,13 @@ from reproduction.metrics.training_loss import training_loss
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures.scaling import ours, papers
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.pages.report import report_of
+from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.trained import last_step
 from reproduction.run.results import HISTORY_FILE, RunResult, run_path, write_result
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
 from rotquant.models.architectures import architecture_of
@@ -149,7 +150,7 @@ def made_up(project: Project, name: str) -> tuple[Values, dict[str, RunResult]]:
 def test_every_page_has_words_and_every_number_stands_on_it(name: str, project: Project) -> None:
     table = project.table(f"rcp_{name}")
     values, results = made_up(project, table.id)
-    page = markdown(report_of(project, table, values, results))
+    page = markdown(runs_report(project, table, values, results))
     mains = [quantity for quantity in project.quantities(table) if quantity.chance is None]
     for (_, _, quantity), number in values.items():
         if quantity in [main.name for main in mains]:
@@ -160,7 +161,7 @@ def test_every_page_has_words_and_every_number_stands_on_it(name: str, project: 
 
 def test_a_page_shows_in_each_column_what_is_measured_there(project: Project) -> None:
     table = project.table("rcp_table3")
-    page = markdown(report_of(project, table, *made_up(project, table.id)))
+    page = markdown(runs_report(project, table, *made_up(project, table.id)))
     assert "| WizardCoder-7B, HumanEval | *published* | MetaMath-7B, GSM8K | *published* |" in page
 
 
@@ -227,10 +228,10 @@ def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
     for name in ("rcp_start", "rcp_table2"):
         table = project.table(name)
         assert "<summary>What is trained" not in markdown(
-            report_of(project, table, *made_up(project, name))
+            runs_report(project, table, *made_up(project, name))
         )  # histories are not here
         histories(tmp_path, project, name)
-        text = markdown(report_of(project, table, *made_up(project, name)))
+        text = markdown(runs_report(project, table, *made_up(project, name)))
         lines = text.partition("<summary>What is trained beside the weights")[2].partition("</details>")[0]
         head = "| Row | Model | lower end | first partition | farthest from a third | centre |"
         assert head in lines
@@ -295,7 +296,7 @@ def test_figure_6_draws_the_losses_of_its_runs(
         asked.append((key, name))
         return losses[key] if name == "losses" else [3]
 
-    monkeypatch.setattr("reproduction.render.figures.losses.array_of", array_of)
+    monkeypatch.setattr("reproduction.render.figures.learning.array_of", array_of)
     figures.draw(project, table, values, tmp_path / "figure.svg")
     text = (tmp_path / "figure.svg").read_text()
     assert all(f"<!-- {row.name} -->" in text for row in table.rows)

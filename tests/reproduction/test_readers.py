@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.reading.written import read_csv, read_yaml
 from rotquant.foundation.errors import ConfigError, CorpusError, KernelError, ResultError, RotquantError
 from rotquant.foundation.files import file_inside, read_object
 from rotquant.foundation.parsing import parse_json
-from rotquant.foundation.written import read_csv, read_yaml, yaml_value
-from rotquant.models.checkpoints import read_safetensors_header
+from rotquant.foundation.written import yaml_value
+from rotquant.models.folders import read_safetensors_header
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text import load_rows
 from tests.trials.fuzz.readers import ASIDE, FUZZED, found

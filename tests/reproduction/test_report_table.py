@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from reproduction.claims.claims import Score
-from reproduction.commands.report import report_app
+from reproduction.commands.report import exported, report_app
 from reproduction.frame.values import collect, write_values
-from reproduction.render.export import exported
 from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 from tests.helpers.latex import check
 from tests.helpers.project import Copy

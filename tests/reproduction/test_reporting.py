@@ -16,14 +16,16 @@ from reproduction.claims import claims
 from reproduction.commands.report import report_app
 from reproduction.frame import values as collected
 from reproduction.frame.lines import read_frame
-from reproduction.render import html, scoreboard
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.pages.report import report_of
+from reproduction.render.pages.model import Logged
+from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.verdicts import judged_before
-from reproduction.render.tracking import Logged
 from reproduction.run.results import read_result, run_path, table_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import page as html
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, PERPLEXITY
 from reproduction.words import describe
 from reproduction.words.numbers import loss_words, show, show_change
@@ -315,7 +317,7 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
     about = chosen.claims[0].model_copy(update={"quantity": "average"})
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
-    text = markdown(report_of(project, chosen, values, results)).replace("\u00a0", " ")
+    text = markdown(runs_report(project, chosen, values, results)).replace("\u00a0", " ")
     assert "| NaN | *65.64* |" in text
     assert "1 of 2 mechanisms reproduced, 1 not checkable" in text  # the perplexity is a number
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text

@@ -11,8 +11,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from reproduction import schemas
+from reproduction.reading.written import read_yaml
 from reproduction.schemas import MODELS, SCHEMAS, kind_of, schema_text
-from rotquant.foundation.written import read_yaml
 from rotquant.recipes.presets import PRESETS
 from rotquant.recipes.registry import method_names
 

@@ -10,14 +10,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from reproduction.claims.facts import outcomes
-from reproduction.commands.report import report_app
-from reproduction.render import scoreboard
-from reproduction.render.export import exported
+from reproduction.claims.unmeasured import outcomes
+from reproduction.commands.report import exported, report_app
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.settings.report import settings_report
+from reproduction.render.pages.recipes import settings_report
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project
 from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from reproduction.tables.settings import SettingsTable
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import all_presets, preset

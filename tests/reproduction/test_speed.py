@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from reproduction.benchmarks.registry import BENCHMARKS
-from reproduction.tables.project import load_tables
+from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable, matches, rows
 from reproduction.tables.speed.published import place, read_printed, references
 from rotquant.foundation.errors import ConfigError
@@ -87,7 +87,7 @@ def test_every_benchmark_is_used_by_some_table() -> None:
 
 
 def test_definitions_are_read_without_torch() -> None:
-    code = "import sys; from reproduction.tables import project; project.load_project(); print('torch' in sys.modules)"
+    code = "import sys; from reproduction import sources; sources.load_project(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -195,12 +195,22 @@ def test_a_claim_about_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_check_asks_one_thing(tmp_path: Path) -> None:
     data = changed({})
-    data["tables"][0]["claims"][0]["check"]["at_most"] = 3
-    with pytest.raises(ConfigError, match="one of at_least, at_most and increasing"):
+    check = data["tables"][0]["claims"][0]["mechanism"]
+    check["at_most"] = check["at_least"]
+    with pytest.raises(ConfigError, match="a claim has one check"):
         load(tmp_path, data)
     data = changed({})
-    data["tables"][0]["claims"][0]["check"]["compare"] = "amount"
+    data["tables"][0]["claims"][0]["mechanism"]["at_least"]["compare"] = "amount"
     with pytest.raises(ConfigError, match="one of an amount names none"):
+        load(tmp_path, data)
+    data = changed({})
+    claim = data["tables"][0]["claims"][0]
+    claim["setting"] = {"at_most": {"column": "INT4", "over": "FP16", "compare": "cost", "value": 1}}
+    with pytest.raises(ConfigError, match="compare in one way, with one column"):
+        load(tmp_path, data)
+    data = changed({})
+    del data["tables"][0]["claims"][0]["mechanism"]
+    with pytest.raises(ConfigError, match="a claim has a mechanism, a setting or a fact"):
         load(tmp_path, data)
 
 

@@ -12,14 +12,16 @@ from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Answer
 from reproduction.claims.replays import outcomes
 from reproduction.commands.report import report_app
+from reproduction.frame import limits
 from reproduction.frame.speed import SpeedNumbers, collect, find_record, read_numbers, record_path
-from reproduction.render import html
+from reproduction.render.figures import speed as figures
+from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.cells import digits
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.verdicts import claims_of
-from reproduction.render.speed import figures, limits
-from reproduction.render.speed.report import speed_report
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import page as html
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.foundation.errors import ResultError
 from tests.helpers.project import Copy
@@ -52,7 +54,11 @@ def decided(project: Project, **check: object) -> Answer:
     data = {**SPEED["tables"][0], "paper": "quarot", "paper_title": "QuaRot", "published": table_of(project).published}
     rows = check.pop("rows", ["*"])
     asked = {"column": "INT4", "over": "FP16", **check}
-    table = SpeedTable.model_validate({**data, "claims": [{"text": "T", "section": "1", "rows": rows, "check": asked}]})
+    kind = next(name for name in ("at_least", "at_most", "increasing") if name in asked)
+    bound = asked.pop(kind)
+    mechanism = {kind: asked if kind == "increasing" else {**asked, "value": bound}}
+    claim = {"text": "T", "section": "1", "rows": rows, "mechanism": mechanism}
+    table = SpeedTable.model_validate({**data, "claims": [claim]})
     (outcome,) = outcomes(table, collect(project, table, find_record(project, table)))
     return outcome.answers["mechanism"]
 
@@ -63,6 +69,16 @@ def test_a_ratio_is_over_the_baseline_of_the_same_row(project: Project) -> None:
     assert number.ratio == pytest.approx(2.5)
     assert number.ratio_spread == pytest.approx(0.01 * 2**0.5)  # both times are ± 1 %
     assert number.papers[0].ratio == pytest.approx(1.902 / 0.696)
+
+
+def test_the_page_says_which_rows_compare_different_runs(project: Project) -> None:
+    table = table_of(project)
+    made = record(project.root / OWN, table)
+    assert ", in the same run." in page(project, table)
+    again = made.cells[0].model_copy(update={"sitting": 1})
+    sittings = (*made.sittings, *made.sittings)
+    write_record(project.root / OWN, made.model_copy(update={"sittings": sittings, "cells": (again, *made.cells[1:])}))
+    assert f"but for {table.cells[0].row}, whose columns" in page(project, table)
 
 
 def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:
@@ -217,10 +233,9 @@ def test_a_papers_times_are_judged_on_its_gpu_alone_and_a_direction_on_any(
     record(project.root / OWN, table_of(project))
     data = copy.deepcopy(SPEED["tables"][0])
     data["grids"][0]["unit"] = unit
-    claims = [
-        {**data["claims"][0], "about": about, "check": {**data["claims"][0]["check"], "at_least": 9}}
-        for about in ("mechanism", "setting", "fact")
-    ]
+    text = {name: data["claims"][0][name] for name in ("text", "section")}
+    check = {"at_least": {"column": "INT4", "over": "FP16", "value": 9}}
+    claims = [{**text, about: check} for about in ("mechanism", "setting", "fact")]
     said = {**data, "gpus": gpus, "claims": claims, "published": None, "paper": "quarot", "paper_title": "QuaRot"}
     table = SpeedTable.model_validate(said)
     direction, setting, fact = outcomes(table, collect(project, table, find_record(project, table)), device)

@@ -13,13 +13,13 @@ from reproduction.render.figures import draw as figures
 from reproduction.render.figures.changes import change_between
 from reproduction.render.figures.learning import gains, layers_of, smoothed
 from reproduction.run.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import SNR_DB, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import short_hash, write_json
-from tests.helpers.project import CONFIG, Copy
+from rotquant.foundation.files import write_json
+from tests.helpers.project import CONFIG, Copy, checkpoints_by_name
 from tests.helpers.reports import changed, drawn, page
 
 ROTATED = {"methods": {"spinquant": None, "gptq": None}, "keys": None, "values": None}
@@ -96,7 +96,7 @@ ARRAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     copy = Copy(tmp_path)
     copy.set_tables(TABLES)
     copy.set_config({**CONFIG, "trials": 4})

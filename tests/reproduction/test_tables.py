@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
+from reproduction.sources import load_project, sources
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import plain
-from reproduction.tables.source import sources
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any
     project = Copy(root)
     project.set_tables(tables_data)
     project.set_config(config)
-    return projects.load_project(root=root)
+    return load_project(root=root)
 
 
 def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_baseline(shipped: Path) -> None:
-    project = projects.load_project(root=shipped)
+    project = load_project(root=shipped)
     cells = project.cells("quarot_table1")
     assert len(cells) == 7 * 3
     assert {(cell.row, len(cell.runs)) for cell in cells} == {
@@ -65,7 +65,7 @@ def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_
 
 
 def test_published_values_belong_to_their_cells(shipped: Path) -> None:
-    project = projects.load_project(root=shipped)
+    project = load_project(root=shipped)
     published = project.published(project.table("quarot_table1"))
     assert published["QuaRot", "Llama-2-70B", "perplexity"].value == 3.79
     assert published["SmoothQuant", "Llama-2-70B", "perplexity"].value is None
@@ -73,14 +73,14 @@ def test_published_values_belong_to_their_cells(shipped: Path) -> None:
 
 
 def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
-    project = projects.load_project(root=shipped)
+    project = load_project(root=shipped)
     slot = project.config.slot("Llama-2-7B")
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
     grouped = cells["QuaRot-128G", "Llama-2-7B"]
     assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.scaled("group_sizes", 128)
     assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.scaled("outlier_features", 256)
     assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
-    paper = projects.load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
+    paper = load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
     assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
     assert cells["QUIK-4B", "Llama-2-70B"].methods["outliers"].features == 256
@@ -94,7 +94,7 @@ def test_equal_cells_of_two_tables_are_one_run(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     project.write("workflow/papers/quarot/published/other.csv", "row,column,metric,value,unit\n")
     project.set_tables({**TABLES, "tables": [*TABLES["tables"], second]})
-    loaded = projects.load_project(root=tmp_path)
+    loaded = load_project(root=tmp_path)
     keys = [[run.key for cell in loaded.cells(name) for run in cell.runs] for name in loaded.tables]
     assert keys[0] == keys[1]
     assert len(loaded.runs) == 6
@@ -232,7 +232,7 @@ def test_a_column_takes_its_numbers_from_another_table_and_its_recipe_from_the_r
     project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
     project.write("workflow/papers/quarot/published/other.csv", other)
     project.set_tables(data)
-    loaded = projects.load_project(root=project.root)
+    loaded = load_project(root=project.root)
     clips = {cell.column: cell.runs[0].recipe.activations.clip_ratio for cell in loaded.cells("quarot_table1")[2:]}
     assert clips == {"1.0": 0.9, "0.9": 0.5}
     published = loaded.published(loaded.table("quarot_table1")).items()
@@ -320,14 +320,14 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: A
     if path[-1] == "columns":  # the published values would name the columns too
         project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
     with pytest.raises((ConfigError, RecipeError)) as caught:
-        projects.load_project(root=tmp_path).cells("quarot_table1")
+        load_project(root=tmp_path).cells("quarot_table1")
     assert sentence in str(caught.value)
     assert "workflow/papers/quarot/" in str(caught.value) or "experiment" in path
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
-    project = projects.load_project(root=shipped)
+    project = load_project(root=shipped)
     with pytest.raises(ConfigError, match="unknown table 'quarot_tabel1'; nearest: quarot_table1"):
         project.table("quarot_tabel1")
 
@@ -335,14 +335,14 @@ def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
 def test_outside_of_a_project_the_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RotquantError, match="not inside a rotquant project"):
-        projects.load_project()
+        load_project()
 
 
 def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
     modules = (
-        "reproduction.tables.project, reproduction.identity.code, reproduction.commands.runs, reproduction.render.html"
+        "reproduction.sources, reproduction.identity.code, reproduction.commands.runs, reproduction.scoreboard.page"
     )
-    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
+    code = f"import {modules}, sys; reproduction.sources.sources(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reproduction.sources.elsewhere import ElsewhereTable
+from reproduction.sources import load_project, load_tables
 from reproduction.tables.checks import Claim
-from reproduction.tables.project import Project, load_project, load_tables
+from reproduction.tables.elsewhere import ElsewhereTable
+from reproduction.tables.project import Project
 from reproduction.tables.tables import Row, RunTableFields, TableFile
 
 PAGE = Path("docs/tables.md").read_text(encoding="utf-8")

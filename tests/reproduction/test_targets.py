@@ -7,11 +7,11 @@ import yaml
 
 from reproduction.claims.claims import Score
 from reproduction.frame.values import Number, Values, write_values
-from reproduction.render import scoreboard
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project, load_tables
-from rotquant.foundation.files import short_hash, write_text
-from tests.helpers.project import Copy
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project, load_tables
+from reproduction.tables.project import Project
+from rotquant.foundation.files import write_text
+from tests.helpers.project import Copy, checkpoints_by_name
 from tests.helpers.speed import SPEED, record
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "config" / "targets.yaml").read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ TABLE = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     tables = [{"id": "quarot_table1", **TABLE}, {"id": "quarot_switches", **TABLE}]
     Copy(tmp_path).set_tables({"paper": "quarot", "title": "QuaRot: a title", "tables": tables})
     return load_project(root=tmp_path)

@@ -13,13 +13,12 @@ from reproduction.metrics.token_maxima import STATISTICS, TENSORS
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures import tokens as drawn
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables import project as projects
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS, quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import Copy
+from tests.helpers.project import Copy, checkpoints_by_name
 
 LAYERS = 3
 ROTATED = {"rotation": {"values": "random_hadamard", "heads": False}}
@@ -85,7 +84,7 @@ def panel(largest: float) -> dict[str, Any]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(projects, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     Copy(tmp_path).set_tables(TABLES)
     loaded = load_project(root=tmp_path)
     compute(loaded)

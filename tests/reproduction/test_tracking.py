@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from reproduction.frame.values import collect
 from reproduction.render import tracking
-from reproduction.render.pages.report import report_of
+from reproduction.render.pages.runs import runs_report
 from reproduction.render.tracking import papers
 from reproduction.run.results import (
     HISTORY_FILE,
@@ -25,7 +25,8 @@ from reproduction.run.results import (
     weights_path,
     write_result,
 )
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import Claim
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
@@ -330,7 +331,7 @@ def test_a_tables_run_counts_its_claims(project: Project) -> None:
     for value, counts in decisions.items():
         compute(project, value=value, row="QuaRot")
         (logged,) = tracking.log_tables(project, [chosen])
-        tracking.log_report(project.root, logged, report_of(project, chosen, *collect(project, chosen)), [])
+        tracking.log_report(project.root, logged, runs_report(project, chosen, *collect(project, chosen)), [])
         (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
         tags = parent.data.tags
         assert tuple(tags[f"claims.{name}"] for name in _OUTCOMES) == counts
@@ -342,7 +343,7 @@ def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
     page.write_text("# Report\n\n![A figure.](figure.svg)\nFirst" + "\nand more" * 1000)
     chosen = project.table("quarot_table1")
     for _ in range(2):
-        report = report_of(project, chosen, *collect(project, chosen), logged)
+        report = runs_report(project, chosen, *collect(project, chosen), logged)
         tracking.log_report(project.root, logged, report, [page])
     with tracking.opened(project.root) as found:
         assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]

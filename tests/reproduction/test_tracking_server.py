@@ -11,11 +11,12 @@ import yaml
 
 from reproduction.frame.values import collect
 from reproduction.render import tracking
-from reproduction.render.pages.report import report_of
+from reproduction.render.pages.runs import runs_report
 from reproduction.render.tracking import TrackingError, papers, runs, store
 from reproduction.render.tracking.location import Location, printable
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
 from tests.helpers.project import CONFIG
 from tests.helpers.tracked import TABLES, compute, log, make_project
@@ -157,7 +158,7 @@ def test_a_report_goes_to_the_run_that_took_the_place_of_its_tables(project: Pro
     page = project.root / "quarot_table1.md"
     page.write_text("# Report")
     chosen = project.table("quarot_table1")
-    tracking.log_report(project.root, logged, report_of(project, chosen, *collect(project, chosen)), [page])
+    tracking.log_report(project.root, logged, runs_report(project, chosen, *collect(project, chosen)), [page])
     (parent,) = (run for run in live(project) if run.info.run_id == again.parent)
     assert "# Report" in parent.data.tags["mlflow.note.content"]
     assert f"/runs/{again.parent}/artifacts/quarot_table1.md" in parent.data.tags["mlflow.note.content"]
@@ -168,7 +169,7 @@ def test_a_reports_beginning_stays_when_its_table_is_shown_again(project: Projec
     page = project.root / "quarot_table1.md"
     page.write_text("# Report")
     chosen = project.table("quarot_table1")
-    tracking.log_report(project.root, logged, report_of(project, chosen, *collect(project, chosen)), [page])
+    tracking.log_report(project.root, logged, runs_report(project, chosen, *collect(project, chosen)), [page])
     before = shown(project)
     log(project)
     assert shown(project) == before

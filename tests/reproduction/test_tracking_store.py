@@ -19,7 +19,8 @@ from reproduction.commands import tracking as commands
 from reproduction.render import tracking
 from reproduction.render.tracking import TrackingError, find_location
 from reproduction.run.results import run_path
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
 from tests.helpers.project import CONFIG, REPOSITORY
 from tests.helpers.tracked import log, make_project, search
@@ -248,11 +249,11 @@ def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) ->
     (project.root / "mlflow.db").unlink()
     code = (
         "from pathlib import Path; from reproduction.tables import project as projects\n"
-        "from reproduction.render import tracking\n"
+        "from reproduction.render import tracking; from reproduction.sources import load_project\n"
         "from reproduction.commands.tracking import sync_tracking; from rotquant.foundation.files import short_hash\n"
         "projects.checkpoint_digest = lambda path: short_hash(Path(path).name)\n"
         "sync_tracking()\n"
-        "project = projects.load_project()\n"
+        "project = load_project()\n"
         "(logged,) = tracking.log_tables(project, [project.table('quarot_table1')])\n"
         "with tracking.opened(project.root) as store:\n"
         "    print(*sorted(item.path for item in store.client.list_artifacts(logged.parent)))"

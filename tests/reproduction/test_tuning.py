@@ -11,7 +11,8 @@ import yaml
 from reproduction.identity.run import Run
 from reproduction.run import tuning
 from reproduction.run.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.cli import app
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_json

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 
+from reproduction.metrics.distortion import excess_kurtosis, kurtosis
 from reproduction.metrics.magnitudes import read_inputs
 from reproduction.metrics.settings import WeightKurtosis
 from reproduction.metrics.weight_kurtosis import (
@@ -31,7 +32,6 @@ from rotquant.models.architectures import decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.tensors.distortion import excess_kurtosis, kurtosis
 from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
 
 METRIC = WeightKurtosis(weights=("q_proj", "o_proj", "down_proj"), depths=(0.0, 0.99), groups=4, bins=6)

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import reproduction.tables.project
 from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course, Line, line_through
 from reproduction.run.results import RunResult, run_path, write_result
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.tables import WidthEffect
 from rotquant.foundation.errors import ConfigError
-from rotquant.foundation.files import short_hash
-from tests.helpers.project import CONFIG, TABLES, Copy
+from tests.helpers.project import CONFIG, TABLES, Copy, checkpoints_by_name
 from tests.helpers.reports import drawn, metrics, page, provenance
 
 WIDTHS = {"128": 128, "256": 256, "256, seed 1": 256, "512": 512}
@@ -74,7 +73,7 @@ def test_which_way_wider_models_go(slope: float | None, half: float, papers: flo
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Each width with a rise of 100 % over the width in units of 128, and a seed that adds a hundredth."""
-    monkeypatch.setattr(reproduction.tables.project, "checkpoint_digest", lambda path: short_hash(Path(path).name))
+    checkpoints_by_name(monkeypatch)
     copy = Copy(tmp_path)
     copy.set_tables({**TABLES, "tables": [TABLE]})
     slots = {f"Model {name}": {"checkpoint": f"models/{place}"} for place, name in enumerate(WIDTHS)}

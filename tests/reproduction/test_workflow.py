@@ -73,7 +73,7 @@ def test_an_edit_reruns_what_it_affects_and_only_that(computed: Copy) -> None:
             computed.edit(path, new, old)
 
     rendering = {"report"}
-    assert planned_after("workflow/reproduction/render/pages/accuracy.jinja", "Upright numbers", "Numbers") == rendering
+    assert planned_after("workflow/reproduction/render/pages/runs.jinja", "Upright numbers", "Numbers") == rendering
     assert planned_after("workflow/reproduction/render/figures/style.py", 'OURS = "#0072B2"', 'OURS = "#0072B1"') >= {
         "figure",
         "report",
@@ -108,29 +108,29 @@ def test_a_failing_rerun_leaves_the_earlier_results_and_is_tried_again(computed:
 
 def test_a_rendering_that_fails_leaves_the_earlier_report_and_is_tried_again(computed: Copy) -> None:
     earlier = computed.read(REPORT)
-    computed.edit("workflow/reproduction/render/pages/report.py", "def report_of(", "broken syntax\ndef report_of(")
+    computed.edit("workflow/reproduction/render/pages/runs.py", "def runs_report(", "broken syntax\ndef runs_report(")
     status, output = computed.snakemake(REPORT)
     assert status != 0
-    assert "report.py is not valid Python" in output  # found before anything is run
+    assert "runs.py is not valid Python" in output  # found before anything is run
     assert "Traceback" not in output
-    computed.edit("workflow/reproduction/render/pages/report.py", "broken syntax\ndef report_of(", "def report_of(")
-    computed.edit("workflow/reproduction/render/pages/report.py", "title=title(table)", "title=table.no_such_field")
+    computed.edit("workflow/reproduction/render/pages/runs.py", "broken syntax\ndef runs_report(", "def runs_report(")
+    computed.edit("workflow/reproduction/render/pages/verdicts.py", "title=title(table)", "title=table.no_such_field")
     assert computed.snakemake(REPORT)[0] != 0
     assert computed.read(REPORT) == earlier
-    computed.edit("workflow/reproduction/render/pages/report.py", "title=table.no_such_field", "title=title(table)")
+    computed.edit("workflow/reproduction/render/pages/verdicts.py", "title=table.no_such_field", "title=title(table)")
     assert set(computed.planned(REPORT)) == {"report"}
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
 def test_a_scoreboard_that_cannot_be_rendered_fails_no_run(computed: Copy) -> None:
     earlier = computed.read("reports/index.*")
-    computed.edit("workflow/reproduction/commands/report.py", "html.index(", "html.no_such_index(")
+    computed.edit("workflow/reproduction/commands/report.py", "page.index(", "page.no_such_index(")
     (computed.root / REPORT).unlink()
     status, output = computed.snakemake(REPORT)
     assert status == 0, output
     assert "warning: the scoreboard reports/index.html could not be rendered" in output
     assert computed.read("reports/index.*") == earlier
-    computed.edit("workflow/reproduction/commands/report.py", "html.no_such_index(", "html.index(")
+    computed.edit("workflow/reproduction/commands/report.py", "page.no_such_index(", "page.index(")
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 

@@ -14,8 +14,8 @@ from pydantic_core import core_schema
 
 from reproduction.shipped.finetuning import FineTuning
 from reproduction.shipped.recipe import TrainingConfig
+from reproduction.sources import patterns, sources
 from reproduction.tables.configuration import ConfigFile, find_root
-from reproduction.tables.source import patterns, sources
 from reproduction.tables.targets import Targets
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS

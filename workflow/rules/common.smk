@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from rotquant.foundation.errors import RotquantError
 from reproduction.run.cluster import lost_jobs
-from reproduction.run.planning import current_plan
+from reproduction.planning.current import current_plan
 from reproduction.run.starting import begin
 from reproduction.run.states import States
 

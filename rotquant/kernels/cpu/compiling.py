@@ -78,7 +78,7 @@ def compile_source(target: tuple[str, ...] = NATIVE, folder: Path | None = None)
     Two processes at the same time both compile, and the last one's equal result stays.
 
     Args:
-        folder: where libraries are kept; by default `kernels` in the cache (`foundation.files.cache_folder`).
+        folder: where libraries are saved; by default `kernels` in the cache (`foundation.files.cache_folder`).
 
     Raises:
         KernelError: there is no C++ compiler, or it refuses; its messages follow the first sentence then.

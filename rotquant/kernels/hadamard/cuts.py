@@ -77,11 +77,6 @@ class Strips(LaunchGrid):
         """Rows that a thread block works on at once."""
         return 4 if self.warps == 1 else 1
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps * self.rows_per_block
-
     def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
         """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
         flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
@@ -146,11 +141,6 @@ class Dense(_Whole):
         """Rows of the left factor's table: those of all warps."""
         return self.warps * self.tiles * TILE
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
-
     def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
         """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
         flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
@@ -184,11 +174,6 @@ class Across(_Whole):
         """Rows of the left factor's table: those of all warps."""
         return self.warps * TILE
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
-
     def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
         """The kernel's C++ name; it takes neither `gated` rows nor float16 arithmetic."""
         return f"hadamard_across<{TYPES[dtype]},{self.order},{self.chunks},{self.slots},{output},{self.blocks}>"
@@ -205,6 +190,11 @@ def _ring_bytes(slots: int, slot_bytes: int) -> int:
 
 
 Cut = Strips | Dense | Across
+
+
+def threads(cut: Cut) -> int:
+    """Threads of a block."""
+    return 32 * cut.warps * cut.rows_per_block
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
-from rotquant.kernels.hadamard.cuts import CHUNK, TILE, Across, Cut, Strips, cut_of, signs
+from rotquant.kernels.hadamard.cuts import CHUNK, TILE, Across, Cut, Strips, cut_of, signs, threads
 from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
@@ -134,7 +134,7 @@ def launch_cut(
     elements = x.numel() // (2 if gated else 1)
     rows = -(-elements // cut.elements)
     units = -(-rows // cut.rows_per_block)
-    blocks, share = cut.share(units, _resident_blocks(function, cut.threads, shared, x.device.index or 0))
+    blocks, share = cut.share(units, _resident_blocks(function, threads(cut), shared, x.device.index or 0))
     table = signs(cut.order, cut.blocks_of or cut.order, inverse, cut.sign_rows, x.device)
     common = {**_tensors(x, out, table), "share": share, "rows": units, "norm": 1 / math.sqrt(n)}
     if isinstance(cut, Strips):
@@ -142,7 +142,7 @@ def launch_cut(
     else:
         problem = _ROWS.of(**common)
     maps = (_row_map(cut, x, rows),) if isinstance(cut, Across) else ()
-    launch(function, (blocks,), (cut.threads,), problem, *maps, device=x.device, shared=shared)
+    launch(function, (blocks,), (threads(cut),), problem, *maps, device=x.device, shared=shared)
 
 
 def _row_map(cut: Across, x: Tensor, rows: int) -> np.void:
@@ -186,8 +186,8 @@ def _launch_any(
         columns=out.columns if isinstance(out, RowCodes) else elements,
         norm=2**halvings / math.sqrt(n),
     )
-    threads = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
-    launch(function, (x.shape[0],), (threads,), problem, device=x.device, shared=shared)
+    block = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
+    launch(function, (x.shape[0],), (block,), problem, device=x.device, shared=shared)
 
 
 def _tensors(x: Tensor, out: Tensor | RowCodes, table: Tensor) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _core_signs(core: int, inverse: bool, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _resident_blocks(kernel: Kernel, threads: int, shared: int, index: int) -> int:
+def _resident_blocks(kernel: Kernel, block: int, shared: int, index: int) -> int:
     """How many blocks of a kernel the GPU holds at once."""
     from cupy.cuda import Device, driver
 
@@ -222,7 +222,7 @@ def _resident_blocks(kernel: Kernel, threads: int, shared: int, index: int) -> i
         if shared > 32 * 1024 and kernel.function.max_dynamic_shared_size_bytes < shared:
             kernel.function.max_dynamic_shared_size_bytes = shared
         each = driver.occupancyMaxActiveBlocksPerMultiprocessor(  # pyright: ignore[reportAttributeAccessIssue]  # no stubs
-            kernel.function.kernel.ptr, threads, shared
+            kernel.function.kernel.ptr, block, shared
         )
     return max(1, each) * torch.cuda.get_device_properties(index).multi_processor_count
 

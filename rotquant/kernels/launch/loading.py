@@ -1,6 +1,6 @@
 """Compile kernels/*.cu to functions on a GPU: NVRTC to machine code on any machine, CuPy's RawModule on one with a GPU.
 
-Compiled code is kept in a folder of the user's cache under a digest of everything that went into it (sources, included
+Compiled code is saved in a folder of the user's cache under a digest of everything that went into it (sources, included
 headers, checks of arguments, options, compiler), so an edit of a header is never missed. Nothing here knows what a
 kernel computes.
 """
@@ -118,7 +118,7 @@ def compile_source(source: TranslationUnit, architecture: str, folder: Path | No
     The compiler also reads what launches pass (`CudaFile.checks`), and refuses kernels that take something else.
 
     Args:
-        folder: where compiled code is kept; by default `kernels` in the cache (`foundation.files.cache_folder`).
+        folder: where compiled code is saved; by default `kernels` in the cache (`foundation.files.cache_folder`).
 
     Raises:
         KernelError: NVRTC is missing, or the compiler refuses; its messages follow the first sentence then.

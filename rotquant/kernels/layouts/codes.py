@@ -1,4 +1,4 @@
-"""Quantized rows as kernels write them: room for codes and scales, and the structure that tells a kernel about them.
+"""Quantized rows as kernels write them: room for codes and scales, and the structure that describes them to a kernel.
 
 Symmetric codes by the rules of `rotquant.tensors.quantization`; rows are padded with zero codes to a multiple of 64.
 """

@@ -16,7 +16,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
-from rotquant.kernels.layouts.weights import K_BLOCK, STRIP
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
 from rotquant.kernels.products.output import OUTPUTS
 
 #: Rows that this kernel has room for.
@@ -95,6 +95,7 @@ class GemvPlan:
         """
         features = self.block_strips * STRIP
         slot = features * STAGE_K // 2 + self.rows * STAGE_K * row_bits // 8 + 4 * features * grouped
+        slot = padded(slot, 1024 if row_bits == 16 and self.rows >= 16 else 16)
         return self.along * max(self.depth * slot, 4 * self.rows * (features + 4)) + 4 * (self.rows + features)
 
     def check(self, row_bits: int, grouped: bool) -> tuple[str, int]:

@@ -2,31 +2,32 @@
 
 y[m, n] = sum_g scale[g, n] sum_{k in g} x[m, k] q[n, k] + bias[n], the format of GPTQ and AWQ checkpoints without zero
 points. Up to `MAX_ROWS` rows at a time read the packed weight directly (kernels/w4a16.cu); for very many the weight is
-written out in 16 bits and multiplied by the library's product. Codes lie as in `layouts.pack_weight`, like those of
-W4A4, and are never rounded again. Nothing here chooses codes or scales.
+written out in 16 bits and multiplied by the library's product. Codes lie as in `layouts.pack_weight`, inputs in an
+order of their own, and are never rounded again. Nothing here chooses codes or scales.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
-from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded, unpack_weight
-from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, STAGE_K, GemvPlan, is_hopper, spreading_bytes
+from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_weight, padded, unpack_weight
+from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, GemvPlan, spreading_bytes
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Rows that one launch has room for.
 MAX_ROWS = 64
-#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them; an estimate (kernels/notes/w4a16.md).
+#: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them: kernels/notes/w4a16.md.
 DIRECT_ROWS = 256
 #: Inputs are read 16 bytes at a time.
 _ALIGNMENT = 8
@@ -36,7 +37,7 @@ _ALIGNMENT = 8
 class HalfWeight:
     """A 4-bit weight for 16-bit activations, as the kernel reads it.
 
-    codes: uint8 [strips, k_blocks, 32, 16], see `layouts.pack_weight`.
+    codes: uint8 [strips, k_blocks, 32, 16], see `layouts.pack_weight`, of inputs in the order of `_interleaved`.
     scale: float32 [in / 128, out], or [1, out] for one scale per output feature; a strip's are neighbours.
     shape: (out, in).
     """
@@ -52,12 +53,27 @@ class HalfWeight:
         Raises:
             KernelError: scales of another shape, or codes that are not int8.
         """
+        rows, columns = codes.shape
         packed = PackedWeight.pack(codes, scale)
-        return cls(packed.codes, packed.scale.view(len(codes), -1).T.contiguous(), packed.shape)
+        ordered = _interleaved(pad(codes, (0, padded(columns, K_BLOCK) - columns)))
+        return cls(pack_weight(ordered), packed.scale.view(rows, -1).T.contiguous(), packed.shape)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [out, in] as floating-point numbers, each product rounded once."""
         return _dequantize(self.codes, self.scale, self.shape[1], torch.promote_types(dtype, torch.float32)).to(dtype)
+
+
+def _interleaved(codes: Tensor) -> Tensor:
+    """Of each 16 inputs the first eight and the last eight in turn: 0, 8, 1, 9, 2, 10, ...
+
+    A word of `layouts.pack_weight` then holds what one thread takes of 16 inputs for `mma.m16n8k16` and
+    `wgmma.m64nNk16`, a pair in its bytes 0 and 2, a pair in its bytes 1 and 3, and activations stay in their order.
+    """
+    return codes.unflatten(-1, (-1, 2, 8)).transpose(-2, -1).flatten(-3)
+
+
+def _uninterleaved(codes: Tensor) -> Tensor:
+    return codes.unflatten(-1, (-1, 8, 2)).transpose(-2, -1).flatten(-3)
 
 
 def half_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -105,7 +121,8 @@ def _reference(a: W4A16Linear) -> Tensor:
 
 def _dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
     groups, out_features = scale.shape
-    integers = unpack_weight(codes, out_features, in_features).to(dtype)
+    ordered = unpack_weight(codes, out_features, padded(in_features, K_BLOCK))
+    integers = _uninterleaved(ordered)[:, :in_features].to(dtype)
     return (integers.unflatten(1, (groups, -1)) * scale.T.to(dtype)[..., None]).flatten(1)
 
 
@@ -138,88 +155,83 @@ def _check(a: W4A16Linear) -> None:
     check_same_device(a.x, codes=a.codes, scale=a.scale, bias=a.bias)
 
 
-#: By architecture and rows: plans to choose from, within the shared memory that their GPUs have for a block. Not
-#: measured before Hopper.
-_HOPPER: dict[int, tuple[GemvPlan, ...]] = {
+@dataclass(frozen=True)
+class HalfPlan(GemvPlan):
+    """How a product is cut up; the template arguments of kernels/w4a16.cu.
+
+    warpgroups: whether four warps multiply together, on sm_90a: 16 to 64 rows, `across` a multiple of 4.
+    """
+
+    warpgroups: bool = False
+
+    def half_instance(self, dtype: torch.dtype) -> str:
+        """The C++ name of the kernel."""
+        if not self.warpgroups:
+            return f"{'w4a16' if self.cluster == 1 else 'w4a16_cluster'}<{', '.join([TYPES_16[dtype], *self.sizes])}>"
+        numbers = (self.rows, self.strips, self.across, self.along, self.depth, self.cluster)
+        return f"w4a16_warpgroups<{', '.join([TYPES_16[dtype], *map(str, numbers)])}>"
+
+
+def _together(rows: int, strips: int, across: int, along: int, depth: int, cluster: int = 1) -> HalfPlan:
+    return HalfPlan(rows, strips, across, along, depth, cluster, warpgroups=True)
+
+
+_Plans = dict[int, tuple[tuple[float, HalfPlan], ...]]
+
+#: By rows: (strips of 16 output features up to which it is taken, plan), for 132 multiprocessors: measured for one row
+#: and 8, predicted for more (kernels/notes/w4a16.md).
+_HOPPER: _Plans = {
     1: (
-        GemvPlan(1, 1, 1, 8, 4),
-        GemvPlan(1, 2, 1, 16, 4),
-        GemvPlan(1, 2, 2, 4, 5),
+        (528, HalfPlan(1, 2, 1, 8, 4)),
+        (1056, HalfPlan(1, 2, 2, 4, 5)),
+        (math.inf, HalfPlan(1, 1, 1, 8, 4)),
     ),
     8: (
-        GemvPlan(8, 2, 2, 4, 4),
-        GemvPlan(8, 2, 4, 2, 4),
-        GemvPlan(8, 2, 4, 2, 4, 4),
+        (1056, HalfPlan(8, 2, 2, 4, 4)),
+        (math.inf, HalfPlan(8, 2, 7, 2, 4)),
     ),
     16: (
-        GemvPlan(16, 2, 2, 4, 4),
-        GemvPlan(16, 2, 4, 2, 4),
-        GemvPlan(16, 2, 4, 2, 4, 2),
-        GemvPlan(16, 2, 4, 2, 4, 4),
+        (384, _together(16, 1, 4, 4, 4, 2)),
+        (1056, _together(16, 1, 8, 2, 4, 2)),
+        (1584, _together(16, 1, 12, 1, 6)),
+        (math.inf, _together(16, 1, 16, 1, 6)),
     ),
     32: (
-        GemvPlan(32, 2, 4, 2, 4),
-        GemvPlan(32, 2, 6, 2, 4),
-        GemvPlan(32, 2, 7, 2, 4),
-        GemvPlan(32, 2, 4, 2, 4, 2),
-        GemvPlan(32, 2, 4, 2, 4, 4),
+        (384, _together(32, 1, 4, 4, 4, 2)),
+        (1056, _together(32, 1, 8, 2, 4, 2)),
+        (1584, _together(32, 1, 12, 1, 6)),
+        (math.inf, _together(32, 1, 16, 1, 6)),
     ),
     64: (
-        GemvPlan(64, 2, 6, 1, 4),
-        GemvPlan(64, 2, 7, 1, 4),
-        GemvPlan(64, 2, 8, 1, 4),
-        GemvPlan(64, 2, 8, 1, 4, 2),
-        GemvPlan(64, 2, 8, 1, 4, 4),
-        GemvPlan(64, 2, 8, 1, 4, 8),
+        (384, _together(64, 1, 4, 2, 4, 2)),
+        (1056, _together(64, 1, 8, 2, 4, 2)),
+        (1584, _together(64, 1, 12, 1, 6)),
+        (math.inf, _together(64, 1, 16, 1, 6)),
     ),
 }
-_AMPERE: dict[int, tuple[GemvPlan, ...]] = {
-    1: (GemvPlan(1, 1, 1, 8, 5),),
-    8: (GemvPlan(8, 2, 2, 4, 3),),
-    16: (GemvPlan(16, 2, 4, 2, 3),),
-    32: (GemvPlan(32, 2, 4, 1, 4),),
-    64: (GemvPlan(64, 2, 4, 1, 3),),
+#: Elsewhere: within the 99 KB of shared memory of sm_86 and sm_89; not measured.
+_OTHERS: _Plans = {
+    1: ((math.inf, HalfPlan(1, 1, 1, 8, 5)),),
+    8: ((math.inf, HalfPlan(8, 2, 2, 4, 3)),),
+    16: ((math.inf, HalfPlan(16, 2, 4, 2, 3)),),
+    32: ((math.inf, HalfPlan(32, 2, 4, 1, 4)),),
+    64: ((math.inf, HalfPlan(64, 2, 4, 1, 3)),),
 }
 
-#: Weight bytes that a multiprocessor must have under way to be fed at full speed (kernels/notes/gemv.md, Floor), and
-#: the time to start and to end a block, in bytes that could have come meanwhile.
-_UNDER_WAY = 40_000
-_LATENCY = 30_000
-#: Bytes of activations, which come from the L2 cache, in bytes of the weight.
-_CACHED = 0.4
-#: Shared memory and warps of a multiprocessor.
-_SHARED = 227 * 1024
-_WARPS = 48
 
-
-def choose_plan(rows: int, strips: int, inner: int, multiprocessors: int, architecture: str) -> GemvPlan:
-    """The plan for 1 to `MAX_ROWS` rows, so many strips of 16 output features and `inner` inputs.
-
-    The one that should end first: the busiest multiprocessor's bytes, at a speed limited by what is under way, and the
-    start and end of each round of its blocks.
-    """
+def choose_plan(rows: int, strips: int, architecture: str) -> HalfPlan:
+    """The plan for 1 to `MAX_ROWS` rows and so many strips of 16 output features."""
     table = _plans(architecture)
     capacity = min(capacity for capacity in table if capacity >= rows)
-    return min(table[capacity], key=lambda plan: _cost(plan, strips, -(-inner // STAGE_K), multiprocessors))
+    return next(plan for most, plan in table[capacity] if strips <= most)
 
 
-def _plans(architecture: str) -> dict[int, tuple[GemvPlan, ...]]:
-    return _HOPPER if is_hopper(architecture) else _AMPERE
-
-
-def _cost(plan: GemvPlan, strips: int, stages: int, multiprocessors: int) -> float:
-    features = plan.block_strips * STRIP
-    weight = features * (STAGE_K // 2 + 4)  # bytes of a stage, with its scales
-    turns = -(-stages // (plan.cluster * plan.along))
-    share = -(-(-(-strips // plan.block_strips) * plan.cluster) // multiprocessors)  # blocks of the busiest
-    resident = min(share, _SHARED // plan.bytes(16, grouped=True), max(1, _WARPS * 32 // plan.threads))
-    under_way = resident * plan.along * (plan.depth - 1) * weight
-    moved = share * plan.along * turns * (weight + _CACHED * plan.rows * STAGE_K * 2)
-    return moved / min(1.0, under_way / _UNDER_WAY) + _LATENCY * -(-share // resident)
+def _plans(architecture: str) -> _Plans:
+    return _HOPPER if architecture == "sm_90a" else _OTHERS
 
 
 def launch_w4a16(
-    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, plan: GemvPlan | None = None
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, out: Tensor, plan: HalfPlan | None = None
 ) -> None:
     """Fill `out` [rows, out_features]; arguments as in `w4a16_linear`, already checked.
 
@@ -232,7 +244,7 @@ def launch_w4a16(
     rows, features = out.shape
     if rows > MAX_ROWS:
         raise KernelError(f"the kernel for few rows takes up to {MAX_ROWS}, not {rows}.")
-    plan = plan or _plan_on(out.device, rows, codes.shape[0], x.shape[1])
+    plan = plan or choose_plan(rows, codes.shape[0], architecture_of_device(out.device))
     problem = PROBLEM.of(
         activations=x,
         row_scale=None,
@@ -258,12 +270,6 @@ def launch_w4a16(
     launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
 
 
-@functools.lru_cache(maxsize=4096)
-def _plan_on(device: torch.device, rows: int, strips: int, inner: int) -> GemvPlan:
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count  # pyright: ignore[reportCallIssue]
-    return choose_plan(rows, strips, inner, multiprocessors, architecture_of_device(device))
-
-
 def launch_dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
     """The weight [out_features, in_features] of `dtype` (float16 or bfloat16), on a GPU."""
     groups, out_features = scale.shape
@@ -283,7 +289,7 @@ _DEQUANTIZE_WARPS = 8
 _FILE = CudaFile(
     "w4a16.cu",
     kernels={
-        **dict.fromkeys(("w4a16", "w4a16_cluster"), Parameters(problem=PROBLEM)),
+        **dict.fromkeys(("w4a16", "w4a16_cluster", "w4a16_warpgroups"), Parameters(problem=PROBLEM)),
         "w4a16_dequantize": Parameters(
             codes=POINTER, scale=POINTER, out=POINTER, strips=INT, features=INT, inner=INT, group_step=INT
         ),
@@ -293,18 +299,16 @@ _FILE = CudaFile(
 
 
 @functools.cache
-def _source(plan: GemvPlan, dtype: torch.dtype) -> TranslationUnit:
+def _source(plan: HalfPlan, dtype: torch.dtype) -> TranslationUnit:
     """A unit of one instance, whose rings have as many bytes as the host gives them."""
-    name = "w4a16" if plan.cluster == 1 else "w4a16_cluster"
-    instance = f"{name}<{', '.join([TYPES_16[dtype], *plan.sizes])}>"
-    return TranslationUnit(_FILE, (instance,), (plan.check(16, grouped=True),))
+    return TranslationUnit(_FILE, (plan.half_instance(dtype),), (plan.check(16, grouped=True),))
 
 
 def sources(architecture: str) -> list[TranslationUnit]:
     """A unit for every plan with float16, some with bfloat16, and the weight itself in both types."""
-    table = _plans(architecture)
-    units = [_source(plan, torch.float16) for plans in table.values() for plan in plans]
-    units += [_source(table[rows][-1], torch.bfloat16) for rows in (1, 16, 64)]
+    plans = [plan for choices in _plans(architecture).values() for _, plan in choices]
+    units = [_source(plan, torch.float16) for plan in plans]
+    units += [_source(choose_plan(rows, 1, architecture), torch.bfloat16) for rows in (1, 16, 64)]
     return units + [TranslationUnit(_FILE, (name,)) for name in _DEQUANTIZE.values()]
 
 

@@ -36,19 +36,16 @@ _FILE = CudaFile(
     },
     constants={"sizeof(Eight<__half>) / sizeof(__half)": _VECTOR, "NORM_VECTORS": _PER_THREAD // _VECTOR},
 )
+_UNIT = TranslationUnit(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
 
 
 def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with every kernel for both types."""
-    return [_source()]
-
-
-def _source() -> TranslationUnit:
-    return TranslationUnit(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
+    return [_UNIT]
 
 
 def _kernel(name: str, x: Tensor) -> Kernel:
-    return kernel(_source(), f"{name}<{TYPES_16[x.dtype]}>", x.device)
+    return kernel(_UNIT, f"{name}<{TYPES_16[x.dtype]}>", x.device)
 
 
 def _norm_reference(x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ _FILE = CudaFile(
     },
     constants={"8 * VECTORS": _PER_THREAD, "SCALED": _SCALED},
 )
+_UNIT = TranslationUnit(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
 #: torch multiplies float8 only where both sizes of a weight are multiples of this.
 _ALIGNMENT = 16
 #: Up to so many rows, two launches are faster than one on an H200: a product without scales and a pass that scales its
@@ -45,11 +46,7 @@ _FEW_ROWS = 32
 
 def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with every kernel."""
-    return [_source()]
-
-
-def _source() -> TranslationUnit:
-    return TranslationUnit(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
+    return [_UNIT]
 
 
 def _launch(name: str, x: Tensor, n: int, *arguments: object) -> tuple[Tensor, Tensor]:
@@ -59,7 +56,7 @@ def _launch(name: str, x: Tensor, n: int, *arguments: object) -> tuple[Tensor, T
     codes, scale = _empty(x, n)
     if len(x):
         threads = padded(-(-n // _PER_THREAD), 32)
-        function = kernel(_source(), name, x.device)
+        function = kernel(_UNIT, name, x.device)
         launch(function, (len(x),), (threads,), x, *arguments, codes, scale, device=x.device)
     return codes, scale
 
@@ -151,7 +148,7 @@ def _few_rows(codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor
     rows, n = sums.shape
     if rows:
         grid = (-(-n // (_THREADS * _SCALED)), rows)
-        function = kernel(_source(), _SCALE, codes.device)
+        function = kernel(_UNIT, _SCALE, codes.device)
         launch(function, grid, (_THREADS,), sums, scale, weight_scale, n, out, device=codes.device)
     return out
 

@@ -13,8 +13,8 @@ from rotquant.tensors.normal_float import (
     float_centre,
     float_range,
     float_table,
-    normal_float,
     normal_float_asymmetric,
+    normal_float_backward,
 )
 from rotquant.tensors.partition import Spacing, StraightThrough, ldp, ldp_backward
 from rotquant.tensors.value_range import ValueRange, clipped_range, dynamic_range, exact, uniform, uniform_qparams
@@ -74,7 +74,9 @@ def backward_reference(gradient: Tensor, w: WeightGroups) -> Gradients:
     if w.kind in ("range", "learned_range"):
         to_x, to_low, to_high = _uniform_backward(g, x, value_range, w.bits)
     else:
-        to_x, to_low, to_high, to_centre = _float_backward(g, x, value_range, _centre(value_range, w.s1), w.bits)
+        centre = _centre(value_range, w.s1)
+        codes = float_table(value_range, centre, w.bits).encode(x)
+        to_x, to_low, to_high, to_centre = normal_float_backward(g, x, value_range, centre, codes, w.bits)
         if w.s1 is not None:
             share = torch.sigmoid(w.s1.to(x))
             to_low, to_high = to_low + to_centre * (1 - share), to_high + to_centre * share
@@ -119,27 +121,6 @@ def _uniform_backward(g: Tensor, x: Tensor, value_range: ValueRange, bits: int) 
     step = (value_range.high - value_range.low) / (2**bits - 1)
     to_step = torch.where(step == s, to_s, 0.0) / (2**bits - 1)
     return g * inside, -to_z / s - to_step, to_step
-
-
-def _float_backward(
-    g: Tensor, x: Tensor, value_range: ValueRange, centre: Tensor, bits: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eqs. 12 and 13 with rounding of derivative one: to the elements, to low, to high and to the centre.
-
-    A value c + s q, with z = (x - c) / s on its side; s = high - c above the centre and c - low below it.
-    """
-    tiny = torch.finfo(x.dtype).tiny
-    below, above = (centre - value_range.low).clamp(min=tiny), (value_range.high - centre).clamp(min=tiny)
-    right = x > centre
-    s = torch.where(right, above, below)
-    z = (x - centre) / s
-    inside = z.abs() <= 1
-    q = normal_float(bits).to(x)[float_table(value_range, centre, bits).encode(x).long()]
-    to_s = g * (q - inside * z.masked_fill(~inside, 0.0))
-    to_high = (to_s * right).sum(-1, keepdim=True)
-    to_low = -(to_s * ~right).sum(-1, keepdim=True)
-    to_centre = (g * ~inside).sum(-1, keepdim=True) - to_high - to_low
-    return g * inside, to_low, to_high, to_centre
 
 
 def _range_backward(

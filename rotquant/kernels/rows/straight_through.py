@@ -4,6 +4,7 @@ Torch takes some 12 passes over a weight matrix for the two; the kernels read an
 is `rotquant.tensors.quantization.fake_quantize` for weights whose scales are learned, in a type of the caller's.
 """
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -35,18 +36,13 @@ _FILE = CudaFile(
     },
     constants={"Row<32>::kThreads": _THREADS},
 )
+_INSTANCES = product(_FILE.kernels, _INPUTS.values(), _OUTPUTS.values(), _TEAMS)
+_UNIT = TranslationUnit(_FILE, tuple(f"{name}<{a}, {b}, {team}>" for name, a, b, team in _INSTANCES))
 
 
 def sources(architecture: str) -> list[TranslationUnit]:
     """The one translation unit, with both kernels for every type and length of rows."""
-    return [_source()]
-
-
-def _source() -> TranslationUnit:
-    types = [(a, b) for a in _INPUTS.values() for b in _OUTPUTS.values()]
-    return TranslationUnit(
-        _FILE, tuple(f"{name}<{a}, {b}, {team}>" for name in _FILE.kernels for a, b in types for team in _TEAMS)
-    )
+    return [_UNIT]
 
 
 def _kernel(name: str, x: Tensor, dtype: torch.dtype) -> tuple[Kernel, tuple[int]]:
@@ -54,7 +50,7 @@ def _kernel(name: str, x: Tensor, dtype: torch.dtype) -> tuple[Kernel, tuple[int
     rows, n = x.shape
     team = next((team for team in _TEAMS if team * _VECTOR >= n), _THREADS)
     blocks = -(-rows * team // _THREADS)
-    return kernel(_source(), f"{name}<{_INPUTS[x.dtype]}, {_OUTPUTS[dtype]}, {team}>", x.device), (blocks,)
+    return kernel(_UNIT, f"{name}<{_INPUTS[x.dtype]}, {_OUTPUTS[dtype]}, {team}>", x.device), (blocks,)
 
 
 def problem(x: Tensor, scheme: QuantizationScheme) -> str | None:

@@ -36,5 +36,4 @@ class AWQ(Method):
         return "search" if self.clip_search else None
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         return f"AWQ, {self.grid} values of alpha{', clipped' if self.clip_search else ''}"

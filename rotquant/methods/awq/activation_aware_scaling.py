@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from rotquant.methods.awq import AWQ
 from rotquant.methods.smoothquant.scaling import smooth_site
-from rotquant.models.architectures import Architecture, Projection, Site, architecture_of, linear_of
+from rotquant.models.architectures import Architecture, Projection, Site, linear_of
 from rotquant.models.rotation.fusing import fuse_inverse
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import LayerStream, observed_inputs
+from rotquant.models.simulation.runtime import wrap
+from rotquant.models.stream import observed_inputs
 from rotquant.models.transforms import scaling
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at_site
@@ -170,28 +170,16 @@ def quantize_layer(
     return weights
 
 
-def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: AWQ, scheme: QuantizationScheme, transforms: tuple[Transform, ...]
-) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize a model in place, one decoder layer at a time on the stream's device.
-
-    Args:
-        model: rotated before, if the recipe rotates, and not wrapped.
-        stream: the model's calibration samples before its first layer; used up.
-        scheme: of the weights; activations and KV cache are not quantized meanwhile.
-        transforms: of which the online ones act.
-
-    Yields:
-        For each layer its integer weights by name; the layer holds their values.
-    """
-    architecture = architecture_of(model)
-    with wrap(model, RuntimeQuantization(transforms=transforms)):
-        # Every layer reads what the full-precision model gives.
-        for _, layer, inputs in stream.observed_layers("AWQ", partial(observed, architecture=architecture)):
-            yield quantize_layer(layer, architecture, inputs, settings, scheme, transforms)
-
-
 def apply(settings: AWQ, context: QuantizationContext) -> None:
-    """Scale, clip and round layer by layer, on inputs of the full-precision model."""
-    scheme, transforms = context.recipe.rounded.scheme, context.recipe.transforms
-    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, transforms))
+    """Scale, clip and round layer by layer, on inputs of the full-precision model.
+
+    Activations and KV cache are not quantized meanwhile.
+    """
+    scheme, transforms, stream = context.recipe.rounded.scheme, context.recipe.transforms, context.capture()
+    watch = partial(observed, architecture=context.architecture)
+    with wrap(context.model, context.online):
+        # Every layer reads what the full-precision model gives.
+        context.keep_layers(
+            quantize_layer(layer, context.architecture, inputs, settings, scheme, transforms)
+            for _, layer, inputs in stream.observed_layers("AWQ", watch)
+        )

@@ -18,6 +18,7 @@ class BitDistiller(SelfDistillation):
     name: ClassVar[str] = "bitdistiller"
     title: ClassVar[str] = "BitDistiller"
     source: ClassVar[str] = "Du et al. 2024, arXiv:2402.10631, Sec. 3; RCP, Sec. 5.1"
+    clipping: ClassVar[str | None] = "search"
 
     clips_queries: bool = False
     """Whether weights of queries and keys are clipped too. The authors' search leaves both out (`auto_clip_block`)."""
@@ -27,10 +28,6 @@ class BitDistiller(SelfDistillation):
         clipped."""
         kind = "nf3" if recipe.rounded.scheme.bits == 3 else "range"
         return QuantizerSettings(kind, unsearched=() if self.clips_queries else ("q_proj", "k_proj"))
-
-    def clips_weights(self, recipe: Recipe) -> str | None:
-        """How clips of weights are chosen: by the search that training begins with."""
-        return "search"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

@@ -26,6 +26,8 @@ class BlockAP(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("scale_lr", "weight_lr")
+    quantized_inputs: ClassVar[bool] = True
+    clipping: ClassVar[str | None] = "learned scales"
 
     text: Calibration = Calibration(corpus="pile", samples=512, sequence_length=1024)
     """Training text; EfficientQAT has 4096 samples of 2048 tokens of RedPajama."""
@@ -51,11 +53,6 @@ class BlockAP(Method):
     scales: GridScales = GridScales()
     """The grid search by which static scales begin."""
 
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether training runs with the quantizers of activations and KV cache: always."""
-        return True
-
     def check(self, recipe: Recipe) -> None:
         """Weights without another search, static scales that are symmetric."""
         self.refuse_clip_search(recipe)
@@ -71,12 +68,7 @@ class BlockAP(Method):
         """Training steps of each block."""
         return self.epochs * (self.text.samples // self.batch_size)
 
-    def clips_weights(self, recipe: Recipe) -> str | None:
-        """How clips of weights are chosen: by learning the scales."""
-        return "learned scales"
-
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         rates = f"lr {self.scale_lr:g} scales, {self.weight_lr:g} weights, {self.schedule}"
         clipped = "" if self.clip_gradients is None else f", gradients clipped at {self.clip_gradients:g}"
         start = "covering the weights" if self.weights is None else self.weights.describe(recipe)

@@ -1,7 +1,7 @@
 """Block-AP (EfficientQAT Sec. 3.2): weights, their scales and static scales, trained block by block.
 
 One decoder layer lies on the accelerator; two streams of hidden states pass it, those of the full-precision network and
-those of the quantized one. A block that is done is kept, so a killed tuning begins again at the block it was at.
+those of the quantized one. A finished block is saved, so a killed tuning continues at the block it was at.
 """
 
 import math
@@ -93,7 +93,7 @@ class LearnedBlock:
 
 
 def apply(settings: BlockAP, context: QuantizationContext) -> None:
-    """Tune and round all weights of the context's model in place; integers, static scales and the history are kept.
+    """Tune and round all weights of the context's model in place; integers, static scales and history stay in it.
 
     Raises:
         RotquantError: the loss is not finite.

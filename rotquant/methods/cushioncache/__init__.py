@@ -25,6 +25,7 @@ class CushionCache(Method):
     acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
+    quantized_inputs: ClassVar[bool] = True
 
     start: Literal["nothing", "bos"] = "nothing"
     """The prompt that the search begins with: `nothing` as in Algorithm 1, or `bos`, which the paper finds useful to
@@ -45,7 +46,7 @@ class CushionCache(Method):
     """The activations whose quantization errors are summed over all blocks: `inputs` of linear layers, which are what
     the network quantizes, or outputs of `blocks`. The paper says "activation of a transformer block" (Eq. 6)."""
     steps: Annotated[int, Field(ge=0)] = 52
-    """Steps of AdamW on keys and values (the paper: 2 epochs, here of 128 samples); 2 epochs, here of 128 samples);
+    """Steps of AdamW on keys and values (the paper: 2 epochs, here of 128 samples);
     none leaves the prompt as it is found."""
     batch_size: Annotated[int, Field(gt=0)] = 5
     """Calibration samples in each step (Li and Liang 2021)."""
@@ -56,11 +57,6 @@ class CushionCache(Method):
     seed: Annotated[int, Field(ge=0)] = 0
     """Added to the run's seed it draws the texts of the search and the order of the samples."""
 
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether search and training run with the quantizers of activations and KV cache: always."""
-        return True
-
     def check(self, recipe: Recipe) -> None:
         """Activations are quantized."""
         if recipe.activations is None:
@@ -69,7 +65,6 @@ class CushionCache(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         tried = "all tokens" if self.candidates is None else f"{self.candidates} candidates"
         texts = f"{self.search_samples} x {self.sequence_length} tokens"
         search = f"greedy search among {tried} on {texts} (from {self.start}, tau {self.threshold:g})"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.activation_errors import measured
-from rotquant.models.architectures import architecture_of, base_model, config_of
+from rotquant.models.architectures import base_model, config_of
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -152,11 +152,8 @@ class Prompt:
 
     def __init__(self, model: nn.Module, online: RuntimeQuantization, ids: Sequence[int], device: torch.device) -> None:
         self.model, self.online, self.ids, self.device = model, online, list(ids), device
-        if ids:
-            with wrap(model, online):
-                self.prefix = compute_prefix(model, ids, device)
-        else:
-            self.prefix = empty_prefix(architecture_of(model), next(model.parameters()).dtype)
+        with wrap(model, online):
+            self.prefix = compute_prefix(model, ids, device)
 
     @torch.no_grad()
     def errors(self, recipe: Recipe, texts: Tensor, candidates: Tensor | None = None) -> Tensor:

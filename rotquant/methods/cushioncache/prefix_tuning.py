@@ -78,15 +78,7 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
 
 def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:
     """The quantized network that a prefix is tuned in: weights as they are, rounding straight-through."""
-    schemes = dynamic(recipe)
-    return replace(
-        online,
-        activations=schemes.activations,
-        attention_output=schemes.attention_output,
-        keys=recipe.keys,
-        values=recipe.values,
-        prefix=prefix,
-    )
+    return replace(online, prefix=prefix, **recipe.quantizers | {"activations": dynamic(recipe).activations})
 
 
 def losses(model: nn.Module, errors: ActivationErrors, ids: Tensor, error_weight: float) -> dict[str, Tensor]:

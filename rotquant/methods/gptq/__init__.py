@@ -55,7 +55,6 @@ class GPTQ(Method):
         return self.act_order and recipe.rounded.scheme.granularity == "group"
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         order = ", activation order" if self.act_order else ""
         grouped = recipe.rounded.scheme.granularity == "group"
         groups = f", group scales {self.group_scales}" if grouped else ""

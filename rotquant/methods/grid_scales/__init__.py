@@ -60,7 +60,6 @@ class GridScales(Method):
         return Budget(0) if text is None else self._budget(min(self.samples, text.samples), text.sequence_length)
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
         keys = f", keys by {by[self.keys]}" if recipe.keys else ""
         values = f", values by {by[self.values]}" if recipe.values else ""

@@ -17,24 +17,20 @@ class LLMQAT(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
+    quantized_inputs: ClassVar[bool] = True
 
     samples: Annotated[int, Field(gt=0)] = 100_000
     """How much text the model generates, in sequences (the paper: 100k)."""
     sequence_length: Annotated[int, Field(gt=1)] = 1024
     """Tokens of a sequence (the paper: 1024)."""
     steps: Annotated[int, Field(gt=0)] = 12_500
-    """Steps of AdamW (the paper: every sample once). every sample once)."""
+    """Steps of AdamW (the paper: every sample once)."""
     batch_size: Annotated[int, Field(gt=0)] = 8
     """Sequences in each step (the paper: one on each of 8 GPUs)."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 2e-5
     """Learning rate at the first step; it decays to zero along a cosine."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Added to the run's seed it draws the text and its order."""
-
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether training runs with the quantizers of activations and KV cache: always."""
-        return True
 
     def check(self, recipe: Recipe) -> None:
         """Weights without clip search, activations with dynamic scales."""
@@ -46,6 +42,5 @@ class LLMQAT(Method):
         return self._budget(self.samples, self.sequence_length)
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         text = f"{self.samples} generated samples of {self.sequence_length} tokens"
         return f"LLM-QAT {self.steps} steps of {self.batch_size}, learning rate {self.learning_rate:g}, on {text}"

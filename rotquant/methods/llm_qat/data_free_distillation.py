@@ -173,15 +173,11 @@ def train_model(
     """
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
-    online = RuntimeQuantization(transforms=recipe.transforms)
-    quantizers = RuntimeQuantization(
-        recipe.transforms, recipe.activations, recipe.keys, recipe.values, attention_output=recipe.attention_output
-    )
-    with on_device(teacher, device), wrap(teacher, online):
+    with on_device(teacher, device), wrap(teacher, RuntimeQuantization(transforms=recipe.transforms)):
         with OneDNNLinear():
             ids = _text(teacher, recipe, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
-        with on_device(model, device), wrap(model, quantizers):
+        with on_device(model, device), wrap(model, RuntimeQuantization(**recipe.runtime)):
             history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
     return history

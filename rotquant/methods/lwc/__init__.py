@@ -20,6 +20,8 @@ class LearnedClipping(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
+    quantized_inputs: ClassVar[bool] = True
+    clipping: ClassVar[str | None] = "LWC"
 
     steps: Annotated[int, Field(gt=0)] = 2560
     """Optimizer steps per block (20 epochs over 128 samples at batch 1)."""
@@ -28,20 +30,10 @@ class LearnedClipping(Method):
     learning_rate: Annotated[float, Field(gt=0.0)] = 5e-3
     """Learning rate of the clipping, as in OmniQuant's paper; its authors' code and DuQuant's have 1e-2."""
 
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether training runs with the quantizers of activations and KV cache: always."""
-        return True
-
     def check(self, recipe: Recipe) -> None:
         """Weights without clip search, activations with dynamic scales."""
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
-    def clips_weights(self, recipe: Recipe) -> str | None:
-        """How clips of weights are chosen: by learning."""
-        return "LWC"
-
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"

@@ -21,6 +21,8 @@ class OmniQuant(Method):
     layers: ClassVar[frozenset[Trait]] = frozenset()
     calibrates: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
+    quantized_inputs: ClassVar[bool] = True
+    clipping: ClassVar[str | None] = "LWC"
 
     steps: Annotated[int, Field(gt=0)] = 2560
     """Optimizer steps per block (the paper: 20 epochs over 128 samples at batch 1)."""
@@ -39,11 +41,6 @@ class OmniQuant(Method):
     activations but the softmax's. Without, only what the other methods quantize too: inputs and KV cache."""
 
     @property
-    def sees_quantizers(self) -> bool:
-        """Whether training runs with the quantizers of activations and KV cache: always."""
-        return True
-
-    @property
     def acts_beyond_quantizers(self) -> bool:
         """Whether more than quantizers acts at run time: no, queries are only quantized."""
         return False
@@ -53,12 +50,7 @@ class OmniQuant(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
-    def clips_weights(self, recipe: Recipe) -> str | None:
-        """How clips of weights are chosen: by learning."""
-        return "LWC"
-
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         rates = f"lr {self.clipping_lr:g} clipping, {self.transformation_lr:g} transformation"
         queries = ", queries quantized as keys" if self.queries and recipe.keys else ""
         start = f"start alpha {self.smoothing_alpha:g}{queries}"

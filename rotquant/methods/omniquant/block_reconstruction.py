@@ -21,14 +21,14 @@ from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import Handle, wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import at_site
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
 from rotquant.weights import actions
-from rotquant.weights.context import QuantizationContext, runtime_schemes
+from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Logit at which clipping starts: sigmoid(4) = 0.982 of the range (authors' code).
@@ -249,6 +249,13 @@ class BlockTraining:
     transformation_lr: float
     remedy: str
 
+    @classmethod
+    def of(cls, settings: Any) -> "BlockTraining":
+        """The training of a method, whose first learning rate is that of clipping and the last of transformation."""
+        rates = [getattr(settings, name) for name in settings.rates]
+        remedy = f"methods.{settings.name}.{settings.rates[-1]}"
+        return cls(settings.title, settings.steps, settings.batch_size, rates[0], rates[-1], remedy)
+
 
 def train(
     block: DecoderBlock,
@@ -327,7 +334,7 @@ def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
 
 def quantize_blocks(
     context: QuantizationContext,
-    training: BlockTraining,
+    settings: Method,
     start: Callable[[DecoderBlock, Parameters, Parameters], LearnedTransformation],
 ) -> Iterator[dict[str, QuantizedWeight]]:
     """Train, fuse and round the context's model, in place, one decoder layer at a time on the context's device.
@@ -341,8 +348,9 @@ def quantize_blocks(
         For each layer its integer weights by name; the layer holds their values, its norms absorbed the scales.
     """
     recipe, scheme, stream = context.recipe, context.recipe.rounded.scheme, context.capture()
+    training = BlockTraining.of(settings)
     # Transformation and clipping change the ranges of activations: training must see how their scales follow.
-    quantizers = replace(context.online, scale_gradients=True, **runtime_schemes(recipe))
+    quantizers = replace(context.online, scale_gradients=True, **recipe.quantizers)
     clean = noisy = stream.hidden
     for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
@@ -360,30 +368,13 @@ def quantize_blocks(
         yield weights
 
 
-def training_of(settings: OmniQuant) -> BlockTraining:
-    """How blocks are trained."""
-    return BlockTraining(
-        settings.title,
-        settings.steps,
-        settings.batch_size,
-        clipping_lr=settings.clipping_lr,
-        transformation_lr=settings.transformation_lr,
-        remedy="methods.omniquant.transformation_lr",
-    )
-
-
-def quantize_model(context: QuantizationContext, settings: OmniQuant) -> Iterator[dict[str, QuantizedWeight]]:
-    """OmniQuant's `quantize_blocks`."""
+def apply(settings: OmniQuant, context: QuantizationContext) -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
 
     def start(block: DecoderBlock, parameters: Parameters, maxima: Parameters) -> LearnedTransformation:
         return initial(parameters, block.architecture, maxima, context.recipe, block.rotary_dim)
 
-    return quantize_blocks(context, training_of(settings), start)
-
-
-def apply(settings: OmniQuant, context: QuantizationContext) -> None:
-    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
-    context.keep_layers(quantize_model(context, settings))
+    context.keep_layers(quantize_blocks(context, settings, start))
 
 
 def attach(settings: OmniQuant, model: nn.Module, recipe: Recipe, handle: Handle) -> None:

@@ -41,8 +41,7 @@ class QFeP(Method):
             raise ValueError("qfep.ratio says which inputs are not quantized: it needs an activations section")
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
-        tried = f"spikes of {self.candidates} tokens behind {self.contexts} contexts"
+        tried = f"spikes of {self.candidates} tokens after {self.contexts} contexts"
         prefix = [f"BOS, a context and a spike in front of every text, of {tried}"] if self.prefix else []
         modules = [] if self.ratio is None else [f"inputs above {self.ratio:g} times their median token unquantized"]
         return ", ".join([*prefix, *modules])

@@ -15,7 +15,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.qfep import QFeP
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.limits import ModelLimits
-from rotquant.models.simulation.prefix import compute_prefix, empty_prefix, stored_prefix, stored_shapes, stored_tensors
+from rotquant.models.simulation.prefix import compute_prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
 from rotquant.recipes.recipe import Recipe
@@ -165,7 +165,7 @@ def apply(settings: QFeP, context: QuantizationContext) -> None:
         ids = ()
         if settings.prefix:
             ids = find_prefix(model, found, settings.candidates, settings.contexts, context.device)
-        kept = compute_prefix(model, ids, context.device) if ids else empty_prefix(context.architecture, model.dtype)
+        kept = compute_prefix(model, ids, context.device)
     exact = [] if settings.ratio is None else spiking(found, settings.ratio)
     context.tensors |= stored_tensors(ids, kept) | {"exact": torch.tensor(exact, dtype=torch.int64).reshape(-1, 2)}
     context.online = runtime(settings, context.online, context.tensors)

@@ -83,7 +83,6 @@ class QoQ(Method):
         return grouped and (self.reorder == "all" or (self.reorder == "outputs" and not behind_norm))
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         places = {"attention_output": "o_proj", "mlp_output": "down_proj"}
         outputs = " and ".join(places[site] for site in self.smoothed)
         parts = [f"keys smoothed by alpha {self.attention_alpha:g}"] if self.attention_alpha else []

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from rotquant.methods.qoq import QoQ
 from rotquant.methods.qoq.progressive import QuantizationGrid, choose_grid
 from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
-from rotquant.models.architectures import Architecture, Site, architecture_of, linear_of
+from rotquant.models.architectures import Architecture, Site, linear_of
 from rotquant.models.simulation.kv_cache import TransientCache
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
-from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
@@ -313,30 +312,19 @@ def quantize_layer(
     return weights
 
 
-def quantize_model(
-    model: nn.Module, stream: LayerStream, settings: QoQ, scheme: QuantizationScheme, online: RuntimeQuantization
-) -> Iterator[dict[str, QuantizedWeight]]:
-    """Quantize a model in place, one decoder layer at a time on the stream's device.
+def apply(settings: QoQ, context: QuantizationContext) -> None:
+    """Smooth, search and round layer by layer, on inputs of the full-precision model.
 
-    Args:
-        model: rotated before, if the recipe rotates, and not wrapped.
-        stream: the model's calibration samples before its first layer; used up.
-        scheme: of the weights; activations and KV cache are not quantized meanwhile.
-        online: the rotation's online transforms.
-
-    Yields:
-        For each layer its integer weights by name; the layer holds their values.
+    Activations and KV cache are not quantized meanwhile.
     """
-    architecture = architecture_of(model)
-    with wrap(model, online):
+    context.keep_layers(_quantized_layers(settings, context))
+
+
+def _quantized_layers(settings: QoQ, context: QuantizationContext) -> Iterator[dict[str, QuantizedWeight]]:
+    architecture, scheme, stream = context.architecture, context.recipe.rounded.scheme, context.capture()
+    with wrap(context.model, context.online):
         watch = partial(watched, architecture=architecture, keep=settings.clip_search, home=stream.hidden.device)
         # Every layer reads what full precision gives.
         for index, layer, stats in stream.observed_layers("QoQ", watch):
             rotary_dim = stream.kwargs[index]["position_embeddings"][0].shape[-1]
             yield quantize_layer(layer, architecture, stats, settings, scheme, rotary_dim)
-
-
-def apply(settings: QoQ, context: QuantizationContext) -> None:
-    """Smooth, search and round layer by layer, on inputs of the full-precision model."""
-    scheme = context.recipe.rounded.scheme
-    context.keep_layers(quantize_model(context.model, context.capture(), settings, scheme, context.online))

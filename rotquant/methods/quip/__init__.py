@@ -43,6 +43,5 @@ class QuIP(Method):
             raise ValueError("quip is for weights alone: leave activations out")
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         tuned = f", {self.tune_iterations or 'no'} iterations over rounded blocks"
         return f"QuIP# without fine-tuning, damping {self.damping:g}{tuned}"

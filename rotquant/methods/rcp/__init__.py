@@ -67,11 +67,10 @@ class RCP(SelfDistillation):
         return "search" if self.learned == "nothing" else "LWC"
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
         start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
         kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizer_settings(recipe).kind
-        learned = "" if self.learned == "all" else ", nothing learned beside the weights"
+        learned = "" if self.learned == "all" else ", only the weights learned"
         return f"{super().describe(recipe)}, {start}; {kind}{learned}"
 
     @classmethod

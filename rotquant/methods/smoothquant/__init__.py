@@ -22,5 +22,4 @@ class SmoothQuant(Method):
     authors' repository has 0.85 for Llama-2-7B, 13B and Llama-3, 0.9 for Llama-2-70B and 0.8 for Mistral-7B."""
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         return f"smoothing alpha {self.alpha:g}"

@@ -21,6 +21,7 @@ class SpinQuant(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
+    quantized_inputs: ClassVar[bool] = True
 
     steps: Annotated[int, Field(gt=0)] = 100
     """Iterations."""
@@ -45,11 +46,6 @@ class SpinQuant(Method):
     text: Calibration = Calibration(samples=800)
     """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
 
-    @property
-    def sees_quantizers(self) -> bool:
-        """Whether learning runs with the quantizers of activations and KV cache: always."""
-        return True
-
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, while
         learning."""
@@ -66,7 +62,6 @@ class SpinQuant(Method):
             )
 
     def describe(self, recipe: Recipe) -> str:
-        """Describe the settings in words, as the pages of the report print them."""
         text = self.text
         batch = f"{self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of {text.corpus}"
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""

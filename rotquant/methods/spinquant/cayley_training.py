@@ -23,7 +23,7 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network, running
+from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network
 from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
 from rotquant.models.batches import kept_bytes, shuffled_batches
 from rotquant.models.fitting import check_transforms
@@ -31,7 +31,7 @@ from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import ModelLimits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
-from rotquant.models.simulation.runtime import check_quantization
+from rotquant.models.simulation.runtime import RuntimeQuantization, check_quantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.devices import of_device
@@ -90,7 +90,7 @@ def learn_rotations(
     settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
     check_transforms(architecture, recipe.transforms)
-    check_quantization(architecture, running(recipe))
+    check_quantization(architecture, RuntimeQuantization(**recipe.runtime))
     ModelLimits.of(model.config).check(samples, "samples that rotations are learned on")
     with nullcontext() if device is None else placed(model, device), silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)

@@ -2,7 +2,7 @@
 
 Rotating every weight and quantizing gives, at each place, the function x -> Q(x R) R^T in the unrotated basis. Here
 hooks put that into the unrotated model: the same network without a rotated weight or the gradient of one. With s the
-scale and s n the rounding error of Q(x R), the place computes x + s n R^T. What is differentiated in it is said at
+scale and s n the rounding error of Q(x R), the place computes x + s n R^T. What is differentiated in it is described at
 `LearningNetwork.quantize`. No weight is changed.
 """
 
@@ -183,17 +183,6 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
     return ungrouped(share * scale, error.shape).to(error.dtype)
 
 
-def running(recipe: Recipe) -> RuntimeQuantization:
-    """Quantizers and transforms of a recipe that act while the rotated model runs."""
-    return RuntimeQuantization(
-        transforms=recipe.transforms,
-        activations=recipe.activations,
-        attention_output=recipe.attention_output,
-        keys=recipe.keys,
-        values=recipe.values,
-    )
-
-
 @contextmanager
 def quantized_network(
     model: nn.Module,
@@ -248,7 +237,7 @@ class _Layer:
 
         Norms lose their gain where R1 comes between the two: the site's hook supplies it, or the weights do.
         """
-        schemes = running(self.recipe)
+        schemes = RuntimeQuantization(**self.recipe.runtime)
         for site in self.architecture.sites:
             scheme = schemes.scheme_of(site, self.architecture.head_dim)
             quantize = partial(

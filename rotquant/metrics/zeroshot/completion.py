@@ -94,9 +94,9 @@ def _returns(module: Module) -> Iterator[tuple[str, str]]:
             continue
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None and node.lineno - function.lineno > 2:
-                head, told, rest = module.lines[node.lineno - 1].partition("return")
+                head, keyword, rest = module.lines[node.lineno - 1].partition("return")
                 above = "\n".join([*module.lines[function.lineno - 1 : node.lineno - 1], ""])
-                context = _above(above) + head + told
+                context = _above(above) + head + keyword
                 names = set(re.findall(r"[^\W\d]\w*", rest))
                 plain = not head.strip() and not set(rest) & set("#\"'\\") and not rest.endswith(("(", "[", "{"))
                 if plain and names and names <= _KNOWN | set(re.findall(r"\w+", context)) and 3 < len(rest) <= LONGEST:

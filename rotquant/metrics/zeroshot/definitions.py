@@ -66,7 +66,7 @@ def definition_digest(definition: dict[str, Any]) -> str:
     """What identifies how a task is asked, wherever its data and lm-eval lie: 16 hexadecimal digits.
 
     It covers every field, and of a definition of lm-eval's that is included its content, with what that includes and
-    the functions beside it.
+    the functions next to it.
     """
     fields = {name: value for name, value in definition.items() if name not in ("dataset_kwargs", "include")}
     fields["included"] = [content_digest(path) for path in _included(definition)]
@@ -89,7 +89,7 @@ def _name_of(function: Any) -> str:
 
 
 def _included(definition: dict[str, Any]) -> list[Path]:
-    """The files of lm-eval's that a definition includes, directly or not, each with the Python files beside it."""
+    """The files of lm-eval's that a definition includes, directly or not, each with the Python files next to it."""
     if "include" not in definition:
         return []
     found, names = [], [Path(definition["include"])]

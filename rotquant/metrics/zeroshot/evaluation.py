@@ -116,7 +116,7 @@ def _by_lm_eval(scorer: "Scorer", metric: ZeroShot, folder: Path) -> "dict[str, 
     with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
-        from rotquant.metrics.zeroshot.harness import Harness, choices_told, load_tasks, set_shots
+        from rotquant.metrics.zeroshot.harness import Harness, choice_scores, load_tasks, set_shots
 
         tasks = load_tasks(Path(folder).resolve(), metric)
         set_shots(tasks, metric.shots)
@@ -134,8 +134,10 @@ def _by_lm_eval(scorer: "Scorer", metric: ZeroShot, folder: Path) -> "dict[str, 
     def measured(part: str) -> "Iterator[Measures]":
         finite = part not in harness.not_finite
         for item in results["samples"][part]:
-            told = choices_told(tasks[part], item, bool(alone)) if finite else {}
-            yield {name: float(item[name]) if finite else math.nan for name in get_args(Measure) if name in item} | told
+            scored = choice_scores(tasks[part], item, bool(alone)) if finite else {}
+            yield {
+                name: float(item[name]) if finite else math.nan for name in get_args(Measure) if name in item
+            } | scored
 
     return {name: [item for part in parts(name) for item in measured(part)] for name in task_names(metric)}
 

@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.hub import keep_to_files
 from rotquant.metrics.zeroshot.folders import definitions
-from rotquant.metrics.zeroshot.odds import told
+from rotquant.metrics.zeroshot.odds import item_scores
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.recipes.schemes import ZeroShot
 
@@ -74,8 +74,8 @@ def set_shots(tasks: dict[str, Task], shots: int) -> None:
         task.set_fewshot_seed(_EXAMPLES_SEED)
 
 
-def choices_told(task: Task, item: dict[str, Any], alone: bool) -> dict[str, float]:
-    """Log-odds and choice of an item, by each measure that takes the likeliest of several choices (`odds.told`).
+def choice_scores(task: Task, item: dict[str, Any], alone: bool) -> dict[str, float]:
+    """Log-odds and choice of an item, by each measure that takes the likeliest of several choices (`odds.item_scores`).
 
     Args:
         item: lm-eval's sample. alone: whether a choice also counts against its likelihood without the question.
@@ -96,7 +96,7 @@ def choices_told(task: Task, item: dict[str, Any], alone: bool) -> dict[str, flo
     by_measure = {"acc": scores, "acc_norm": [one / len(choice) for one, choice in zip(scores, choices, strict=True)]}
     if alone and len(without) == len(choices):
         by_measure["acc_mutual_info"] = [one - other for one, other in zip(scores, without, strict=True)]
-    found = (told(measure, by, right) for measure, by in by_measure.items())
+    found = (item_scores(measure, by, right) for measure, by in by_measure.items())
     return {name: value for one in found for name, value in one.items() if "." in name}
 
 

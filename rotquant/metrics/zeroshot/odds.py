@@ -24,7 +24,7 @@ def log_odds(scores: Sequence[float], right: int) -> float:
     return scores[right] - most - math.log(sum(math.exp(score - most) for score in wrong))
 
 
-def told(measure: str, scores: Sequence[float], right: int) -> dict[str, float]:
+def item_scores(measure: str, scores: Sequence[float], right: int) -> dict[str, float]:
     """What one item says by a measure (acc, acc_norm, ...): its score, its log-odds and which choice was taken.
 
     Nothing but the score where there is one choice alone.

@@ -2,7 +2,7 @@
 
 A local folder holds one file per task, `<task>.jsonl`, `.json` or `.parquet`, with the rows of the split that lm-eval
 evaluates (`PaperTask.split`) and the hub's field names (`PaperTask.row`); of MMLU one per subject, `mmlu_anatomy.jsonl`
-and so on; of LongBench the benchmark's own files. Examples of few-shot prompts come from a file beside it,
+and so on; of LongBench the benchmark's own files. Examples of few-shot prompts come from a file next to it,
 `<task>.examples.jsonl`. Each row is checked before anything runs.
 """
 

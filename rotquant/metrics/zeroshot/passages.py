@@ -86,7 +86,7 @@ class Module:
 
     @cached_property
     def calls(self) -> dict[str, tuple[str, ...]]:
-        """The names that are called, once each: those behind a dot under ".", the others under ""."""
+        """The names that are called, once each: those after a dot under ".", the others under ""."""
         found = {"": {}, ".": {}}
         for dot, name in _CALL.findall(self.text):
             if not keyword.iskeyword(name):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot.odds import told
+from rotquant.metrics.zeroshot.odds import item_scores
 from rotquant.metrics.zeroshot.rouge import rouge_l
 from rotquant.metrics.zeroshot.rows import checked_rows, schema
 from rotquant.metrics.zeroshot.scoring import Scorer, Setting
@@ -26,7 +26,7 @@ _CHOICE = schema(
 
 Measures = dict[str, float]
 """What an item scores, from 0 to 1, by measure, nan where the network's outputs are not finite; of an item with choices
-also their log-odds and the choice by each measure (`odds.told`)."""
+also their log-odds and the choice by each measure (`odds.item_scores`)."""
 
 
 class Questions:
@@ -69,7 +69,7 @@ class Questions:
             return {"acc": float(found[0][1])}
         scores = [score for score, _ in found]
         by_length = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
-        return told("acc", scores, row["answer"]) | told("acc_norm", by_length, row["answer"])
+        return item_scores("acc", scores, row["answer"]) | item_scores("acc_norm", by_length, row["answer"])
 
     def judge_text(self, row: dict[str, Any], text: str, finite: bool) -> Measures:
         """How well a generated text agrees with the true one."""

@@ -40,7 +40,7 @@ def by_number(item: dict[str, Any], generated: list[str]) -> dict[str, float]:
 
 
 def program(item: dict[str, Any], response: str) -> str:
-    """The program that a response stands for: behind the item's head what continues it, or defines it anew.
+    """The program that a response stands for: after the item's head what continues it, or defines it anew.
 
     Of a response in Markdown it is the first piece of code; what runs as a script and examples of use are cut off.
     """
@@ -53,7 +53,7 @@ def program(item: dict[str, Any], response: str) -> str:
 
 
 def number(text: str) -> Decimal | None:
-    """The number behind the last "The answer is" (MetaMath) or "####" (GSM8K's own solutions); None without either."""
+    """The number after the last "The answer is" (MetaMath) or "####" (GSM8K's own solutions); None without either."""
     said = _SAID.split(text)
     found = _NUMBER.search(said[-1]) if len(said) > 1 else None
     return Decimal(re.sub(r"[$,]", "", found[0])) if found else None

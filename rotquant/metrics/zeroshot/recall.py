@@ -1,4 +1,4 @@
-"""Items of the shipped tasks of long context, where a name is used far behind its definition, and of arithmetic."""
+"""Items of the shipped tasks of long context, where a name is used far after its definition, and of arithmetic."""
 
 import ast
 import functools

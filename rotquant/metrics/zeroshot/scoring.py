@@ -59,7 +59,7 @@ class Branch:
 
 @dataclass
 class ScoredRow:
-    """A context, the trunk, and behind it what other questions have beyond it; each sees itself and its trunk."""
+    """A context, the trunk, and after it what other questions have beyond it; each sees itself and its trunk."""
 
     trunk: list[int]
     branches: list[Branch] = field(default_factory=list)
@@ -187,8 +187,8 @@ class Scorer:
     def _asked(self, pairs: Sequence[tuple[str, str]]) -> "_Asked":
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         # a tokenizer in Python has no complete description to tell it from others
-        told = str(id(self.tokenizer)) if backend is None else backend.to_str()
-        return _Asked(self.tokenizer, told, self.first_token, self.bos, tuple(pairs))
+        identity = str(id(self.tokenizer)) if backend is None else backend.to_str()
+        return _Asked(self.tokenizer, identity, self.first_token, self.bos, tuple(pairs))
 
     @property
     def _tokens(self) -> int:
@@ -273,10 +273,10 @@ class _Watch(LogitsProcessor):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the tokens of questions follow from: the tokenizer as `told`, what stands first, and where; the texts."""
+    """What the tokens of questions follow from: the tokenizer (by its `identity`), the first token, the texts."""
 
     tokenizer: PreTrainedTokenizerBase = field(compare=False)
-    told: str
+    identity: str
     first_token: int
     bos: bool
     pairs: tuple[tuple[str, str], ...]

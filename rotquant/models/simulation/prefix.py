@@ -89,13 +89,13 @@ def compute_prefix(model: nn.Module, ids: Sequence[int], device: torch.device | 
 
     Args:
         model: as it is, with the online transforms of a rotated model and without quantizers.
-        ids: of the tokens, at least one.
+        ids: of the tokens; none give `empty_prefix`.
 
     Raises:
         RecipeError, CheckpointError: the model cannot read them; see `rotquant.models.limits`.
     """
     if not ids:
-        raise RecipeError("a prefix has at least one token.")
+        return empty_prefix(architecture_of(model), next(model.parameters()).dtype)
     stream = capture_layer_inputs(model, torch.tensor([list(ids)]), device)
     found: list[tuple[Tensor, Tensor]] = []
     for index, _ in stream.layers("the prefix"):

@@ -36,7 +36,7 @@ MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-phi3", "rq-qwen2")
 #: One whose head size the 4-bit cache's kernels have, and one whose keys and values are only rounded.
 ON_GPU = ("rq-llama3", "rq-phi3")
 LENGTH = 192
-FOUR, EIGHT = (Perplexity(sequence_length=LENGTH, max_windows=count) for count in (4, 8))
+TWO, EIGHT = (Perplexity(sequence_length=LENGTH, max_windows=count) for count in (2, 8))
 
 
 class Bound(NamedTuple):
@@ -143,24 +143,19 @@ def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
     return network, convert(model.stored, dtype="float64")
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_perplexity_is_the_simulated_one(name: str) -> None:
-    network, decoder = exact(name, unsearched(preset("quarot-rtn")))
-    expected = evaluation.perplexity(network, text(name), FOUR).perplexity
-    found = evaluation.perplexity(Network(decoder), text(name), FOUR).perplexity
-    assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
-
-
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [*((name, preset("quarot-rtn")) for name in MODELS), *((name, PREFIXED) for name in ON_GPU)],
     ids=[*MODELS, *(f"{name}-prefix" for name in ON_GPU)],
 )
-def test_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None:
+def test_perplexity_and_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None:
     network, decoder = exact(name, unsearched(recipe))
+    expected = evaluation.perplexity(network, text(name), TWO).perplexity
+    found = evaluation.perplexity(Network(decoder), text(name), TWO).perplexity
+    assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
     prompt = text(name).whole[:80].view(2, 40)
-    found = Generation(decoder, 2, 56).generate(prompt, 16)
-    settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = Generation(decoder, 2, 48).generate(prompt, 8)
+    settings = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = network.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[:, 40:]
     assert torch.equal(found, expected)
 

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from reproduction.identity.records import signed
+from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan
-from reproduction.run.planning import current_plan
 from reproduction.run.results import (
     HISTORY_FILE,
     ROTATION_RECORD,
@@ -27,7 +27,8 @@ from reproduction.run.results import (
 )
 from reproduction.run.samples import pack
 from reproduction.run.stages.jobs import record_part
-from reproduction.tables.project import Project, load_project
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, short_hash, write_json

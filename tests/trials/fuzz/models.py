@@ -7,15 +7,9 @@ from safetensors.torch import save_file
 
 from reproduction.tables.resolution import site_widths
 from rotquant.models.architectures import check_family_of
-from rotquant.models.checkpoints import (
-    check_weight_files,
-    load_checkpoint,
-    load_config,
-    load_tokenizer,
-    local_folder,
-    model_max_length,
-)
+from rotquant.models.checkpoints import load_checkpoint, load_config, load_tokenizer, local_folder, model_max_length
 from rotquant.models.digests import checkpoint_digest
+from rotquant.models.folders import check_weight_files
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model
 from tests.trials.fuzz.formats import Format, content_of, kinds

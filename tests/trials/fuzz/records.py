@@ -10,21 +10,22 @@ from reproduction.frame import values
 from reproduction.frame.speed import read_numbers
 from reproduction.identity.run import Run
 from reproduction.metrics.settings import TrainingLoss
-from reproduction.render import scoreboard
+from reproduction.planning.current import current_plan
 from reproduction.render.figures.arrays import array_of, history_of
 from reproduction.render.html.pages import render_pages
+from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.trained import last_step
-from reproduction.render.speed.report import speed_report
 from reproduction.run.archives import archive_of, pack, unpack
 from reproduction.run.plan import Plan, config_file, read_plan
-from reproduction.run.planning import current_plan
 from reproduction.run.results import part_path, read_result, rotation_path, run_path, weights_path
 from reproduction.run.stages.jobs import record_part, result_current, rotation_current, weights_current
 from reproduction.run.stages.measures import Subject, training_loss
 from reproduction.run.states import MARKS, States
 from reproduction.run.tuning import recorded_runs
-from reproduction.tables.project import Project, load_project
+from reproduction.scoreboard import standings as scoreboard
+from reproduction.sources import load_project, source_of
+from reproduction.tables.project import Project
 from tests.helpers.speed import SPEED
 from tests.trials.fuzz.example import NAME, SPEED_NAME, inside, parts, some_run
 from tests.trials.fuzz.formats import Format, content_of, kinds
@@ -44,7 +45,7 @@ def formats(root: Path) -> list[Format]:
         numbers, _ = values.collect(project, project.table(NAME))
         values.write_values(root, NAME, numbers)
         table = project.table(NAME)
-        make_report(project, table, table.source.agreed(project, table), None)
+        make_report(project, table, source_of(table).agreed(project, table), None)
         for name, text in {"reports/index.md": scoreboard.index(project), f"{MARKS}/{part_path('x')}": "state"}.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
@@ -151,8 +152,8 @@ def _results(root: Path, project: Project) -> list[Format]:
     def page(folder: Path) -> None:
         found = load_project(root=folder)
         table = found.table(NAME)
-        make_report(found, table, table.source.agreed(found, table), None)
-        table.source.collect(found, table)
+        make_report(found, table, source_of(table).agreed(found, table), None)
+        source_of(table).collect(found, table)
 
     def result(folder: Path) -> None:
         found = read_result(folder / run_path(key))

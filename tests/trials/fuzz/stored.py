@@ -9,7 +9,7 @@ import torch
 from rotquant import api
 from rotquant.decoder import convert, save_decoder
 from rotquant.decoder.storage import read_decoder_manifest
-from rotquant.models.checkpoints import kind_of
+from rotquant.models.folders import kind_of
 from rotquant.models.rotation.matrices import (
     Rotations,
     check_made_of,

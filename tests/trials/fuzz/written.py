@@ -6,8 +6,8 @@ from pathlib import Path
 from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
-from reproduction.sources.elsewhere import ElsewhereTable
-from reproduction.tables.project import load_project, load_tables
+from reproduction.sources import load_project, load_tables, source_of
+from reproduction.tables.elsewhere import ElsewhereTable
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
 from reproduction.tables.tables import RunTable
@@ -82,7 +82,7 @@ def _speed(folder: Path) -> None:
 
 def _settings(folder: Path) -> None:
     from reproduction.render.pages.markdown import markdown
-    from reproduction.render.settings.report import settings_report
+    from reproduction.render.pages.recipes import settings_report
 
     for table in load_project((), folder).of(SettingsTable).values():
         markdown(settings_report(table))
@@ -91,7 +91,7 @@ def _settings(folder: Path) -> None:
 def _elsewhere(folder: Path) -> None:
     project = load_project((), folder)
     for table in project.of(ElsewhereTable).values():
-        table.source.collect(project, table)
+        source_of(table).collect(project, table)
 
 
 def _training(folder: Path) -> None:

@@ -4,18 +4,16 @@ A record is one JSON file per table, rewritten after each cell; results/bench/<g
 holds numbers or the reason why it has none. Nothing here imports torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import canonical_json, read_json, short_hash, write_json
-
-if TYPE_CHECKING:
-    from reproduction.benchmarks.timing.gpu import Timing
 
 BENCH = Path("results/bench")
 SPEED = Path("results/speed")
@@ -36,10 +34,15 @@ class Measurement:
     calls_per_replay: int | None = None
 
     @classmethod
-    def of(cls, timing: "Timing", per_call: float = 1.0) -> "Measurement":
-        """Seconds of a timing, divided by `per_call`, such as the tokens that one call processes."""
-        median, low, high = (seconds / per_call for seconds in (timing.median, timing.low, timing.high))
-        return cls(median, "s", low, high, timing.replays, timing.calls_per_replay)
+    def timed(cls, ordered: Sequence[float], calls: int) -> "Measurement":
+        """Seconds of a call from the sorted seconds of replays, each already divided by the replay's `calls`."""
+        tenth = (len(ordered) - 1) // 10
+        return cls(ordered[len(ordered) // 2], "s", ordered[tenth], ordered[-1 - tenth], len(ordered), calls)
+
+    def over(self, parts: int) -> "Measurement":
+        """A timing of one of the equal parts of a call, such as the tokens that it processes."""
+        low, high = (end and end / parts for end in (self.low, self.high))
+        return replace(self, value=self.value / parts, low=low, high=high)
 
     @property
     def spread(self) -> float | None:
@@ -136,6 +139,32 @@ def read_record(path: Path, table: str) -> Record:
     if record.table != table:
         raise ResultError(f"record {path} is of {record.table}, not of {table}.")
     return record
+
+
+def record_path(root: Path, table: str) -> Path | None:
+    """The path of a table's record, relative to the project; None when it was never measured.
+
+    Raises:
+        ResultError: a committed record is damaged.
+    """
+    own = SPEED / f"{table}.json"
+    return own if (root / own).exists() else committed_path(root, table)
+
+
+def committed_path(root: Path, table: str) -> Path | None:
+    """The newest committed record of a table, relative to the project; None when there is none.
+
+    Raises:
+        ResultError: one of several is damaged.
+    """
+    found = list(committed(root, table).values())
+    if not found:
+        return None
+    return max(found, key=lambda path: _date(read_record(path, table))).relative_to(root)
+
+
+def _date(record: Record) -> str:
+    return max((str(sitting.environment.get("date", "")) for sitting in record.sittings), default="")
 
 
 def committed(root: Path, table: str) -> dict[str, Path]:

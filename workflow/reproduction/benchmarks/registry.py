@@ -12,12 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from reproduction.benchmarks.arguments import cpu as cpu_arguments
-from reproduction.benchmarks.arguments import files as file_arguments
-from reproduction.benchmarks.arguments import fp8 as fp8_arguments
-from reproduction.benchmarks.arguments import gpu as arguments
-from reproduction.benchmarks.arguments import learning as learning_arguments
-from reproduction.benchmarks.arguments import partition as partition_arguments
+from reproduction.benchmarks import cpu, files, gpu, learning
 from reproduction.benchmarks.records import Measurement
 from reproduction.identity.code import code_digest
 from rotquant.foundation.data import Frozen, first_problem
@@ -44,11 +39,6 @@ class Benchmark:
     device: Device = "gpu"
     methods: tuple[str, ...] = ()
 
-    @property
-    def entry(self) -> str:
-        """The entry of its code: `module:function`."""
-        return f"{self.module}:{self.name}"
-
     def function(self) -> Callable[[Any], dict[str, Measurement]]:
         """The function; importing it needs torch."""
         return getattr(importlib.import_module(self.module), self.name)
@@ -65,48 +55,52 @@ class Benchmark:
             raise ConfigError(f"{where}: benchmark {self.name}: {first_problem(error)}.") from None
 
 
-_ALL = (
-    Benchmark("linear", arguments.LinearArguments, "reproduction.benchmarks.gpu.layers"),
-    Benchmark("transform", arguments.TransformArguments, "reproduction.benchmarks.gpu.transforms"),
-    Benchmark("quantize", arguments.QuantizeArguments, "reproduction.benchmarks.gpu.transforms"),
-    Benchmark("decode_attention", arguments.DecodeAttentionArguments, "reproduction.benchmarks.gpu.attention"),
-    Benchmark("prefixed_attention", arguments.PrefixedAttentionArguments, "reproduction.benchmarks.gpu.attention"),
-    Benchmark("block", arguments.BlockArguments, "reproduction.benchmarks.gpu.models"),
-    Benchmark("first_token", arguments.FirstTokenArguments, "reproduction.benchmarks.gpu.models"),
-    Benchmark("generate", arguments.GenerateArguments, "reproduction.benchmarks.gpu.models"),
-    Benchmark("whole_decoder", arguments.WholeDecoderArguments, "reproduction.benchmarks.gpu.models"),
-    Benchmark("ceiling", arguments.CeilingArguments, "reproduction.benchmarks.gpu.ceilings"),
-    Benchmark(
-        "learn",
-        learning_arguments.LearnRotationsArguments,
-        "reproduction.benchmarks.learning.benchmarks",
-        methods=("spinquant",),
-    ),
-    Benchmark(
-        "prefixquant",
-        learning_arguments.PrefixQuantArguments,
-        "reproduction.benchmarks.learning.static",
-        methods=("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
-    ),
-    Benchmark(
-        "distill",
-        learning_arguments.DistillArguments,
-        "reproduction.benchmarks.learning.distillation",
-        methods=("rcp", "bitdistiller"),
-    ),
-    Benchmark(
-        "gptq", learning_arguments.CalibrateArguments, "reproduction.benchmarks.learning.benchmarks", methods=("gptq",)
-    ),
-    Benchmark("fake_quantize", partition_arguments.FakeQuantizeArguments, "reproduction.benchmarks.gpu.partition"),
-    Benchmark("round_rows", partition_arguments.RoundRowsArguments, "reproduction.benchmarks.gpu.partition"),
-    Benchmark("fp8_network", fp8_arguments.Fp8NetworkArguments, "reproduction.benchmarks.gpu.fp8"),
-    Benchmark("cpu_decode", cpu_arguments.CpuDecodeArguments, "reproduction.benchmarks.cpu.benchmarks", "cpu"),
-    Benchmark("cpu_linear", cpu_arguments.CpuLinearArguments, "reproduction.benchmarks.cpu.benchmarks", "cpu"),
-    Benchmark("checkpoint", file_arguments.CheckpointArguments, "reproduction.benchmarks.files.checkpoints", "cpu"),
-    Benchmark("cpu_transform", cpu_arguments.CpuTransformArguments, "reproduction.benchmarks.cpu.benchmarks", "cpu"),
-)
+_MODULES: dict[str, dict[str, type[Frozen]]] = {
+    "gpu.layers": {"linear": gpu.LinearArguments},
+    "gpu.transforms": {"transform": gpu.TransformArguments, "quantize": gpu.QuantizeArguments},
+    "gpu.attention": {
+        "decode_attention": gpu.DecodeAttentionArguments,
+        "prefixed_attention": gpu.PrefixedAttentionArguments,
+    },
+    "gpu.models": {
+        "block": gpu.BlockArguments,
+        "first_token": gpu.FirstTokenArguments,
+        "generate": gpu.GenerateArguments,
+        "whole_decoder": gpu.WholeDecoderArguments,
+    },
+    "gpu.ceilings": {"ceiling": gpu.CeilingArguments},
+    "gpu.partition": {"fake_quantize": gpu.FakeQuantizeArguments, "round_rows": gpu.RoundRowsArguments},
+    "gpu.fp8": {"fp8_network": gpu.Fp8NetworkArguments},
+    "learning.benchmarks": {"learn": learning.LearnRotationsArguments, "gptq": learning.CalibrateArguments},
+    "learning.static": {"prefixquant": learning.PrefixQuantArguments},
+    "learning.distillation": {"distill": learning.DistillArguments},
+    "cpu.benchmarks": {
+        "cpu_decode": cpu.CpuDecodeArguments,
+        "cpu_linear": cpu.CpuLinearArguments,
+        "cpu_transform": cpu.CpuTransformArguments,
+    },
+    "files.checkpoints": {"checkpoint": files.CheckpointArguments},
+}
+"""The arguments of each benchmark by its module; packages other than `cpu` and `files` measure a GPU."""
 
-BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
+_METHODS = {
+    "learn": ("spinquant",),
+    "gptq": ("gptq",),
+    "prefixquant": ("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
+    "distill": ("rcp", "bitdistiller"),
+}
+
+BENCHMARKS: dict[str, Benchmark] = {
+    name: Benchmark(
+        name,
+        arguments,
+        f"reproduction.benchmarks.{module}",
+        "cpu" if module.startswith(("cpu.", "files.")) else "gpu",
+        _METHODS.get(name, ()),
+    )
+    for module, several in _MODULES.items()
+    for name, arguments in several.items()
+}
 
 
 def benchmark_digest(name: str) -> str:

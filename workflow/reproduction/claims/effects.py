@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -19,6 +20,7 @@ from reproduction.claims.pairing import same_items, source
 from reproduction.frame.values import Number, Place, observed
 from reproduction.run.results import RunResult
 from reproduction.tables.quantities import OF_WINDOWS, PERPLEXITY, Quantity
+from reproduction.words.numbers import show
 
 Numbers = Mapping[Place, Number]
 """Numbers by (row, column, quantity)."""
@@ -137,7 +139,7 @@ class View:
         if others := self._on_other_items(found):
             return [Finding(f"{' and '.join(others)}, {column}", _OTHER_ITEMS, "not checkable")]
         broken: list[Finding | str] = [
-            Finding(f"{row}, {column}", f"{_show(number.mean)}, not finite", "not checkable")
+            Finding(f"{row}, {column}", f"{show(number.mean)}, not finite", "not checkable")
             for row, number in found.items()
             if not self.printed and not self.quantity.checkable(number.mean)
         ]
@@ -154,8 +156,8 @@ class View:
         if not known or len(known) < len(scores) or any(score.low > guess for score, guess in known):
             return []
         rows, columns = (dict.fromkeys(names) for names in zip(*places, strict=True))
-        shown = " and ".join(f"{_show(score.effect)} [{_show(score.low)}, {_show(score.high)}]" for score, _ in known)
-        least = _show(max(guess for _, guess in known))
+        shown = " and ".join(f"{show(score.effect)} [{show(score.low)}, {show(score.high)}]" for score, _ in known)
+        least = show(max(guess for _, guess in known))
         where = f"{' and '.join(rows)}, {' and '.join(columns)}"
         return [Finding(where, f"an accuracy of {shown}, {_AT_CHANCE.format(least)}", "not checkable")]
 
@@ -199,16 +201,14 @@ class View:
             return Finding(place, f"{numbers}, whose windows or items no run file holds", "not checkable")
         if found.seeds == 1:
             return Finding(place, f"{numbers}, {what} {size} by one seed", "undecided", "3 seeds could decide")
-        shown = f"{numbers}, {what} {size} [{signed(found.low)}, {signed(found.high)}] {self._taken(found)}"
+        counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
+        interval = f"[{signed(found.low)}, {signed(found.high)}] ({', '.join(counts)})"
+        shown = f"{numbers}, {what} {size} {interval}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
         tail = found.tail if decision == "contradicted" else None
         chance = 1.0 if tail is None else tail(region.border(found.effect))
         return Finding(place, shown, decision, needed, chance=chance)
-
-    def _taken(self, found: Interval) -> str:
-        counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
-        return f"({', '.join(counts)})"
 
     @property
     def _items(self) -> str:
@@ -228,14 +228,6 @@ class View:
         return "".join(_apart(mine, others, " < " if self.quantity.better == "lower" else " > "))
 
 
-def _better(view: View, row: str, than: Sequence[str], points: float = 0.0) -> Results:
-    return _gains(view, row, than, Region(low=points, open=True))
-
-
-def _no_worse(view: View, row: str, than: Sequence[str], points: float = 0.0) -> Results:
-    return _gains(view, row, than, Region(low=-points))
-
-
 def _gains(view: View, row: str, than: Sequence[str], region: Region, name: str = "") -> Results:
     for column, other in itertools.product(view.columns, than):
         lacking = view.lacking(column, row, other)
@@ -252,14 +244,6 @@ def _order(view: View, rows: Sequence[str]) -> Results:
         yield from _gains(view, row, [after], ABOVE_ZERO, f"{row} before {after}")
 
 
-def _loss_at_most(view: View, row: str, over: str, **bound: float) -> Results:
-    return _bounded(view, row, over, both_ways=False, **bound)
-
-
-def _close(view: View, row: str, over: str, **bound: float) -> Results:
-    return _bounded(view, row, over, both_ways=True, **bound)
-
-
 def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float) -> Results:
     ((kind, limit),) = bound.items()
     unit = " %" if kind == "percent" else ""
@@ -274,16 +258,9 @@ def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float
             yield view.find(column, f"{before} to {after}", f"{asked} asked, a loss of", loss, region, unit)
 
 
-def _at_most(view: View, row: str, value: float | str) -> Results:
-    return _limited(view, row, value, "at most", upper=True)
-
-
-def _at_least(view: View, row: str, value: float | str) -> Results:
-    return _limited(view, row, value, "at least", upper=False)
-
-
-def _limited(view: View, row: str, value: float | str, word: str, *, upper: bool) -> Results:
+def _limited(view: View, row: str, value: float | str, *, upper: bool) -> Results:
     """Compare a row with a bound; a bound that is another quantity of the row has noise and is compared by seed."""
+    word = "at most" if upper else "at least"
     for column in view.columns:
         bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value)
         lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
@@ -293,7 +270,7 @@ def _limited(view: View, row: str, value: float | str, word: str, *, upper: bool
         result = view.quantity.checkable(view.numbers[row, column].mean)
         mine = view.estimate(row, column) if result else _BROKEN
         if isinstance(value, str):
-            asked = f"{_show(mine.mean)}, {word} {value}'s {_show(bound.mean)} asked"
+            asked = f"{show(mine.mean)}, {word} {value}'s {show(bound.mean)} asked"
             region = Region(high=0.0) if upper else Region(low=0.0)
             yield view.find(column, asked, "by", mine - bound, region)
         else:
@@ -401,7 +378,7 @@ def _range_at_least(view: View, row: str, points: float) -> Results:
         yield from lacking
         if not lacking:
             low, high = float(values.min()), float(values.max())
-            text = f"{_show(low)} to {_show(high)} over {len(values)} seeds, {_show(high - low)} ≥ {points:g}"
+            text = f"{show(low)} to {show(high)} over {len(values)} seeds, {show(high - low)} ≥ {points:g}"
             spread = high - low if math.isfinite(high - low) else math.nan
             yield Finding(column, text, Region(low=points).decide(spread, spread))
 
@@ -420,13 +397,13 @@ def _best_column(view: View, row: str, column: str) -> Results:
 
 
 CHECKS: dict[str, Callable[..., Results]] = {
-    "better": _better,
-    "no_worse": _no_worse,
+    "better": lambda view, row, than, points=0.0: _gains(view, row, than, Region(low=points, open=True)),
+    "no_worse": lambda view, row, than, points=0.0: _gains(view, row, than, Region(low=-points)),
     "order": _order,
-    "loss_at_most": _loss_at_most,
-    "close": _close,
-    "at_most": _at_most,
-    "at_least": _at_least,
+    "loss_at_most": partial(_bounded, both_ways=False),
+    "close": partial(_bounded, both_ways=True),
+    "at_most": partial(_limited, upper=True),
+    "at_least": partial(_limited, upper=False),
     "loss_decreasing": _loss_decreasing,
     "loss_larger": _loss_larger,
     "gains_increasing": _gains_increasing,
@@ -445,20 +422,14 @@ def _place(column: str, than: Sequence[str], other: str) -> str:
 
 def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
     """Two numbers with two decimals, or four where these do not tell them apart or from 0, and the text between."""
-    texts = _show(one), _show(other)
+    texts = show(one), show(other)
     if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
-        texts = _show(one, 4), _show(other, 4)
+        texts = show(one, None, 4), show(other, None, 4)
     return texts[0], between, texts[1]
 
 
 def signed(value: float) -> str:
     """An effect or an end of its interval with its sign; small ones with two significant digits."""
     if not math.isfinite(value) or abs(value) >= 0.1 or abs(value) < 1e-9:
-        return _show(value)
+        return show(value)
     return f"{value:.2g}"
-
-
-def _show(value: float, decimals: int = 2) -> str:
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Inf"
-    return f"{value:.{decimals}f}" if abs(value) < 1e4 else f"{value:.2e}"

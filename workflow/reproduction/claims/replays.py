@@ -19,7 +19,17 @@ from reproduction.claims.claims import Answer, Outcome, Verdict, decided
 from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
 from reproduction.frame.speed import SpeedNumber, SpeedNumbers, row_names
 from reproduction.tables.checks import About
-from reproduction.tables.speed.definitions import FACTORS, SpeedCheck, SpeedClaim, SpeedGrid, SpeedTable, matches
+from reproduction.tables.speed.definitions import (
+    FACTORS,
+    SpeedBound,
+    SpeedCheck,
+    SpeedClaim,
+    SpeedCompared,
+    SpeedGrid,
+    SpeedTable,
+    matches,
+)
+from reproduction.words.numbers import show_ratio
 
 #: With more rows than these a summary is shown.
 _ROWS = 6
@@ -58,14 +68,16 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
     own = any(_is_of(gpu, device) for gpu in table.gpus)
 
     def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
-        papers = [judge(claim, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
-        together = Verdict(
-            tuple(finding for verdict in papers for finding in verdict.findings),
-            tuple(place for verdict in papers for place in verdict.missing),
-        )
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
-        judged = claim.about == "mechanism" or own or all(grid.unit in ("GiB", "GB") for grid in grids)
-        yield claim.about, Answer(judge(claim, table, _ratios(table, numbers)), together, judged)
+        of_memory = all(grid.unit in ("GiB", "GB") for grid in grids)
+        for about, check in claim.checks.items():
+            papers = [judge(claim, check, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
+            together = Verdict(
+                tuple(finding for verdict in papers for finding in verdict.findings),
+                tuple(place for verdict in papers for place in verdict.missing),
+            )
+            ours = judge(claim, check, table, _ratios(table, numbers))
+            yield about, Answer(ours, together, about == "mechanism" or own or of_memory)
 
     return decided(table.claims, answers)
 
@@ -75,24 +87,26 @@ def _is_of(gpu: str, device: str) -> bool:
     return all(word in device.casefold() for word in re.split(r"[ -]+", gpu.casefold()))
 
 
-def judge(claim: SpeedClaim, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
-    """Decide a claim by one set of ratios; `gpu` is named where it is not ours."""
+def judge(claim: SpeedClaim, check: SpeedCheck, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
+    """Decide a check of a claim by one set of ratios; `gpu` is named where it is not ours."""
     results = [
         result
         for grid in table.grids
         if matches(grid.name, claim.grid)
-        for column in claim.check.columns
-        for result in _findings(claim, grid, column, ratio, _prefix(table, grid, gpu))
+        for column in check.asked.columns
+        for result in _findings(claim, check, grid, column, ratio, _prefix(table, grid, gpu))
     ]
     findings = tuple(result for result in results if isinstance(result, Finding))
     return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
 
 
-def _findings(claim: SpeedClaim, grid: SpeedGrid, column: str, ratio: Ratio, prefix: str) -> Iterator[Finding | str]:
-    check = claim.check
+def _findings(
+    claim: SpeedClaim, check: SpeedCheck, grid: SpeedGrid, column: str, ratio: Ratio, prefix: str
+) -> Iterator[Finding | str]:
+    asked = check.asked
     chosen = [row for row in row_names(grid) if matches(row, *claim.rows)]
-    compared = column if check.over is None else f"{column} over {check.over}"
-    values = {row: ratio(grid.name, row, column, check.over) for row in chosen}
+    compared = column if asked.over is None else f"{column} over {asked.over}"
+    values = {row: ratio(grid.name, row, column, asked.over) for row in chosen}
     known = {row: value for row, value in values.items() if value is not None}
     if not known:
         yield from [f"{prefix}{compared}"] if chosen else []
@@ -102,57 +116,54 @@ def _findings(claim: SpeedClaim, grid: SpeedGrid, column: str, ratio: Ratio, pre
         places = {row: f"{prefix}{row}, {compared}" for row in broken}
         yield from (Finding(place, f"{known[row].value}, not finite", "not checkable") for row, place in places.items())
         return
-    prefix += f"{column}, " if len(check.columns) > 1 else ""
-    ratios = {row: _compared(check, grid, value) for row, value in known.items()}
-    if check.increasing:
+    prefix += f"{column}, " if len(asked.columns) > 1 else ""
+    ratios = {row: _compared(asked, grid, value) for row, value in known.items()}
+    if not isinstance(asked, SpeedBound):
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
-            numbers = f"{show(more.value)} > {show(less.value)}"
+            numbers = f"{show_ratio(more.value)} > {show_ratio(less.value)}"
             apart = (more.value - less.value, more.low - less.high, more.high - less.low)
             effect = Effect(numbers, "by", "", *apart, ABOVE_ZERO)
             place = f"{prefix}{after} after {before}"
             yield Finding(place, numbers, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
-    elif check.of == "every":
-        yield from _every(check, prefix, ratios)
-    elif check.of == "best":
-        row = max(ratios, key=lambda name: ratios[name])
-        yield _bounded(check, f"{prefix}best, {row}", ratios[row])
+    elif asked.of == "every":
+        yield from _every(asked, prefix, ratios, upper=check.at_most is not None)
     else:
-        means = Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True)))
-        yield _bounded(check, f"{prefix}mean of {len(ratios)}", means)
+        row = max(ratios, key=lambda name: ratios[name])
+        best = (f"best, {row}", ratios[row])
+        mean = (f"mean of {len(ratios)}", Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True))))
+        place, amount = best if asked.of == "best" else mean
+        yield _bounded(asked, f"{prefix}{place}", amount, upper=check.at_most is not None)
 
 
-def _compared(check: SpeedCheck, grid: SpeedGrid, value: Amount) -> Amount:
+def _compared(asked: SpeedCompared, grid: SpeedGrid, value: Amount) -> Amount:
     """The value compared with the bound, from a speedup or a number in SI units."""
-    if check.compare == "amount":
+    if asked.compare == "amount":
         return value.times(1 / FACTORS[grid.unit])
-    return value.inverse if check.compare == "cost" else value
+    return value.inverse if asked.compare == "cost" else value
 
 
-def _every(check: SpeedCheck, prefix: str, ratios: dict[str, Amount]) -> Iterator[Finding]:
+def _every(asked: SpeedBound, prefix: str, ratios: dict[str, Amount], *, upper: bool) -> Iterator[Finding]:
     """A finding per row; of many rows only the worst, which decides, with the range of all."""
-    found = {row: _bounded(check, f"{prefix}{row}", value) for row, value in ratios.items()}
+    found = {row: _bounded(asked, f"{prefix}{row}", value, upper=upper) for row, value in ratios.items()}
     if len(found) <= _ROWS:
         yield from found.values()
         return
-    worst = (min if check.at_least is not None else max)(ratios, key=lambda row: ratios[row].value)
+    worst = (max if upper else min)(ratios, key=lambda row: ratios[row].value)
     decisions = [finding.decision for finding in found.values()]
     others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
     values = [amount.value for amount in ratios.values()]
-    numbers = f"{found[worst].numbers}; all {show(min(values))} to {show(max(values))}{others}"
+    numbers = f"{found[worst].numbers}; all {show_ratio(min(values))} to {show_ratio(max(values))}{others}"
     decision = Verdict(tuple(found.values())).decision
     yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
 
 
-def _bounded(check: SpeedCheck, place: str, amount: Amount) -> Finding:
-    low, high = check.at_least, check.at_most
-    region = Region(-math.inf if low is None else low, math.inf if high is None else high)
-    spread = f" [{show(amount.low)}, {show(amount.high)}]" if amount.low < amount.high else ""
-    bound = f"≥ {low:g}" if low is not None else f"≤ {high:g}"
-    asked = f"at least {low:g}" if low is not None else f"at most {high:g}"
-    decision = region.decide(amount.low, amount.high)
-    return Finding(
-        place, f"{show(amount.value)}{spread} {bound}", decision, effect=Effect("", "it is", asked, *amount, region)
-    )
+def _bounded(asked: SpeedBound, place: str, amount: Amount, *, upper: bool) -> Finding:
+    region = Region(high=asked.value) if upper else Region(low=asked.value)
+    spread = f" [{show_ratio(amount.low)}, {show_ratio(amount.high)}]" if amount.low < amount.high else ""
+    sign, words = ("≤", "at most") if upper else ("≥", "at least")
+    numbers = f"{show_ratio(amount.value)}{spread} {sign} {asked.value:g}"
+    effect = Effect("", "it is", f"{words} {asked.value:g}", *amount, region)
+    return Finding(place, numbers, region.decide(amount.low, amount.high), effect=effect)
 
 
 def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
@@ -189,8 +200,3 @@ def _prefix(table: SpeedTable, grid: SpeedGrid, gpu: str) -> str:
     parts = [grid.name] if len(table.grids) > 1 else []
     parts += [gpu] if gpu and len(table.gpus) > 1 else []
     return "".join(f"{part}, " for part in parts)
-
-
-def show(ratio: float) -> str:
-    """A ratio as printed: two decimals, three up to slightly above one."""
-    return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"

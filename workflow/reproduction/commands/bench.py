@@ -57,8 +57,8 @@ def measure(
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
     """
     from reproduction.run.stages.speed import measure as measure_table
+    from reproduction.sources import load_tables
     from reproduction.tables.configuration import find_root
-    from reproduction.tables.project import load_tables
     from rotquant.foundation.errors import lookup
     from rotquant.foundation.files import check_output_file
 

@@ -59,8 +59,8 @@ def pack(
 
     Example: `rotquant pack packages/`
     """
+    from reproduction.run import packing
     from rotquant.foundation.files import cache_folder, check_output_folder
-    from rotquant.text import packing
 
     check_output_folder(output)
     typer.echo(f"{packing.pack(output, cache_folder('corpora'), characters):,} files in {output}")

@@ -11,7 +11,7 @@ import typer
 from reproduction.shipped.finetuning import FineTuning, fine_tune
 from rotquant.foundation.files import atomic_directory, write_json, write_text
 from rotquant.metrics.zeroshot.suites import SHIPPED
-from rotquant.models.checkpoints import weights_digest
+from rotquant.models.folders import weights_digest
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES
 
@@ -27,8 +27,8 @@ def fine_tuned(recipe: FineTuning, output: Path, device: str) -> None:
         ConfigError, ResultError, RotquantError: see `reproduction.shipped.finetuning.fine_tune`.
     """
     digest = weights_digest(Path(recipe.base))
+    from reproduction.shipped.practice import practice
     from rotquant import api
-    from rotquant.metrics.zeroshot.practice import practice
 
     texts = practice(recipe.tasks, recipe.modules, recipe.items)
     state_file = output.with_name(output.name + ".state.safetensors")

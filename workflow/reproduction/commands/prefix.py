@@ -23,7 +23,7 @@ _BAR, _STRIP = 12, 32
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 Found = dict[str, Any]
-"""What `rotquant.metrics.outlier_tokens.look` finds."""
+"""What `reproduction.metrics.outlier_tokens.look` finds."""
 
 
 def prefix(
@@ -52,9 +52,10 @@ def prefix(
     _check(threshold, figure, output)
     spec = corpus_spec(corpus)
     with task("starting"):
+        from reproduction.metrics.outlier_tokens import look
         from rotquant import api
-        from rotquant.metrics.outlier_tokens import look
-        from rotquant.models.checkpoints import check_kind, load_tokenizer, local_folder
+        from rotquant.models.checkpoints import load_tokenizer, local_folder
+        from rotquant.models.folders import check_kind
         from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 
     kind, place = torch_dtype(dtype), torch_device(device)

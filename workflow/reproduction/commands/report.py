@@ -3,18 +3,22 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from reproduction.commands.runs import Configs, PlanFile, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
+from reproduction.sources import Source, source_of
+from reproduction.tables.project import Project
+from reproduction.tables.tables import Table
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, read_text, write_text
+from rotquant.foundation.files import atomic_path, json_text, read_text, write_text
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
 TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
+TableForm = Literal["latex", "markdown", "csv", "json"]
 FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
 
 FigureWidth = Annotated[
@@ -25,11 +29,42 @@ FigureWidth = Annotated[
 _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
 
 
+def of_name(project: Project, name: str) -> tuple[Table, Source[Any, Any]]:
+    """Find a table by id, with its source.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    table = project.table(name)
+    return table, source_of(table)
+
+
+def exported(project: Project, name: str, form: TableForm) -> str:
+    """A table's last collected numbers: LaTeX and Markdown of its grids, CSV and JSON of its frame.
+
+    Raises:
+        ConfigError: the table does not exist.
+        ResultError: its numbers are not collected yet, or a file is damaged.
+    """
+    from reproduction.render.pages.latex import latex
+    from reproduction.render.pages.markdown import grids_markdown
+
+    chosen, source = of_name(project, name)
+    collected = source.written(project, chosen)
+    report, frame = source.report(project, chosen, collected), source.frame(collected)
+    if form == "csv":
+        return frame.to_csv(index=False)
+    if form == "json":
+        lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return json_text({"table": name, "title": report.title, "values": lines})
+    return latex(report) if form == "latex" else grids_markdown(report)
+
+
 @report_app.command()
 def table(
     name: TableName,
     form: Annotated[
-        Literal["latex", "markdown", "csv", "json"] | None,
+        TableForm | None,
         typer.Option("--format", help="Print the table instead; LaTeX needs booktabs."),
     ] = None,
     config: Configs = None,
@@ -43,12 +78,9 @@ def table(
 
     project = open_project(config, plan)
     if form is not None:
-        from reproduction.render.export import exported
-
         typer.echo(exported(project, name, form), nl=False)
         return
-    chosen = project.table(name)
-    source = chosen.source
+    chosen, source = of_name(project, name)
     write_frame(project.root / table_path(name), source.frame(source.collect(project, chosen)))
     typer.echo(str(table_path(name)))
 
@@ -64,10 +96,10 @@ def figure(
     from reproduction.render.figures.draw import figure_path
 
     project = open_project(config, plan)
-    chosen = project.table(name)
+    chosen, source = of_name(project, name)
     if chosen.drawn is None:
         raise ResultError(f"table {name} has no figure.")
-    for file in chosen.source.draw(project, chosen, project.root / figure_path(name, form, width), width):
+    for file in source.draw(project, chosen, project.root / figure_path(name, form, width), width):
         typer.echo(str(file.relative_to(project.root)))
 
 
@@ -81,11 +113,11 @@ def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None
     from reproduction.render.pages.markdown import page_path
 
     project = open_project(config, plan)
-    chosen, logged = project.table(name), None
-    collected = chosen.source.agreed(project, chosen)
+    chosen, source = of_name(project, name)
+    collected, logged = source.agreed(project, chosen), None
     if project.config.tracking:
         with warning(_LATER.format(name)):
-            logged = chosen.source.log(project, [chosen], {name: collected}).get(name)
+            logged = source.log(project, [chosen], {name: collected}).get(name)
     report = make_report(project, chosen, collected, logged)
     typer.echo(str(page_path(name)))
     if logged:
@@ -99,14 +131,14 @@ def index(config: Configs = None, plan: PlanFile = None) -> None:
 
     Beside it, every report that index.html links to as a page: `reports/<name>.html`.
     """
-    from reproduction.render import html, scoreboard
     from reproduction.render.html.pages import render_pages
+    from reproduction.scoreboard import page, standings
 
     project = open_project(config, plan)
     for name, text in render_pages(project).items():
         write_text(project.root / REPORTS / name, text)
-    found = scoreboard.standings(project)
-    for name, text in (("index.md", scoreboard.index(project, found)), ("index.html", html.index(project, found))):
+    found = standings.standings(project)
+    for name, text in (("index.md", standings.index(project, found)), ("index.html", page.index(project, found))):
         write_text(project.root / REPORTS / name, text)
         typer.echo(str(REPORTS / name))
 

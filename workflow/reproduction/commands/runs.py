@@ -14,14 +14,15 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from reproduction.planning.current import current_plan
 from reproduction.run import execution
 from reproduction.run.plan import Plan, config_file, read_plan
-from reproduction.run.planning import current_plan
 from reproduction.run.results import read_result, run_path
 from reproduction.run.stages.jobs import prepare_tasks
 from reproduction.run.workers import usual_workers
+from reproduction.sources import load_project
 from reproduction.tables.configuration import find_root
-from reproduction.tables.project import Project, load_project
+from reproduction.tables.project import Project
 from rotquant.commands.options import AllowCode
 from rotquant.foundation.errors import ConfigError
 

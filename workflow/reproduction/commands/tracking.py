@@ -16,6 +16,7 @@ import typer
 
 from reproduction.commands.runs import Configs, open_project
 from reproduction.run.results import FIGURES, REPORTS, TABLES
+from reproduction.sources import source_of
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
@@ -23,8 +24,7 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_output_file, write_json, write_text
 
 if TYPE_CHECKING:
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
+    from reproduction.render.pages.model import Logged, Report
 
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
@@ -62,11 +62,11 @@ def sync_tracking(
     project = open_project(config)
     chosen = [project.table(name) for name in table or project.tables]
     if table is None:
-        chosen = [one for one in chosen if one.source.is_tracked(project, one)]
+        chosen = [one for one in chosen if source_of(one).is_tracked(project, one)]
     if not chosen:
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
-    for source in dict.fromkeys(one.source for one in chosen):
-        own = [one for one in chosen if one.source is source]
+    for source in dict.fromkeys(map(source_of, chosen)):
+        own = [one for one in chosen if source_of(one) is source]
         rendered = {one.id for one in own if (project.root / REPORTS / f"{one.id}.md").exists()}
         read = {one.id: (source.agreed if one.id in rendered else source.collect)(project, one) for one in own}
         logged = source.log(project, own, read)
@@ -130,7 +130,7 @@ def make_report(
     """A table's report; its page is written unless the file says the same already."""
     from reproduction.render.pages.markdown import markdown, page_path
 
-    report = table.source.report(project, table, collected, logged)
+    report = source_of(table).report(project, table, collected, logged)
     text, file = markdown(report), project.root / page_path(table.id)
     if write and not (file.exists() and file.read_bytes() == text.encode()):
         write_text(file, text)

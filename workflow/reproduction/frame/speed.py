@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reproduction.benchmarks.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record
+from reproduction.benchmarks.records import SPEED, CellRecord, Measurement, Record, Sitting, read_record, record_path
 from reproduction.frame.lines import COMPUTED, PUBLISHED, RECORDED, to_frame
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedGrid, SpeedTable, rows
 from reproduction.tables.speed.published import Reference, references
-from reproduction.tables.speed.records import record_path
 
 SpeedPlace = tuple[str, str, str]
 """Grid, row and column."""

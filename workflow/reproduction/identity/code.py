@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name in ("rotquant", "reproduction")}  # pyright: ignore
 
 #: Modules that decide no result: wording of messages, writing of files, names of results.
-NEUTRAL = ("rotquant.foundation", "rotquant.models.digests", "rotquant.text.digests", "reproduction.identity")
+NEUTRAL = (
+    *("rotquant.foundation", "rotquant.models.digests", "rotquant.text.digests"),
+    *("reproduction.reading", "reproduction.identity"),
+)
 
 #: Where each stage of the workflow begins.
 STAGES: dict[str, tuple[str, ...]] = {
@@ -39,7 +42,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "weights": ("reproduction.run.stages.weights",),
     "runs": ("reproduction.run.stages.runs",),
     "tasks": ("rotquant.metrics.zeroshot.folders",),
-    "index": ("reproduction.render.scoreboard", "reproduction.render.html", "reproduction.render.html.pages"),
+    "index": ("reproduction.scoreboard.standings", "reproduction.scoreboard.page", "reproduction.render.html.pages"),
 }
 
 #: Kernels' includes of our headers: those in the same folder and those of kernels/include.

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reproduction.metrics.distortion import kurtosis, relative_error
 from reproduction.metrics.magnitudes import read_inputs
 from reproduction.metrics.settings import Outliers
 from rotquant.models.architectures import Projection, architecture_of, decoder_layers, linear_of
 from rotquant.models.limits import model_windows
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.distortion import kurtosis, relative_error
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens
 

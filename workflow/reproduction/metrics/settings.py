@@ -32,7 +32,7 @@ class Magnitudes(Frozen):
     tokens: Annotated[int, Field(gt=1)] = 128
     """How many tokens of the text (one window) are looked at."""
     bos: Literal["text", "none"] = "text"
-    """Whether the window begins with BOS; behind a prefix it would be one more."""
+    """Whether the window begins with BOS; after a prefix it would be one more."""
     within: Literal["matrix", "row"] = "matrix"
     """Whose median the largest magnitude is set against: the matrix's, or that of its own token or output feature."""
 
@@ -90,7 +90,7 @@ class MaximaByToken(Frozen):
     max_windows: Annotated[int, Field(gt=0)] | None = None
     """So many windows, spread evenly over the text; null takes all."""
     bos: Literal["text", "window", "none"] = "none"
-    """`none` puts no BOS: behind a prefix it would be one more. `text` puts one at the head of the whole text, as for
+    """`none` puts no BOS: after a prefix it would be one more. `text` puts one at the head of the whole text, as for
     perplexity, and `window` one at the head of each window."""
 
 
@@ -154,7 +154,7 @@ class WeightKurtosis(Frozen):
     depths: Annotated[tuple[Depth, ...], Field(min_length=1)] = (0.99,)
     """Of which layers, by their share of the model's depth: 0.99 is the last of up to 100."""
     bits: Annotated[int, Field(ge=2, le=3)] = 2
-    """Of the weights, rounded asymmetrically (RCP Eq. 1) behind clips by grid search (Eq. 6)."""
+    """Of the weights, rounded asymmetrically (RCP Eq. 1) after clips by grid search (Eq. 6)."""
     group_size: Annotated[int, Field(gt=1)] = 128
     """Input features of a group, which shares scale and clips, and whose kurtosis is taken."""
     clips: Literal["both", "rotated"] = "both"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Generator, Tensor, nn
 
+from reproduction.metrics.distortion import excess_kurtosis
 from reproduction.metrics.magnitudes import read_inputs
 from reproduction.metrics.settings import WeightKurtosis, WeightName
 from rotquant.foundation.errors import RecipeError
@@ -24,7 +25,6 @@ from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, Projection, architecture_of, decoder_layers, linear_of
 from rotquant.models.limits import ModelLimits
 from rotquant.qat.start import clip_weight, search_clips, uniform_rounding
-from rotquant.tensors.distortion import excess_kurtosis
 from rotquant.tensors.value_range import dynamic_range
 
 #: Our bounds for the paper's shares of platykurtic groups, "far below 0.5" and "about 0.5".

@@ -170,7 +170,10 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     if refused:
         say(f"not computed: {_refusal(len(refused))}")
     todo, values = units(plan, asked)
-    lacking = [unit for unit in todo if unit.runs and _lacks_lm_eval(plan, unit)]
+    lacks_lm_eval = find_spec("lm_eval") is None
+    lacking = [
+        unit for unit in todo if unit.runs and lacks_lm_eval and _metric(plan, unit.runs[0]).get("suite") == "paper"
+    ]
     execution = _Execution(plan, asked, values, say)
     execution.record()
     todo = [unit for unit in todo if unit not in lacking]
@@ -269,14 +272,10 @@ class _Execution:
             if lost is not None:
                 self.failed[place] = lost
                 del waiting[place]
-            elif workers.free and later.get(place, 0) <= time.monotonic() and not self._needs(unit, waiting, workers):
-                workers.give(waiting.pop(place))
-
-    def _needs(
-        self, unit: WorkUnit, waiting: Mapping[tuple[str, str], WorkUnit], workers: Workers[WorkUnit, UnitOutcome]
-    ) -> bool:
-        under_way = {(other.kind, other.key) for other in workers.jobs}
-        return any(need in waiting or need in under_way for need in unit.after)
+            elif workers.free and later.get(place, 0) <= time.monotonic():
+                open_ = {*waiting, *((other.kind, other.key) for other in workers.jobs)}
+                if open_.isdisjoint(unit.after):
+                    workers.give(waiting.pop(place))
 
     def _ended(self, unit: WorkUnit, outcome: UnitOutcome | str) -> None:
         if isinstance(outcome, str):
@@ -362,8 +361,3 @@ def _refusal(count: int) -> str:
 def _metric(plan: Plan, run: str) -> dict[str, Any]:
     """The metric of a run."""
     return plan.shared[plan.runs[run].fields["metric"]]
-
-
-def _lacks_lm_eval(plan: Plan, unit: WorkUnit) -> bool:
-    """Whether a unit's runs need lm-eval and it is not installed."""
-    return _metric(plan, unit.runs[0]).get("suite") == "paper" and find_spec("lm_eval") is None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reproduction.tables.source import Output
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from reproduction.identity.run import Run
 
 T = TypeVar("T")
+
+Output = Literal["table", "figure", "page"]
+"""The workflow's outputs of a table: its numbers as a file, its figure, its page."""
 
 PLANS = Path("results/plans")
 #: Age in seconds since the last read at which old plans are removed when a new one is written.
@@ -41,20 +43,12 @@ class Places(PlanEntry):
     hub: tuple[tuple[Literal["model", "dataset"], str], ...]
 
 
-class PlannedCell(PlanEntry):
-    """A cell of a table: its runs, one per seed."""
-
-    row: str
-    column: str
-    runs: tuple[str, ...]
-
-
 class PlannedTable(PlanEntry):
     """A table of any source, or a figure.
 
     definition: digest of its files' content; codes: digests of the code of each output. figure: the table whose figure
-    it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure. cells,
-    parts: its runs, and the jobs that compute them. benchmarks, kernels: its measurements, and their code; on_gpu:
+    it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure.
+    parts: the jobs that compute its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
     whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
     this machine has none.
     """
@@ -65,7 +59,6 @@ class PlannedTable(PlanEntry):
     codes: dict[Output, str]
     figure: str | None = None
     has_numbers: bool = True
-    cells: tuple[PlannedCell, ...] = ()
     parts: tuple[str, ...] = ()
     benchmarks: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()

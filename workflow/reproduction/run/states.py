@@ -15,7 +15,7 @@ from typing import Any
 
 from reproduction.benchmarks.records import SPEED
 from reproduction.identity.records import none_newer
-from reproduction.run.plan import Plan
+from reproduction.run.plan import Output, Plan
 from reproduction.run.results import (
     FIGURES,
     HISTORY_FILE,
@@ -27,7 +27,6 @@ from reproduction.run.results import (
     run_path,
     task_set_path,
 )
-from reproduction.tables.source import Output
 from rotquant.foundation.files import canonical_json, short_hash, write_text
 
 #: Folder of the marks of jobs, each under the path of the job's first output.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reproduction.reading.arrays import read_array
 from reproduction.shipped.recipe import TrainingConfig
-from rotquant.foundation.arrays import read_array
 from rotquant.foundation.errors import ResultError, RotquantError
 from rotquant.foundation.files import (
     atomic_directory,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
+from reproduction.reading.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.foundation.written import parse, read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,8 +108,8 @@ def fine_tune(
     """
     import torch
 
+    from reproduction.shipped.lowrank import with_deltas, write_deltas
     from rotquant.training.loop import GradientStep, train
-    from rotquant.training.lowrank import with_deltas, write_deltas
     from rotquant.training.state import Checkpoint
 
     samples = _samples(recipe, tokenizer, texts, model.config.max_position_embeddings)

@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from reproduction.reading.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
-from rotquant.foundation.written import parse, read_yaml
 from rotquant.text import CorpusSpec
 
 

@@ -104,9 +104,6 @@ class Trainer:
         text = Tokens(torch.from_numpy(ids.astype("int64")), self.bos)
         return evaluation_windows(text, self.config.sequence_length)[: self.config.validation_windows].to(self.device)
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
-
     def _compile(self) -> None:
         """Compile one decoder layer, whose code all layers share, and the loss: seconds instead of minutes."""
         AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
@@ -118,7 +115,7 @@ class Trainer:
 
     def _loss(self, batch: Tensor) -> Tensor:
         """Mean next-token cross-entropy in float32 of ids [samples, length + 1]."""
-        with self._autocast():
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"):
             logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
             return self.cross_entropy(logits, batch[:, 1:])
 

@@ -1,1 +1,197 @@
-"""Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere. One file each."""
+"""Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere, each a class in one module.
+
+The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table.
+"""
+
+import functools
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import pandas as pd
+
+from reproduction.render.pages.model import Logged, Report
+from reproduction.run.plan import Output
+from reproduction.tables.configuration import Config, find_root, load_config
+from reproduction.tables.project import Project
+from reproduction.tables.resolution import check_names
+from reproduction.tables.tables import OfPaper, RunTable, Table, in_order
+from rotquant.foundation.errors import ConfigError
+
+Status = Literal["computed", "recorded", "elsewhere", "not yet"]
+
+T = TypeVar("T", bound=Table)
+C = TypeVar("C")
+
+
+class Reached(NamedTuple):
+    """Progress of a table, the other machines with records of it, and its report once its numbers exist."""
+
+    status: Status
+    machines: Sequence[str] = ()
+    report: Report | None = None
+
+
+class Source(ABC, Generic[T, C]):
+    """Base class of sources. T: the source's kind of table; C: the numbers collected for one.
+
+    `patterns`: the files with its tables, relative to workflow/. `schema`: the model of such a file. `code`: the
+    modules that make each output.
+    """
+
+    name: ClassVar[str]
+    patterns: ClassVar[tuple[str, ...]]
+    schema: ClassVar[type[OfPaper]]
+    code: ClassVar[Mapping[Output, tuple[str, ...]]]
+
+    @abstractmethod
+    def load(self, path: Path, root: Path) -> Iterator[T]:
+        """Load the tables of a file.
+
+        Raises:
+            ConfigError: an error in a table, in a message with file and field.
+        """
+
+    @property
+    def file_kind(self) -> str:
+        """The name of its kind of file; `tables` for files of any name."""
+        return Path(self.patterns[0]).stem.replace("*", "tables")
+
+    def settled(self, table: T, tables: Mapping[str, Table], root: Path) -> T:
+        """Complete a table with data from other tables, once all are loaded.
+
+        Raises:
+            ConfigError: it names something in another table that does not exist.
+        """
+        return table
+
+    @abstractmethod
+    def planned(self, project: Project, table: T) -> dict[str, Any]:
+        """The plan's data for a table by the fields of `run.plan.PlannedTable`, at least its definition."""
+
+    @abstractmethod
+    def collect(self, project: Project, table: T) -> C:
+        """Collect a table's numbers from the measurements.
+
+        Raises:
+            ResultError: something is not measured yet, or its file is damaged.
+        """
+
+    def written(self, project: Project, table: T) -> C:
+        """A table's numbers as last collected; measurements may be newer.
+
+        Raises:
+            ResultError: they are not collected yet, or damaged.
+        """
+        return self.collect(project, table)
+
+    def agreed(self, project: Project, table: T) -> C:
+        """A table's collected numbers, checked against the measurements; its page is made from them.
+
+        Raises:
+            ResultError: they differ from the current measurements.
+        """
+        return self.collect(project, table)
+
+    @abstractmethod
+    def frame(self, collected: C) -> pd.DataFrame:
+        """A data frame with one line per number (`frame.lines`); column names mean the same for all sources."""
+
+    @abstractmethod
+    def report(self, project: Project, table: T, collected: C, logged: Logged | None = None) -> Report:
+        """The content of a table's page. logged: where MLflow shows the table."""
+
+    def draw(self, project: Project, table: T, path: Path, width: str | None = None) -> list[Path]:
+        """Draw a table's figure and return the files (`render.figures.draw.draw`)."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def reached(self, project: Project, table: T, rendered: bool) -> Reached:
+        """Progress of a table. rendered: whether its page exists."""
+
+    def is_tracked(self, project: Project, table: T) -> bool:
+        """Whether MLflow shows anything for a table."""
+        return False
+
+    def log(self, project: Project, tables: Sequence[T], collected: Mapping[str, C]) -> dict[str, Logged]:
+        """Log tables to MLflow and return their locations there by id; tables without anything to show are left out.
+
+        Args:
+            collected: by the tables' ids.
+
+        Raises:
+            TrackingError: the store cannot be reached or written.
+        """
+        return {}
+
+
+@functools.cache
+def sources() -> dict[str, Source[Any, Any]]:
+    """The sources by name: every module of this package defines one.
+
+    Raises:
+        ConfigError: what one of them imports is not valid Python.
+    """
+    try:
+        modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename} is not valid Python (line {error.lineno}: {error.msg}).") from None
+    made = (
+        one()
+        for module in modules
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, Source) and one.__module__ == module.__name__
+    )
+    return {source.name: source for source in made}
+
+
+def source_of(table: Table) -> Source[Any, Any]:
+    """The source of a table's numbers."""
+    return sources()[table.of]
+
+
+def patterns() -> list[tuple[str, Source[Any, Any]]]:
+    """File patterns with their sources; a pattern with a file's name precedes one for any name."""
+    found = ((pattern, source) for source in sources().values() for pattern in source.patterns)
+    return sorted(found, key=lambda pair: pair[0].endswith("*.yaml"))
+
+
+def load_project(
+    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
+) -> Project:
+    """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
+
+    Raises:
+        ConfigError: no project here, or a file that does not satisfy its schema.
+    """
+    root = root or find_root()
+    tables = load_tables(root)
+    config = config or load_config(overrides, root)
+    runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
+    check_names(config, runs, root)
+    for name, table in runs.items():
+        if table.optional and not any(column.slot in config.slots for column in table.columns):
+            del tables[name]
+    return Project(root, config, tables)
+
+
+def load_tables(root: Path) -> dict[str, Table]:
+    """The tables of all sources by id, in the papers' order.
+
+    Raises:
+        ConfigError: a file that does not satisfy its schema, two tables with one id, or a name that refers to nothing.
+    """
+    files: dict[Path, Source[Any, Any]] = {}
+    for pattern, source in patterns():
+        for path in (root / "workflow").glob(pattern):
+            files.setdefault(path, source)
+    found: dict[str, Table] = {}
+    for path, source in sorted(files.items(), key=lambda pair: pair[0]):
+        for table in source.load(path, root):
+            if table.id in found:
+                raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
+            found[table.id] = table
+    return {one.id: source_of(one).settled(one, found, root) for one in sorted(found.values(), key=in_order)}

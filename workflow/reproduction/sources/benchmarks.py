@@ -7,38 +7,37 @@ newest of those committed from others.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from reproduction.benchmarks.records import gpu_folder
+import pandas as pd
+
+from reproduction.benchmarks.records import committed_path, gpu_folder
 from reproduction.benchmarks.registry import benchmark_digest, find
-from reproduction.tables.source import Output, Reached, Source
+from reproduction.frame.speed import Measured, find_record, read_numbers
+from reproduction.render.figures.speed import draw
+from reproduction.render.pages.benchmarks import speed_report
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.tracking import log_speed
+from reproduction.run.plan import Output
+from reproduction.run.results import REPORTS
+from reproduction.sources import Reached, Source
+from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedFile, SpeedTable
 from reproduction.tables.speed.published import references
-from reproduction.tables.speed.records import committed_path
 from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
-if TYPE_CHECKING:
-    import pandas as pd
 
-    from reproduction.frame.speed import Measured
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
-    from reproduction.tables.project import Project
-
-_PAGE = ("reproduction.sources.benchmarks", "reproduction.render.pages.markdown")
-
-
-class Benchmarks(Source[SpeedTable, "Measured"]):
+class Benchmarks(Source[SpeedTable, Measured]):
     """Tables of time and memory."""
 
     name = "benchmarks"
     patterns = ("papers/*/speed.yaml", "*/speed.yaml")
     code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
         "table": ("reproduction.frame.speed",),
-        "figure": ("reproduction.render.speed.figures",),
-        "page": _PAGE,
+        "figure": ("reproduction.render.figures.speed",),
+        "page": ("reproduction.render.pages.benchmarks", "reproduction.render.pages.markdown"),
     }
     schema = SpeedFile
 
@@ -62,7 +61,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             lookup(of_speed, part.table, f"figure {table.id}: unknown table").grid(part.grid).column(part.column)
         return table
 
-    def planned(self, project: "Project", table: SpeedTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: SpeedTable) -> dict[str, Any]:
         """Plan a table; its definition covers its tables and the papers' numbers."""
         behind = [project.one(SpeedTable, name) for name in dict.fromkeys([table.id, *table.recorded])]
         texts = [(project.root / one.published).read_text() for one in behind if one.published]
@@ -77,30 +76,20 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             "records": {name: None if path is None else str(path) for name, path in committed.items()},
         }
 
-    def collect(self, project: "Project", table: SpeedTable) -> "Measured":
-        from reproduction.frame.speed import read_numbers
-
+    def collect(self, project: Project, table: SpeedTable) -> Measured:
         return read_numbers(project, table)
 
-    def frame(self, collected: "Measured") -> "pd.DataFrame":
+    def frame(self, collected: Measured) -> pd.DataFrame:
         return collected.frame
 
-    def report(
-        self, project: "Project", table: SpeedTable, collected: "Measured", logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.speed.report import speed_report
-
+    def report(self, project: Project, table: SpeedTable, collected: Measured, logged: Logged | None = None) -> Report:
         return speed_report(project, table, collected)
 
-    def draw(self, project: "Project", table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
-        from reproduction.render.speed.figures import draw
-
+    def draw(self, project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
         return draw(project, table, path, width)
 
-    def reached(self, project: "Project", table: SpeedTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: SpeedTable, rendered: bool) -> Reached:
         """Progress of a table; a figure waits for all tables that it draws, rendered or not."""
-        from reproduction.frame.speed import find_record
-
         known = [None]
         with suppress(ResultError):  # rendering reports it
             known = [find_record(project, project.one(SpeedTable, name)) for name in table.recorded]
@@ -111,16 +100,12 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         status = "recorded" if any(shown.recorded for shown in found) else "computed"
         return Reached(status, machines, self.report(project, table, self.collect(project, table)))
 
-    def is_tracked(self, project: "Project", table: SpeedTable) -> bool:
+    def is_tracked(self, project: Project, table: SpeedTable) -> bool:
         """Whether its page exists."""
-        from reproduction.run.results import REPORTS
-
         return (project.root / REPORTS / f"{table.id}.md").exists()
 
     def log(
-        self, project: "Project", tables: Sequence[SpeedTable], collected: "Mapping[str, Measured]"
-    ) -> "dict[str, Logged]":
-        from reproduction.render.tracking import log_speed
-
+        self, project: Project, tables: Sequence[SpeedTable], collected: Mapping[str, Measured]
+    ) -> dict[str, Logged]:
         found = ((table, collected[table.id].shown) for table in tables)
         return {table.id: log_speed(project, shown.record, table) for table, shown in found if shown is not None}

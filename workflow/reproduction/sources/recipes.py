@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pandas as pd
+
+from reproduction.frame.lines import to_frame
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.recipes import settings_report
+from reproduction.run.plan import Output
+from reproduction.sources import Reached, Source
+from reproduction.tables.project import Project
 from reproduction.tables.settings import SettingsFile, SettingsTable, settle
-from reproduction.tables.source import Output, Reached, Source
 from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
-    from reproduction.tables.project import Project
-
-_CODE = ("reproduction.sources.recipes", "reproduction.render.pages.markdown")
 
 
 class Recipes(Source[SettingsTable, SettingsTable]):
@@ -25,7 +23,10 @@ class Recipes(Source[SettingsTable, SettingsTable]):
 
     name = "recipes"
     patterns = ("papers/*/settings.yaml",)
-    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {"table": _CODE, "page": _CODE}
+    code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
+        "table": ("reproduction.sources.recipes",),
+        "page": ("reproduction.render.pages.recipes", "reproduction.render.pages.markdown"),
+    }
     schema = SettingsFile
 
     def load(self, path: Path, root: Path) -> Iterator[SettingsTable]:
@@ -37,26 +38,22 @@ class Recipes(Source[SettingsTable, SettingsTable]):
         except ConfigError as error:
             raise ConfigError(f"{table.file}: tables.{table.id}: {error}") from None
 
-    def planned(self, project: "Project", table: SettingsTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: SettingsTable) -> dict[str, Any]:
         """Plan a table; its definition covers its files and its cells' recipes."""
         return {"definition": short_hash(canonical_json(table.model_dump(mode="json")))}
 
-    def collect(self, project: "Project", table: SettingsTable) -> SettingsTable:
+    def collect(self, project: Project, table: SettingsTable) -> SettingsTable:
         return table
 
-    def frame(self, collected: SettingsTable) -> "pd.DataFrame":
-        from reproduction.frame.lines import to_frame
-
+    def frame(self, collected: SettingsTable) -> pd.DataFrame:
         names = ("row", "column", "text", "published_text", "same", "note")
         cells = collected.cells
         return to_frame([(one.row, one.column, one.here, one.published, one.same, one.reason) for one in cells], names)
 
     def report(
-        self, project: "Project", table: SettingsTable, collected: SettingsTable, logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.settings.report import settings_report
-
+        self, project: Project, table: SettingsTable, collected: SettingsTable, logged: Logged | None = None
+    ) -> Report:
         return settings_report(collected)
 
-    def reached(self, project: "Project", table: SettingsTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: SettingsTable, rendered: bool) -> Reached:
         return Reached("computed", report=self.report(project, table, table)) if rendered else Reached("not yet")

@@ -3,24 +3,25 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import pandas as pd
+
+from reproduction.frame.values import Values, collect, read_back, read_values, results_behind
+from reproduction.render.figures.draw import draw
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.runs import runs_report
+from reproduction.render.tracking import log_tables
+from reproduction.run.plan import Output
+from reproduction.run.results import RunResult, run_path
+from reproduction.sources import Reached, Source
 from reproduction.tables.checks import named_by_experiment
-from reproduction.tables.source import Output, Reached, Source
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable, Table, TableFile, check_published, tables_in
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from reproduction.frame.values import Values
-    from reproduction.render.pages.model import Report
-    from reproduction.render.tracking import Logged
-    from reproduction.run.results import RunResult
-    from reproduction.tables.project import Project
-
-Collected = tuple["Values", "dict[str, RunResult]"]
+Collected = tuple[Values, dict[str, RunResult]]
 """A table's values, and the run results behind them by key."""
 
 
@@ -33,7 +34,7 @@ class Runs(Source[RunTable, Collected]):
         "table": ("reproduction.frame.values",),
         "figure": ("reproduction.render.figures.draw",),
         "page": (
-            "reproduction.render.pages.report",
+            "reproduction.render.pages.runs",
             "reproduction.render.pages.markdown",
             "reproduction.render.tracking",
         ),
@@ -59,70 +60,49 @@ class Runs(Source[RunTable, Collected]):
                 lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
         return table
 
-    def planned(self, project: "Project", table: RunTable) -> dict[str, Any]:
+    def planned(self, project: Project, table: RunTable) -> dict[str, Any]:
         """Plan a table; its definition covers YAML, published values, slots and runs."""
-        cells = project.cells(table.id)
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
         slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-        keys = [run.key for cell in cells for run in cell.runs]
+        keys = [run.key for cell in project.cells(table.id) for run in cell.runs]
         return {
             "definition": short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys])),
             "figure": project.picture(table),
-            "cells": [
-                {"row": cell.row, "column": cell.column, "runs": [run.key for run in cell.runs]} for cell in cells
-            ],
             "parts": tuple(project.parts(table.id)),
         }
 
-    def collect(self, project: "Project", table: RunTable) -> Collected:
-        from reproduction.frame.values import collect
-
+    def collect(self, project: Project, table: RunTable) -> Collected:
         return collect(project, table)
 
-    def written(self, project: "Project", table: RunTable) -> Collected:
-        from reproduction.frame.values import read_values, results_behind
-
+    def written(self, project: Project, table: RunTable) -> Collected:
         values = read_values(project.root, table.id)
         return values, results_behind(project, values)
 
-    def agreed(self, project: "Project", table: RunTable) -> Collected:
-        from reproduction.frame.values import read_back
-
+    def agreed(self, project: Project, table: RunTable) -> Collected:
         return read_back(project, table)
 
-    def frame(self, collected: Collected) -> "pd.DataFrame":
+    def frame(self, collected: Collected) -> pd.DataFrame:
         return collected[0].frame
 
-    def report(
-        self, project: "Project", table: RunTable, collected: Collected, logged: "Logged | None" = None
-    ) -> "Report":
-        from reproduction.render.pages.report import report_of
+    def report(self, project: Project, table: RunTable, collected: Collected, logged: Logged | None = None) -> Report:
+        return runs_report(project, table, *collected, logged)
 
-        return report_of(project, table, *collected, logged)
-
-    def draw(self, project: "Project", table: RunTable, path: Path, width: str | None = None) -> list[Path]:
-        from reproduction.frame.values import read_values
-        from reproduction.render.figures.draw import draw
-
+    def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
         return draw(project, table, read_values(project.root, table.id), path, width)
 
-    def reached(self, project: "Project", table: RunTable, rendered: bool) -> Reached:
+    def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
         report = None
         with suppress(ResultError):  # rendering reports it
             report = self.report(project, table, self.written(project, table))
         return Reached("computed" if rendered else "not yet", report=report)
 
-    def is_tracked(self, project: "Project", table: RunTable) -> bool:
+    def is_tracked(self, project: Project, table: RunTable) -> bool:
         """Whether all its runs exist."""
-        from reproduction.run.results import run_path
-
         cells = project.cells(table.id)
         return all((project.root / run_path(run.key)).exists() for cell in cells for run in cell.runs)
 
     def log(
-        self, project: "Project", tables: Sequence[RunTable], collected: Mapping[str, Collected]
-    ) -> "dict[str, Logged]":
-        from reproduction.render.tracking import log_tables
-
+        self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]
+    ) -> dict[str, Logged]:
         shown = log_tables(project, tables, {name: results for name, (_, results) in collected.items()})
         return dict(zip((table.id for table in tables), shown, strict=True))

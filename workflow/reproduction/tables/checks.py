@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from rotquant.foundation.written import AsData, Many, Written
+from reproduction.reading.written import AsData, Many, Written
 
 S = TypeVar("S", bound="Statement")
 
@@ -119,7 +119,17 @@ class BestColumn(Written):
     """The column."""
 
 
-class Check(Written):
+class OneCheck(Written):
+    """A check of any kind of table: one of its fields, with what that asks."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("a claim has one check")
+        return self
+
+
+class Check(OneCheck):
     """One check; better, worse and loss follow the quantity: lower is better for perplexity, higher for accuracy."""
 
     better: Comparison | None = None
@@ -153,12 +163,6 @@ class Check(Written):
     """The best and the worst seed of row are at least this many points apart."""
     best_column: BestColumn | None = None
     """The row is best in this column."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("a claim has one check")
-        return self
 
 
 Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
@@ -250,7 +254,23 @@ class Explained(Statement):
     trained". Printed where it is not, unless its experiment supports a cause."""
 
 
-class Claim(Explained):
+class CheckedClaim(Explained):
+    """A statement that is checked: by its `mechanism`, its `setting`, or as a `fact`."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not self.checks:
+            raise ValueError("a claim has a mechanism, a setting or a fact")
+        return self
+
+    @property
+    def checks(self) -> Mapping[About, Any]:
+        """The claim's checks by subject."""
+        found = {about: getattr(self, about) for about in get_args(About)}
+        return {about: check for about, check in found.items() if check is not None}
+
+
+class Claim(CheckedClaim):
     """A statement of the paper about a table, with the checks of what it is about (`claims`)."""
 
     columns: Names | None = None
@@ -262,17 +282,15 @@ class Claim(Explained):
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
-    """What is said of the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
-    on these models alone, elsewhere not tested."""
+    """Statements on the paper's own models: magnitudes, bounds from its tables, properties of their weights. Judged
+    only on these models, elsewhere not tested."""
     fact: Checked | None = None
     """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
     experiment: Experiment | None = None
     """What tests why it is not reproduced; shown where it is not."""
 
     @model_validator(mode="after")
-    def _asks_something(self) -> Self:
-        if not self.checks:
-            raise ValueError("a claim has a mechanism, a setting or a fact")
+    def _mechanisms_are_directions(self) -> Self:
         for kind, arguments in (self.mechanism or {}).items():
             if (kind in _BOUNDS and arguments.get("value") != 0) or arguments.get("points"):
                 raise ValueError(f"a mechanism is a direction; the bound of {kind} belongs to `setting` or `fact`")
@@ -287,12 +305,6 @@ class Claim(Explained):
             if set(named_by_experiment(self.experiment)) <= own | {("column", name) for name in self.columns or ()}:
                 raise ValueError("an experiment names a row, a column or a quantity that the claim itself does not")
         return self
-
-    @property
-    def checks(self) -> Mapping[About, Mapping[str, Mapping[str, Any]]]:
-        """The claim's checks, each a kind of check with arguments, by subject."""
-        found = {about: getattr(self, about) for about in get_args(About)}
-        return {about: check for about, check in found.items() if check is not None}
 
 
 def headline(claims: Sequence[S]) -> S | None:

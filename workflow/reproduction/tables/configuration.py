@@ -26,11 +26,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from reproduction.metrics.settings import WeightKurtosis
+from reproduction.reading.written import Many, Written, by_name, read_yaml, some_of
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object
-from rotquant.foundation.written import Many, Written, by_name, read_yaml, some_of, yaml_value
-from rotquant.models.checkpoints import base_folder
+from rotquant.foundation.written import yaml_value
+from rotquant.models.deltas import base_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.recipe import find_method, settings_by_name
 from rotquant.recipes.registry import method_names
@@ -92,7 +93,7 @@ class Amounts(Written):
     """Numbers of samples, and their lengths in tokens, that a table's row says of a text that methods read, to those
     that stand for them here; a number without an entry stands as it is."""
     zero_shot: Annotated[dict[str, Any], some_of(ZeroShot, "kind")] = Field(default_factory=dict)
-    """The tasks behind the zero-shot columns."""
+    """The tasks that zero-shot columns measure."""
     weight_kurtosis: Annotated[dict[str, Any], some_of(WeightKurtosis, "kind", "corpus")] = Field(default_factory=dict)
     """Groups and text of the metric `weight_kurtosis`, where a table does not say its own."""
     groups_per_row: Annotated[int, Field(gt=0)] | None = None
@@ -170,7 +171,7 @@ class Slot(SlotFields):
 
 
 class Corpus(CorpusSpec):
-    """The text behind a corpus name that the tables use."""
+    """The text that a corpus name of the tables stands for."""
 
     name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
     source: Literal["modules", "docstrings", "hub", "local", "mixed"]  # pyright: ignore[reportGeneralTypeIssues]  # required
@@ -222,7 +223,7 @@ class ConfigFile(Amounts, Settings):
     calibration: CalibrationText  # pyright: ignore[reportGeneralTypeIssues]  # required here
     evaluation: EvaluationText  # pyright: ignore[reportGeneralTypeIssues]  # required here
     corpora: Annotated[dict[str, Corpus], Field(min_length=1)]
-    """The text behind each corpus name that the tables use."""
+    """The text that each corpus name of the tables stands for."""
     slots: Annotated[dict[str, SlotFields], Field(min_length=1)]
     """The papers' models by the names of the tables' columns, and what stands for each of them."""
 

@@ -40,34 +40,6 @@ def _scheme(recipe: Recipe, part: Part) -> QuantizationScheme | None:
     return getattr(recipe, part)
 
 
-def _granularity(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """The set of numbers that share a scale."""
-    return f"per-{scheme.granularity}"
-
-
-def _group_size(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """The size of groups; "-" where scales are not per group."""
-    return "-" if scheme.group_size is None else str(scheme.group_size)
-
-
-def _extent(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """The set of numbers that share a scale, with the size of groups."""
-    return f"groups of {scheme.group_size}" if scheme.granularity == "group" else _granularity(recipe, scheme, part)
-
-
-def _symmetry(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    return "symmetric" if scheme.symmetric else "asymmetric"
-
-
-def _scales(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    """Static or dynamic scales; weights' scales are static."""
-    return "dynamic" if scheme.dynamic and part != "weights" else "static"
-
-
-def _bits(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
-    return str(scheme.bits)
-
-
 def _clipping(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
     """The search or learning that clips the range, or the share of the range that is kept; "none" without clipping."""
     if part == "weights":
@@ -82,11 +54,15 @@ def _clipping(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
 
 
 FACTS: dict[FactName, Callable[[Recipe, QuantizationScheme, Part], str]] = {
-    "granularity": _granularity,
-    "group_size": _group_size,
-    "extent": _extent,
-    "symmetry": _symmetry,
-    "scales": _scales,
-    "bits": _bits,
+    "granularity": lambda recipe, scheme, part: f"per-{scheme.granularity}",
+    "group_size": lambda recipe, scheme, part: "-" if scheme.group_size is None else str(scheme.group_size),
+    "extent": lambda recipe, scheme, part: (
+        f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per-{scheme.granularity}"
+    ),
+    "symmetry": lambda recipe, scheme, part: "symmetric" if scheme.symmetric else "asymmetric",
+    "scales": lambda recipe, scheme, part: "dynamic" if scheme.dynamic and part != "weights" else "static",
+    "bits": lambda recipe, scheme, part: str(scheme.bits),
     "clipping": _clipping,
 }
+"""Each fact of a part. granularity: the numbers that share a scale; extent: the same, with the size of groups; weights'
+scales are static."""

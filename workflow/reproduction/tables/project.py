@@ -5,7 +5,7 @@ it. Nothing here computes or imports torch.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,24 +16,22 @@ from pydantic import ValidationError
 
 from reproduction.identity.run import Portion, Run, named
 from reproduction.metrics.settings import Metric
-from reproduction.tables.configuration import Config, Slot, find_root, load_config
+from reproduction.tables.configuration import Config, Slot
 from reproduction.tables.quantities import Quantity, called, endpoints
-from reproduction.tables.resolution import check_names, resolve, resolve_metric, site_widths
-from reproduction.tables.source import files_of
+from reproduction.tables.resolution import resolve, resolve_metric, site_widths
 from reproduction.tables.tables import (
     Column,
     Published,
     Row,
     RunTable,
     Table,
-    in_order,
     name_of,
     published_values,
 )
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.models.checkpoints import base_folder
+from rotquant.models.deltas import base_folder
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import check_widths, override_all
@@ -312,40 +310,6 @@ class Project:
         if table.repeats == "trials" and self.config.trials is not None:
             return tuple(range(self.config.trials))
         return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds
-
-
-def load_project(
-    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
-) -> Project:
-    """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
-
-    Raises:
-        ConfigError: no project here, or a file that does not satisfy its schema.
-    """
-    root = root or find_root()
-    tables = load_tables(root)
-    config = config or load_config(overrides, root)
-    runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
-    check_names(config, runs, root)
-    for name, table in runs.items():
-        if table.optional and not any(column.slot in config.slots for column in table.columns):
-            del tables[name]
-    return Project(root, config, tables)
-
-
-def load_tables(root: Path) -> dict[str, Table]:
-    """The tables of all sources by id, in the papers' order.
-
-    Raises:
-        ConfigError: a file that does not satisfy its schema, two tables with one id, or a name that refers to nothing.
-    """
-    found: dict[str, Table] = {}
-    for path, source in files_of(root):
-        for table in source.load(path, root):
-            if table.id in found:
-                raise ConfigError(f"{path}: table {table.id!r} is defined twice.")
-            found[table.id] = table
-    return {one.id: one.source.settled(one, found, root) for one in sorted(found.values(), key=in_order)}
 
 
 @contextmanager

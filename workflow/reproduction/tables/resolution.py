@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from reproduction.metrics.settings import Metric
+from reproduction.reading.written import read_yaml
 from reproduction.tables.configuration import DEFAULT, Config, Slot
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
 from rotquant.foundation.files import read_object
-from rotquant.foundation.written import read_yaml
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.recipe import Method, Recipe, override
 from rotquant.recipes.schemes import ZeroShot

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from reproduction.tables.checks import Names, Statement, headline
+from reproduction.reading.written import Many, Written
+from reproduction.tables.checks import Names, OneCheck, Statement, headline
 from reproduction.tables.facts import FactName, Part, fact
 from reproduction.tables.tables import Changes, OfPaper, RunTable, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
-from rotquant.foundation.written import Many, Written
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
 
@@ -39,7 +39,7 @@ class SettingsColumn(Written):
     part: Part | None = None
     """What it is about, where rows do not say it."""
     fact: FactName
-    """What is told of it (`facts`)."""
+    """What is reported of it (`facts`)."""
     words: dict[str, str] = Field(default_factory=dict)
     """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
 
@@ -89,19 +89,13 @@ class Told(Written):
     """The fact, in the words of that column."""
 
 
-class SettingsCheck(Written):
+class SettingsCheck(OneCheck):
     """What is asked of some cells."""
 
     as_printed: AsPrinted | None = None
     """Each cell is as the paper's table prints it, where it prints one."""
     told: Told | None = None
     """The cells say what a sentence of the paper says."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("a claim has one check")
-        return self
 
 
 class SettingsClaim(Statement):

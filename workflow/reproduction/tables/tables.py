@@ -13,12 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar,
 from pydantic import Field, field_validator, model_validator
 
 from reproduction.metrics.settings import Metric
+from reproduction.reading.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.configuration import MethodSettings
-from reproduction.tables.source import Source, find_source
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
-from rotquant.foundation.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Normalization
 
@@ -48,7 +47,7 @@ BY_SUITE: dict[str, Any] = {
 }
 """Fields that a table may set for each suite of zero-shot tasks, since suites differ."""
 
-_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu beside an average of other tasks."
+_CALLED = "How the table calls its main quantity, where it has two of a kind: mmlu next to an average of other tasks."
 CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CALLED)]}
 
 METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
@@ -72,7 +71,7 @@ class Column(Written):
 
 
 class Row(Written):
-    """A row as printed: its name, what stands beside it, and its recipe as a preset with changes."""
+    """A row as printed: its name, what stands next to it, and its recipe as a preset with changes."""
 
     name: str
     """As printed."""
@@ -139,7 +138,7 @@ class Figure(Written):
     over: str | None = None
     """Row that `relative_increase` draws changes against; default the table's baseline."""
     rows: Names | None = None
-    """Rows that are drawn, by `relative_increase` and `tasks` beside the one that these are compared with; else all."""
+    """Rows that are drawn, by `relative_increase` and `tasks` next to the one they are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
     effects: Many[WidthEffect] = ()
@@ -172,18 +171,13 @@ class Table(Titled):
     """A table of any source, with its file's data about the paper; paths are relative to the project."""
 
     of: ClassVar[str]
-    """The name of its source."""
+    """The name of its source (`reproduction.sources`)."""
     paper: str
     """The paper's short name."""
     paper_title: str
     """The paper's title."""
     file: str = ""
     """The table's own file."""
-
-    @property
-    def source(self) -> "Source[Any, Any]":
-        """The source of its numbers."""
-        return find_source(self.of)
 
     @property
     def drawn(self) -> str | None:
@@ -382,10 +376,15 @@ def read_published(file: str, root: Path) -> Published:
     Raises:
         ConfigError: see `published_values`.
     """
+    return {place: one for place, one, _ in published_lines(file, root)}
+
+
+def published_lines(file: str, root: Path) -> list[tuple[tuple[str, str, str], Printed, Mapping[str, str]]]:
+    """The cells of a long-format CSV: place, number and the whole line; see `read_published`."""
     path = root / file
     lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
     try:
-        return {(line["row"], line["column"], line["metric"]): _printed(line, file) for line in lines}
+        return [((line["row"], line["column"], line["metric"]), _printed(line, file), line) for line in lines]
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
 

@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import model_validator
 
+from reproduction.reading.written import Many, Written, parse, read_yaml
 from rotquant.foundation.errors import lookup
-from rotquant.foundation.written import Many, Written, parse, read_yaml
 
 TARGETS = Path("config/targets.yaml")
 

@@ -98,6 +98,11 @@ def show_change(percent: float | None, deviation: float | None = None) -> str:
     return f"{percent:+{form}}{spread}{SPACE}%"
 
 
+def show_ratio(ratio: float) -> str:
+    """A ratio as printed: two decimals, three up to slightly above one."""
+    return f"{ratio:.3f}" if ratio <= 1.1 else f"{ratio:.2f}"
+
+
 def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
     """Sentences about NaN and Inf among our numbers; none where all are finite."""
     notes = []

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reproduction.benchmarks.arguments.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
-from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuShape, random_cpu_decoder, random_dot_weight
+from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, random_cpu_decoder, random_dot_weight
 from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.cpu import COLD_BYTES, time_cpu
 from rotquant.kernels.cpu.operators import hadamard, linear, linear16, read
 from rotquant.tensors.hadamard import hadamard_transform
@@ -35,7 +36,7 @@ def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
         ConfigError: an unknown shape.
         KernelError: there is no C++ compiler.
     """
-    shape, layers = CpuShape.named(arguments.shape), arguments.layers_in_memory
+    shape, layers = decoder_config(arguments.shape), arguments.layers_in_memory
     wide, narrow = (random_cpu_decoder(shape, weights, layers=layers) for weights in ("bf16", "w4a8"))
     decoders = {
         "bf16": wide,
@@ -47,7 +48,7 @@ def cpu_decode(arguments: CpuDecodeArguments) -> dict[str, Measurement]:
     several = {"bf16": wide.weights, "w4a8": narrow.weights}
     calls |= {f"{name}_read": functools.partial(_read, weights) for name, weights in several.items()}
     timings = time_cpu(*calls.values(), seconds=_DECODING_SECONDS)
-    seconds = {f"{name}_seconds": Measurement.of(timing) for name, timing in zip(calls, timings, strict=True)}
+    seconds = {f"{name}_seconds": timing for name, timing in zip(calls, timings, strict=True)}
     return seconds | {
         f"{name}_bytes": Measurement(sum(weight.nbytes for weight in weights), "B") for name, weights in several.items()
     }
@@ -89,7 +90,7 @@ def cpu_linear(arguments: CpuLinearArguments) -> dict[str, Measurement]:
     timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
     found: dict[str, Measurement] = {}
     for (name, several), timing in zip(calls.items(), timings, strict=True):
-        found[f"{name}_seconds"] = Measurement.of(timing, len(several))
+        found[f"{name}_seconds"] = timing.over(len(several))
         found[f"{name}_bytes"] = Measurement(sizes[name], "B")
     return found
 
@@ -106,7 +107,7 @@ def cpu_transform(arguments: CpuTransformArguments) -> dict[str, Measurement]:
     x = torch.randn(arguments.rows, arguments.features).bfloat16()
     calls = {name: [functools.partial(transform, x)] * _CALLS for name, transform in _TRANSFORMS.items()}
     timings = time_cpu(*(functools.partial(_run, several) for several in calls.values()))
-    return {f"{name}_seconds": Measurement.of(timing, _CALLS) for name, timing in zip(calls, timings, strict=True)}
+    return {f"{name}_seconds": timing.over(_CALLS) for name, timing in zip(calls, timings, strict=True)}
 
 
 _TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {"ours": hadamard, "torch": hadamard_transform}
@@ -129,10 +130,6 @@ Layer = tuple[Callable[[], Tensor], int]
 def _bf16(in_features: int, out_features: int, product: Callable[[Tensor, Tensor], Tensor] = linear16) -> Layer:
     x, weight = _token(in_features), _weight(in_features, out_features)
     return lambda: product(x, weight), weight.nbytes
-
-
-def _bf16_torch(in_features: int, out_features: int) -> Layer:
-    return _bf16(in_features, out_features, functional.linear)
 
 
 def _w4a8(in_features: int, out_features: int) -> Layer:
@@ -171,7 +168,7 @@ def _int4_dynamic(in_features: int, out_features: int) -> Layer:
 #: quantized `Linear` and `_dyn_quant_matmul_4bit`, 8-bit activations made of float32, which is all that they take.
 _LAYERS: dict[str, Callable[[int, int], Layer]] = {
     "bf16": _bf16,
-    "bf16_torch": _bf16_torch,
+    "bf16_torch": functools.partial(_bf16, product=functional.linear),
     "int8_weights": _int8_weights,
     "int8_dynamic": _int8_dynamic,
     "int4_dynamic": _int4_dynamic,

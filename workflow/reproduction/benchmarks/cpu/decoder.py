@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from reproduction.benchmarks.shapes import SHAPES
-from rotquant.foundation.errors import lookup
+from rotquant.decoder.config import LINEARS, DecoderConfig
 from rotquant.kernels.cpu.layout import DotWeight
 from rotquant.kernels.cpu.operators import attention, hadamard, linear, linear16
 
@@ -27,53 +26,8 @@ _FEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class CpuShape:
-    """Sizes of a decoder, and the base of its rotary embedding."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-
-    @classmethod
-    def named(cls, name: str) -> "CpuShape":
-        """A shape of `reproduction.benchmarks.shapes.SHAPES`.
-
-        Raises:
-            ConfigError: an unknown name.
-        """
-        shape = lookup(SHAPES, name, "unknown shape")
-        hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
-        return cls(
-            hidden=hidden,
-            intermediate=shape["intermediate_size"],
-            layers=shape["num_hidden_layers"],
-            heads=heads,
-            kv_heads=shape["num_key_value_heads"],
-            head_dim=shape.get("head_dim") or hidden // heads,
-            vocabulary=shape.get("vocab_size", 32000),
-        )
-
-    @property
-    def features(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of a layer's weights; q, k and v are one, gate and up are one."""
-        inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "qkv": (inner + 2 * kv, self.hidden),
-            "o": (self.hidden, inner),
-            "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
-        }
-
-
-@dataclass(frozen=True)
 class CpuLayer:
-    """A layer's weights as `CpuShape.features` has them; norm gains are fused into them."""
+    """A layer's weights as `DecoderConfig.features` has them, but [out, in]; norm gains are fused into them."""
 
     qkv: Weight
     o: Weight
@@ -89,7 +43,7 @@ class CpuLayer:
 class CpuCache:
     """Keys and values [layers, kv_heads, capacity, head_dim] and their number of tokens; keys rotated by R3."""
 
-    def __init__(self, shape: CpuShape, capacity: int, dtype: torch.dtype, length: int = 0) -> None:
+    def __init__(self, shape: DecoderConfig, capacity: int, dtype: torch.dtype, length: int = 0) -> None:
         size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
         self.keys, self.values, self.length = torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype), length
 
@@ -104,7 +58,7 @@ class CpuDecoder:
     product: how a weight of floating-point numbers is multiplied.
     """
 
-    shape: CpuShape
+    shape: DecoderConfig
     embedding: Tensor
     layers: tuple[CpuLayer, ...]
     head: Tensor
@@ -118,8 +72,7 @@ class CpuDecoder:
     @functools.cached_property
     def frequencies(self) -> Tensor:
         """The frequencies of the rotary embedding, float32 [head_dim / 2]."""
-        exponents = torch.arange(0, self.shape.head_dim, 2, dtype=torch.float32) / self.shape.head_dim
-        return self.shape.rope_theta**-exponents
+        return torch.tensor(self.shape.inverse_frequencies, dtype=torch.float32)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -174,7 +127,9 @@ class CpuDecoder:
         return y.view(1, -1)
 
 
-def random_cpu_decoder(shape: CpuShape, weights: Literal["bf16", "w4a8"], *, layers: int, seed: int = 0) -> CpuDecoder:
+def random_cpu_decoder(
+    shape: DecoderConfig, weights: Literal["bf16", "w4a8"], *, layers: int, seed: int = 0
+) -> CpuDecoder:
     """A decoder in bfloat16 of which `layers` layers have weights in memory, and the others take them in turn.
 
     They are copies of random ones, since caches and memory know places and not values. The embedding holds a few tokens
@@ -182,7 +137,8 @@ def random_cpu_decoder(shape: CpuShape, weights: Literal["bf16", "w4a8"], *, lay
     """
     generator = torch.Generator().manual_seed(seed)
     make = random_dot_weight if weights == "w4a8" else _random_weight
-    first = CpuLayer(**{name: make(size, generator) for name, size in shape.features.items()})
+    sizes = {name: shape.features(name) for name in LINEARS}
+    first = CpuLayer(**{name: make((outputs, inputs), generator) for name, (inputs, outputs) in sizes.items()})
     made = (first, *(copy.deepcopy(first) for _ in range(1, min(layers, shape.layers))))
     embedding = torch.randn(_FEW_TOKENS, shape.hidden, generator=generator).bfloat16()
     return CpuDecoder(shape, embedding, made, _random_weight((shape.vocabulary, shape.hidden), generator))

@@ -12,12 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.files import CheckpointArguments
+from reproduction.benchmarks.files import CheckpointArguments
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import decoder_config
 from rotquant.decoder.config import KINDS, LINEARS, DecoderConfig
 from rotquant.decoder.random import random_decoder
-from rotquant.foundation.errors import lookup
 from rotquant.foundation.files import folder_size
 from rotquant.models.shards import write_shards
 from rotquant.qat.quantizers import Kind, make_quantizer
@@ -38,7 +37,7 @@ def checkpoint(arguments: CheckpointArguments) -> dict[str, Measurement]:
     Raises:
         ConfigError: an unknown shape.
     """
-    config = DecoderConfig.from_shape(lookup(SHAPES, arguments.shape, "unknown shape"))
+    config = decoder_config(arguments.shape)
     ends = [written(tensors) for tensors in _ends(config, arguments.tied)]
     one = dict(_layer(config, arguments))
     layers = [

@@ -1,1 +1,250 @@
 """Benchmarks of kernels, layers and whole models on a GPU, with their peers and ceilings."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from reproduction.benchmarks import Size
+from rotquant.foundation.data import Frozen
+
+Arithmetic = Literal["none", "float32", "float16"]
+"""The arithmetic of an online Hadamard transform."""
+
+#: Input features in a block of packed weights, and in a group of scales or look-up tables.
+_K_BLOCK, _GROUP_SIZE = 64, 128
+#: torch._int_mm refuses fewer rows.
+_INT8_ROWS = 17
+#: Implementations whose activations are quantized online, by our kernels.
+_ONLINE = ("int4", "int4-grouped", "int4-a8", "w2a4", "w16a4")
+#: Implementations whose weights have scales or tables for groups.
+_GROUPED = ("int4-grouped", "w4a16", "int4pack", "w2a16", "w2a4")
+
+
+class LinearArguments(Frozen):
+    """One linear layer, from 16-bit activations in to 16-bit activations out.
+
+    implementation: fp16, bf16 (cuBLAS); fp8 (`torch._scaled_mm`, a scale for each row of either operand); int8
+        (`torch._int_mm` and dequantization by torch); int4 (W4A4), int4-grouped (weight scales for groups of 128),
+        int4-a8 (W4A8); w4a16 (4-bit weights with scales for groups of 128, fp16 activations), int4pack (the same in
+        bf16 by `torch._weight_int4pack_mm`); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights,
+        activations rounded to 4 bits).
+    hadamard: arithmetic of the online transform of the input.
+    quantization: of the input. With `none` it arrives quantized, and a transform's result is not used (RCP's Tables 5
+        and 18).
+    product: force one of the two W4 kernels.
+    overlapped: our kernels may fetch their weight while the launch before them ends, as in a decoder's graph.
+    """
+
+    tokens: Size
+    in_features: Annotated[int, Field(gt=0, multiple_of=_K_BLOCK)]
+    out_features: Size
+    implementation: Literal[
+        "fp16",
+        "bf16",
+        "fp8",
+        "int8",
+        "int4",
+        "int4-grouped",
+        "int4-a8",
+        "w4a16",
+        "int4pack",
+        "w2a16",
+        "w2a4",
+        "w16a4",
+    ]
+    hadamard: Arithmetic = "none"
+    quantization: Literal["none", "dynamic", "static"] = "none"
+    product: Literal["auto", "gemm", "gemv"] = "auto"
+    overlapped: bool = False
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "LinearArguments":
+        online = self.hadamard != "none" or self.quantization != "none"
+        if online and self.implementation not in _ONLINE:
+            raise ValueError(f"{self.implementation} takes its input as it is: no hadamard, quantization none")
+        if self.product != "auto" and self.implementation not in ("int4", "int4-grouped", "int4-a8"):
+            raise ValueError("only W4 products have a choice of kernel")
+        if self.overlapped and self.implementation not in (*_ONLINE, "w4a16", "w2a16"):
+            raise ValueError(f"{self.implementation} has no kernel of ours that could overlap")
+        if self.implementation == "int8" and self.tokens < _INT8_ROWS:
+            raise ValueError(f"torch._int_mm takes {_INT8_ROWS} rows or more")
+        if self.implementation in _GROUPED and self.in_features % _GROUP_SIZE:
+            raise ValueError(f"groups of {_GROUP_SIZE} do not divide {self.in_features} input features")
+        return self
+
+
+class DecodeAttentionArguments(Frozen):
+    """Attention of one new token per sequence: its key and value are appended to the cache, then it attends.
+
+    cache: tokens that it attends to, including itself. hadamard: arithmetic of the transform of query and key.
+    implementation: int4 finds a scale and zero point for each token and head, int4-static has a scale for each head.
+    """
+
+    batch: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size = 128
+    cache: Size
+    implementation: Literal["fp16", "int4", "int4-static"]
+    hadamard: Arithmetic = "none"
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "DecodeAttentionArguments":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.implementation == "fp16" and self.hadamard != "none":
+            raise ValueError("a 16-bit cache needs no Hadamard transform")
+        return self
+
+
+class PrefixedAttentionArguments(DecodeAttentionArguments):
+    """Attention of one new token per sequence, after a prefix.
+
+    prefix: tokens that are attended to in 16 bits, before those of the 4-bit cache.
+    """
+
+    prefix: Size
+
+    @model_validator(mode="after")
+    def _the_cache_has_4_bits(self) -> "PrefixedAttentionArguments":
+        if self.implementation == "fp16":
+            raise ValueError("in a 16-bit cache a prefix is nothing but a longer text")
+        return self
+
+
+class TransformArguments(Frozen):
+    """The Hadamard transform of every row, or across heads; `copy` is a device copy of the same tensor."""
+
+    rows: Size
+    features: Size
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    arithmetic: Literal["float32", "float16"] = "float32"
+    heads: Annotated[int, Field(ge=0)] = 0
+    implementation: Literal["ours", "torch", "copy", "fast-hadamard-transform", "hadacore"]
+
+
+class QuantizeArguments(Frozen):
+    """Quantization of fp16 rows to 4 bits, with what a model does just before it fused in.
+
+    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. before: RMSNorm has no
+    weight, which models fold into the next layer; with a residual it also adds, and writes the sum. copy: a device copy
+    of the fp16 input.
+    """
+
+    rows: Size
+    features: Size
+    scale: Literal["dynamic", "static"] = "dynamic"
+    output: Literal["packed", "held"] = "packed"
+    before: Literal["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm", "residual-rms-norm"] = "none"
+    implementation: Literal["ours", "torch", "copy"]
+
+
+class BlockArguments(Frozen):
+    """One transformer block with random weights: prefill of `tokens` per sequence, or one token decoded after them."""
+
+    shape: str
+    batch: Size
+    tokens: Size
+    phase: Literal["prefill", "decode"]
+    implementation: Literal["fp16", "int4"]
+
+
+class FirstTokenArguments(Frozen):
+    """Time to the first token of a whole model with random weights."""
+
+    shape: str
+    batch: Size
+    tokens: Size
+    implementation: Literal["fp16", "quarot", "prefixquant"]
+
+
+class GenerateArguments(Frozen):
+    """A prompt and `tokens` generated tokens at batch 1, by a whole model with random weights."""
+
+    shape: str
+    prompt: Size
+    tokens: Size
+    implementation: Literal["bf16", "w2"]
+
+
+class WholeDecoderArguments(Frozen):
+    """A whole model with random weights, of 4 bits as its activations: the first token of a prompt, or one more token.
+
+    tokens: of each text's prompt; they are in the cache when a token is decoded.
+    activations: dynamic scales for each token and QuaRot's transforms, or a static one for each layer's input and
+        PrefixQuant's, which lack the transform across heads.
+    cache: float16; int4, with a scale and zero point for each token and head; int4-static, with a scale for each head.
+    prefix: tokens whose 16-bit keys and values precede every text.
+    """
+
+    shape: str
+    batch: Size
+    tokens: Size
+    phase: Literal["prefill", "decode"]
+    activations: Literal["dynamic", "static"]
+    cache: Literal["float16", "int4", "int4-static"]
+    prefix: Annotated[int, Field(ge=0)] = 0
+
+
+class CeilingArguments(Frozen):
+    """The GPU's maximum rates: a large device copy, reading alone, or a large product in one number format."""
+
+    what: Literal["copy", "read", "fp16", "bf16", "fp8", "int8"]
+
+
+class Fp8NetworkArguments(Frozen):
+    """A whole network with random float8 weights (SpinQuant Table 14).
+
+    tokens: length of each prompt, and of a decoded token's context, including itself. together: largest number of texts
+    in one pass of the prefill. hadamard: with R4, the online transform before the down projection.
+    """
+
+    shape: str
+    batch: Size
+    tokens: Size
+    together: Size
+    hadamard: bool
+
+
+#: Alignment to 16 bytes, in elements of the smallest type.
+_MULTIPLE = 8
+
+
+class FakeQuantizeArguments(Frozen):
+    """A weight [out_features, in_features] as the codes of its groups stand for it, and the gradients (RCP Sec. 4.3).
+
+    kind, straight_through: of the quantizer (`qat.quantizers.make_quantizer`).
+    phase: `backward` has the gradient of the value given, `both` are a step of training.
+    implementation: ours; torch, the same formulas in eager mode, and compiled by it; copy, of as many bytes of weights
+        as must be read and written, two weights for the forward pass and three for the backward one.
+    """
+
+    out_features: Annotated[int, Field(gt=0, multiple_of=2)]
+    in_features: Size
+    group_size: Annotated[int, Field(gt=0, multiple_of=_MULTIPLE)] = 128
+    dtype: Literal["bfloat16", "float16", "float32"]
+    kind: Literal["range", "learned_range", "ldp", "n2uq", "nf3", "nf3_ldp"] = "ldp"
+    straight_through: Literal["step", "ramp"] = "step"
+    phase: Literal["forward", "backward", "both"]
+    implementation: Literal["ours", "torch", "compiled", "copy"]
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "FakeQuantizeArguments":
+        if self.in_features % self.group_size:
+            raise ValueError(f"groups of {self.group_size} do not divide {self.in_features} input features")
+        if self.phase == "backward" and self.implementation in ("torch", "compiled"):
+            raise ValueError("torch has no backward pass without the forward one: ask for both")
+        return self
+
+
+class RoundRowsArguments(Frozen):
+    """A float32 weight [out_features, in_features] rounded to 4 bits and back, to bfloat16, by a scale
+    for each row that is learned (block-wise tuning, PrefixQuant Sec. 5.2).
+
+    phase, implementation: see `FakeQuantizeArguments`; the copy moves as many bytes.
+    """
+
+    out_features: Annotated[int, Field(gt=0, multiple_of=4)]
+    in_features: Annotated[int, Field(gt=0, multiple_of=_MULTIPLE)]
+    phase: Literal["forward", "both"]
+    implementation: Literal["ours", "torch", "copy"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.gpu import DecodeAttentionArguments, PrefixedAttentionArguments
+from reproduction.benchmarks.gpu import DecodeAttentionArguments, PrefixedAttentionArguments
 from reproduction.benchmarks.gpu.baselines import fastest_attention
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.kernels.attention.cache import Int4KVCache

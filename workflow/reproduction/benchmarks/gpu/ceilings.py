@@ -6,7 +6,7 @@ against them.
 
 import torch
 
-from reproduction.benchmarks.arguments.gpu import CeilingArguments, LinearArguments
+from reproduction.benchmarks.gpu import CeilingArguments, LinearArguments
 from reproduction.benchmarks.gpu.baselines import copy_case
 from reproduction.benchmarks.gpu.layers import linear
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure

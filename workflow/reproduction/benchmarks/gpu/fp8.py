@@ -1,7 +1,7 @@
 """Time of a whole network in float8, with and without the online Hadamard transform: SpinQuant Table 14.
 
-The prompts' prefill and one decoded token after them, of one decoder with random weights (`decoder.fp8`). It never says
-anything about accuracy.
+The prompts' prefill and one decoded token after them, of one decoder with random weights
+(`benchmarks.gpu.fp8_decoder`). It never says anything about accuracy.
 """
 
 import copy
@@ -14,13 +14,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.fp8 import Fp8NetworkArguments
-from reproduction.benchmarks.gpu.models import decoder_config
+from reproduction.benchmarks.gpu import Fp8NetworkArguments
+from reproduction.benchmarks.gpu.fp8_decoder import random_fp8_decoder
 from reproduction.benchmarks.records import Measurement
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
 from rotquant.decoder.cache import Cache, FloatCache
-from rotquant.decoder.fp8 import random_fp8_decoder
 from rotquant.decoder.model import Decoder
 
 #: Prefills are repeated so often, or for so many seconds: 32 prompts of a 70B shape take 17 s on an H200.
@@ -51,7 +51,7 @@ def fp8_network(arguments: Fp8NetworkArguments) -> Measurements:
     decoded = time_gpu(_decode(decoder, cache, prompt[:, -1].clone()), settle=SETTLE)
     return {
         "first_token_seconds": first,
-        "token_seconds": Measurement.of(decoded),
+        "token_seconds": decoded,
         "peak_bytes": Measurement(torch.cuda.max_memory_allocated(device), "B"),
     }
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from reproduction.benchmarks.arguments.gpu import LinearArguments
+from reproduction.benchmarks.gpu import LinearArguments
 from reproduction.benchmarks.gpu.baselines import (
     fp8_linear,
     int4pack_linear,

@@ -6,23 +6,26 @@ batch 1). Everything that is timed runs from CUDA graphs, the 16-bit baseline to
 
 import contextlib
 import gc
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.gpu import (
+from reproduction.benchmarks.gpu import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
     WholeDecoderArguments,
 )
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.case import Measurements, gpu
 from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
-from rotquant.decoder import KINDS, Decoder, DecoderConfig, Generation, Precision, random_decoder
-from rotquant.foundation.errors import lookup
+from rotquant.decoder.config import KINDS, Precision
+from rotquant.decoder.generation import Generation
+from rotquant.decoder.model import Decoder
+from rotquant.decoder.random import random_decoder
 from rotquant.kernels.launch.overlap import overlapping_launches
 
 #: Tokens that are decoded while memory is watched (QuaRot Table 17).
@@ -72,10 +75,7 @@ def _prefill(a: BlockArguments, device: torch.device) -> Measurements:
         return decoder.run(hidden, cache, cache.prefill_step(a.tokens))
 
     run()
-    memory.reset_peak()
-    run()
-    peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(run, settle=SETTLE)), "peak_bytes": peak}
+    return _measured(run, memory)
 
 
 def _decode(a: BlockArguments, device: torch.device) -> Measurements:
@@ -98,7 +98,7 @@ def _decode(a: BlockArguments, device: torch.device) -> Measurements:
     cache.advance(-_DECODED)
     with overlapping_launches():
         timing = time_gpu(run)
-    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
+    return {"seconds": timing, "peak_bytes": peak}
 
 
 def _block(a: BlockArguments, device: torch.device) -> Decoder:
@@ -124,6 +124,18 @@ class _Memory:
         return Measurement(torch.cuda.max_memory_allocated(self.device) - self.before, "B")
 
 
+def _measured(
+    run: Callable[..., Tensor], memory: _Memory, launching: AbstractContextManager[None] = contextlib.nullcontext()
+) -> Measurements:
+    """Seconds of what ran once before, launched in a context, and the memory at its peak."""
+    memory.reset_peak()
+    run()
+    peak = memory.peak()
+    with launching:
+        timing = time_gpu(run, settle=SETTLE)
+    return {"seconds": timing, "peak_bytes": peak}
+
+
 def first_token(arguments: FirstTokenArguments) -> Measurements:
     """Seconds from a batch of prompts to the logits of their first new tokens; bytes of the whole model.
 
@@ -143,10 +155,7 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
         return decoder.prefill(prompt, cache)
 
     prefill()
-    memory.reset_peak()
-    prefill()
-    peak = memory.peak()
-    return {"seconds": Measurement.of(time_gpu(prefill, settle=SETTLE)), "peak_bytes": peak}
+    return _measured(prefill, memory)
 
 
 def generate(arguments: GenerateArguments) -> Measurements:
@@ -168,7 +177,7 @@ def generate(arguments: GenerateArguments) -> Measurements:
         for _ in range(a.tokens):
             generation.step()
 
-    prefilled = Measurement.of(time_gpu(prefill, settle=SETTLE), a.prompt)
+    prefilled = time_gpu(prefill, settle=SETTLE).over(a.prompt)
     texts = []
     for _ in range(1 + _TEXTS):
         prefill()
@@ -207,22 +216,9 @@ def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
         token.copy_(logits.argmax(-1))
         return logits
 
-    run = prefill if a.phase == "prefill" else decode
-    memory.reset_peak()
-    run()
-    peak = memory.peak()
-    with overlapping_launches() if a.phase == "decode" else contextlib.nullcontext():
-        timing = time_gpu(run, settle=SETTLE)
-    return {"seconds": Measurement.of(timing), "peak_bytes": peak}
-
-
-def decoder_config(shape: str, **fields: Any) -> DecoderConfig:
-    """The decoder of a shape's name; `fields` override.
-
-    Raises:
-        ConfigError: an unknown shape.
-    """
-    return DecoderConfig.from_shape(lookup(SHAPES, shape, "unknown shape"), **fields)
+    if a.phase == "prefill":
+        return _measured(prefill, memory)
+    return _measured(decode, memory, overlapping_launches())
 
 
 def _prompt(decoder: Decoder, batch: int, tokens: int) -> Tensor:

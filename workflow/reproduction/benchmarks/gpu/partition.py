@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.partition import FakeQuantizeArguments, RoundRowsArguments
+from reproduction.benchmarks.gpu import FakeQuantizeArguments, RoundRowsArguments
 from reproduction.benchmarks.gpu.baselines import copy_case
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.foundation.errors import KernelError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from reproduction.benchmarks.arguments.gpu import QuantizeArguments, TransformArguments
+from reproduction.benchmarks.gpu import QuantizeArguments, TransformArguments
 from reproduction.benchmarks.gpu.baselines import copy_case
 from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
 from rotquant.foundation.errors import KernelError

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.arguments.learning import CalibrateArguments, LearnRotationsArguments
+from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments, Two
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.case import Measurements, gpu
@@ -114,12 +114,14 @@ def gptq(arguments: CalibrateArguments) -> Measurements:
     _quantize(a, device, 1)  # libraries start, kernels are loaded
     if a.layers is None:
         return {"seconds": Measurement(_quantize(a, device, layers), "s")}
-    fewer, more = (_quantize(a, device, number) for number in a.layers)
-    layer = (more - fewer) / (a.layers[1] - a.layers[0])
-    return {
-        "seconds": Measurement(more + (layers - a.layers[1]) * layer, "s"),
-        "layer_seconds": Measurement(layer, "s"),
-    }
+    return of_all_layers([_quantize(a, device, number) for number in a.layers], a.layers, layers)
+
+
+def of_all_layers(seconds: Sequence[float], taken: Two, layers: int) -> Measurements:
+    """The time of all layers, and of one, from the seconds of two models of so many layers."""
+    (fewer, more), (few, many) = seconds, taken
+    layer = (more - fewer) / (many - few)
+    return {"seconds": Measurement(more + (layers - many) * layer, "s"), "layer_seconds": Measurement(layer, "s")}
 
 
 def _quantize(a: CalibrateArguments, device: torch.device, layers: int) -> float:

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks.arguments.learning import DistillArguments
+from reproduction.benchmarks.learning import DistillArguments
 from reproduction.benchmarks.learning.benchmarks import free_all, random_tokens
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.records import Measurement

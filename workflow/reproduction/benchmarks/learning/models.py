@@ -1,7 +1,7 @@
-"""Random-weight models of the papers' shapes made where they will run: on one GPU, or layer by layer on several.
+"""Random-weight models of the papers' shapes made where they will run, or on the host by a GPU's random numbers.
 
-`shapes.random_model` makes a model on the host, which a stage that moves one layer at a time needs; learning rotations
-needs the whole model on its GPUs (SpinQuant Sec. 3.2, Table 15). Enough for time and memory, never for accuracy.
+A stage that moves one layer at a time needs its model on the host; learning rotations needs the whole model on one GPU,
+or layer by layer on several (SpinQuant Sec. 3.2, Table 15). Enough for time and memory, never for accuracy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,6 @@ from rotquant.models.placement import device_map, size_in_bytes
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-#: The shapes of `shapes`, and Mistral-7B-v0.3's as published in its config file: a Llama, since it has no window.
-MODELS: dict[str, dict[str, int]] = SHAPES | {"mistral-7b": SHAPES["llama-3-8b"] | {"vocab_size": 32768}}
-
 _DEVIATION = 0.02
 
 
@@ -32,29 +29,37 @@ def shape_config(shape: str, layers: int | None = None) -> "LlamaConfig":
     """
     from transformers import LlamaConfig
 
-    fields: dict[str, Any] = {"vocab_size": 32000} | lookup(MODELS, shape, "unknown shape")
+    fields: dict[str, Any] = {"vocab_size": 32000} | lookup(SHAPES, shape, "unknown shape")
     config = LlamaConfig(**fields, max_position_embeddings=4096, rms_norm_eps=1e-5)
     config.num_hidden_layers = layers or config.num_hidden_layers
     return config
 
 
 def random_model_on(
-    devices: Sequence[torch.device], config: "LlamaConfig", dtype: torch.dtype, seed: int = 0
+    devices: Sequence[torch.device],
+    config: "LlamaConfig",
+    dtype: torch.dtype,
+    seed: int = 0,
+    *,
+    host: torch.device | None = None,
 ) -> "LlamaForCausalLM":
     """A model whose weights are normal with standard deviation 0.02, on one device or spread over several.
 
     Spread, decoder layers stay whole and lie in order, as `sharding.placed` has them, and each moves what it is given
     to its own device.
 
+    Args:
+        host: where the weights are kept instead, for a model that its one device only draws: 7 billion random numbers
+            take minutes on a CPU.
     """
     from transformers import LlamaForCausalLM
 
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(dtype)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     places = {"": devices[0]} if len(devices) == 1 else _spread(model, devices)
-    _fill(model, places, dtype, seed)
+    _fill(model, places, dtype, seed, host)
     # Buffers (the rotary frequencies) are not parameters: they come with a module made the ordinary way.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(_place("model.rotary_emb", places))
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(host or _place("model.rotary_emb", places))
     if len(devices) > 1:
         from accelerate import dispatch_model
 
@@ -74,7 +79,9 @@ def _spread(model: nn.Module, devices: Sequence[torch.device]) -> dict[str, torc
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, places: Mapping[str, torch.device], dtype: torch.dtype, seed: int) -> None:
+def _fill(
+    model: nn.Module, places: Mapping[str, torch.device], dtype: torch.dtype, seed: int, host: torch.device | None
+) -> None:
     """Parameters in place of those without memory: ones for vectors, which are norms' gains, else random."""
     generators = {device: torch.Generator(device).manual_seed(seed) for device in places.values()}
     for path, module in model.named_modules():
@@ -83,7 +90,7 @@ def _fill(model: nn.Module, places: Mapping[str, torch.device], dtype: torch.dty
             drawn = torch.ones(parameter.shape, dtype=dtype, device=device)
             if parameter.ndim > 1:
                 drawn.normal_(0.0, _DEVIATION, generator=generators[device])
-            setattr(module, name, nn.Parameter(drawn, requires_grad=False))
+            setattr(module, name, nn.Parameter(drawn.to(host or device), requires_grad=False))
 
 
 def _place(name: str, places: Mapping[str, torch.device]) -> torch.device:

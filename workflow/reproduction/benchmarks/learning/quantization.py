@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from reproduction.benchmarks.shapes import SHAPES, random_model
+from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.shapes import SHAPES
 from rotquant.foundation.environment import environment
 from rotquant.recipes.recipe import Recipe
 from rotquant.weights.build import build_weights
@@ -34,7 +35,7 @@ def benchmark_quantization(
     Returns:
         The record: settings, `seconds` by stage and in total, `peak_gpu_bytes` (allocated by torch), environment.
     """
-    model = random_model(shape, dtype=dtype, seed=seed, device=device, num_layers=num_layers)
+    model = random_model_on((device,), shape_config(shape, num_layers), dtype, seed, host=torch.device("cpu"))
     samples = None
     if recipe.calibration:
         size = (recipe.calibration.samples, recipe.calibration.sequence_length)

@@ -6,8 +6,8 @@ prefix, which is only BOS here. The cost of omitted layers and epochs is extrapo
 
 import torch
 
-from reproduction.benchmarks.arguments.learning import PrefixQuantArguments
-from reproduction.benchmarks.learning.benchmarks import free_all, random_tokens
+from reproduction.benchmarks.learning import PrefixQuantArguments
+from reproduction.benchmarks.learning.benchmarks import free_all, of_all_layers, random_tokens
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.timing.case import Measurements, gpu
@@ -47,12 +47,7 @@ def prefixquant(arguments: PrefixQuantArguments) -> Measurements:
             "peak_bytes": Measurement(peak, "B"),
         }
     (fewer, _), (more, peak) = (_costs(a, number, 1) for number in a.layers)
-    layer = (more - fewer) / (a.layers[1] - a.layers[0])
-    return {
-        "seconds": Measurement(more + (layers - a.layers[1]) * layer, "s"),
-        "layer_seconds": Measurement(layer, "s"),
-        "peak_bytes": Measurement(peak, "B"),
-    }
+    return of_all_layers((fewer, more), a.layers, layers) | {"peak_bytes": Measurement(peak, "B")}
 
 
 def _costs(a: PrefixQuantArguments, layers: int, epochs: int) -> tuple[float, int]:

@@ -54,7 +54,7 @@ def measure(case: Case, *, replays: int = REPLAYS) -> Measurements:
     settle = SETTLE if case.operations > _DENSE * (size + written) else 0.0
     timing = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays, settle=settle)
     counted = {"bytes": Measurement(size + written, "B"), "operations": Measurement(case.operations, "op")}
-    return {"seconds": Measurement.of(timing)} | {name: exact for name, exact in counted.items() if exact.value}
+    return {"seconds": timing} | {name: exact for name, exact in counted.items() if exact.value}
 
 
 def fastest(cases: Iterable[Case]) -> Case:

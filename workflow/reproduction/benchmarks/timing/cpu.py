@@ -7,13 +7,13 @@ Their order differs in each turn, since a function finds the caches as the one b
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from reproduction.benchmarks.timing.gpu import Timing
+from reproduction.benchmarks.records import Measurement
 from rotquant.foundation.environment import cpu_name
 from rotquant.kernels.cpu.operators import instructions
 
@@ -25,7 +25,7 @@ _SECONDS, _FEWEST, _MOST = 2.0, 7, 51
 _RESOLUTION = 1e-6
 
 
-def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[Timing]:
+def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[Measurement]:
     """Time functions in turns. In each, every one is repeated for about as long as the slowest takes for one call.
 
     Args:
@@ -40,7 +40,10 @@ def time_cpu(*functions: Callable[[], Any], seconds: float = _SECONDS) -> list[T
         shuffle(order)
         for index in order:
             found[index].append(_elapsed(functions[index], calls[index]))
-    return [_timing(sorted(times), several) for times, several in zip(found, calls, strict=True)]
+    return [
+        Measurement.timed([one / several for one in sorted(times)], several)
+        for times, several in zip(found, calls, strict=True)
+    ]
 
 
 def cpu_label() -> str:
@@ -69,13 +72,6 @@ def _elapsed(function: Callable[[], Any], calls: int = 1) -> float:
     for _ in range(calls):
         function()
     return time.perf_counter() - start
-
-
-def _timing(seconds: Sequence[float], calls: int) -> Timing:
-    """The timing of sorted seconds of `calls` calls each."""
-    tenth = (len(seconds) - 1) // 10
-    median, low, high = (seconds[place] / calls for place in (len(seconds) // 2, tenth, -1 - tenth))
-    return Timing(median, low, high, len(seconds), calls)
 
 
 def _l3_bytes() -> int | None:

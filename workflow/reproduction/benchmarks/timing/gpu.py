@@ -6,11 +6,11 @@ input sets, together larger than the L2 cache, so that weights come from memory 
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from reproduction.benchmarks.records import Measurement
 from rotquant.foundation.errors import KernelError
 
 #: Input sets together fill at least this multiple of the L2 cache.
@@ -28,17 +28,6 @@ _FEWEST_REPLAYS = 5
 SETTLE = 0.3
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call: the median over replays, and the tenth and ninetieth percentiles."""
-
-    median: float
-    low: float
-    high: float
-    replays: int
-    calls_per_replay: int
-
-
 def rotations(bytes_per_set: int, device: torch.device) -> int:
     """How many input sets of this size must take turns for none of them to be found in the L2 cache."""
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
@@ -47,7 +36,7 @@ def rotations(bytes_per_set: int, device: torch.device) -> int:
 
 def time_gpu(
     call: Callable[[int], Any], sets: int = 1, *, replays: int = REPLAYS, graph: bool = True, settle: float = 0.0
-) -> Timing:
+) -> Measurement:
     """Time `call(i)`, i being the number of the input set, 0 to sets - 1, in turn.
 
     Args:
@@ -79,8 +68,7 @@ def time_gpu(
         replays = min(replays, max(_FEWEST_REPLAYS, round(_SECONDS / (estimate * calls))))
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
     torch.cuda.current_stream().wait_stream(stream)
-    tenth = (replays - 1) // 10
-    return Timing(seconds[replays // 2], seconds[tenth], seconds[-1 - tenth], replays, calls)
+    return Measurement.timed(seconds, calls)
 
 
 def _repeated(

@@ -13,11 +13,9 @@ from reproduction.render.figures import (
     layers,
     learning,
     lines,
-    losses,
     ranges,
     scaling,
     tokens,
-    widths,
 )
 from reproduction.render.figures.axes import PercentAxis, change_label
 from reproduction.render.figures.changes import Change, change_between
@@ -151,10 +149,10 @@ KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
     "token_maxima": tokens.token_maxima,
     "outlier_tokens": tokens.outlier_tokens,
     "scaling": scaling.scaling,
-    "loss_curves": losses.loss_curves,
+    "loss_curves": learning.loss_curves,
     "weight_kurtosis": kurtosis.weight_kurtosis,
     "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
-    "widths": widths.widths,
+    "widths": scaling.widths,
 }
 
 

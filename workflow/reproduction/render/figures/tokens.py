@@ -59,17 +59,14 @@ def token_maxima(project: Project, table: RunTable, values: Values, sheet: Sheet
                     if leftmost(axis):
                         axis.set_ylabel(f"{_row_title(row, column, columns, cell[name])}\nlargest |value| of a token")
                     if row == rows[0] or broken(axis, axes):
-                        axis.set_title(f"{_what(tensors, words)}\n\n{axis.get_title()}")
+                        what = f"input of {words}" if tensors == "inputs" else words
+                        axis.set_title(f"{what}\n\n{axis.get_title()}")
             for axes in lines.T:
                 _logarithmic(axes)
         for axis in grid[-1]:
             axis.set_xlabel("layer")
         looks = [entry(words, **look, linestyle="-", markersize=4) for words, look in STATISTICS.values()]
         legend(figure, looks)
-
-
-def _what(tensors: str, words: str) -> str:
-    return f"input of {words}" if tensors == "inputs" else words
 
 
 def _row_title(row: str, column: str, columns: Sequence[str], number: Number) -> str:
@@ -132,7 +129,10 @@ def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: She
     """
     rows, columns = drawn_rows(table), project.columns(table)
     found = {
-        column: {row: _outliers_of(project, values[row, column, "number"].runs[0]) for row in rows}
+        column: {
+            row: {name: array_of(project, values[row, column, "number"].runs[0], name) for name in _DRAWN}
+            for row in rows
+        }
         for column in columns
     }
     bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
@@ -145,11 +145,6 @@ def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: She
         grid[-1, 0].set_xlabel(f"{SHARE}\n({rows[0]}, without the first position)")
         grid[-1, 1].set_xlabel(POSITION)
         legend(figure, _marks())
-
-
-def _outliers_of(project: Project, key: str) -> dict[str, Any]:
-    """Drawn fields of a run."""
-    return {name: array_of(project, key, name) for name in _DRAWN}
 
 
 def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:

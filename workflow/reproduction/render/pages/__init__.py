@@ -1,1 +1,1 @@
-"""Sections of a table's page, one module each; `reproduction.render.pages.report` combines them."""
+"""Sections of a table's page, one module each; `reproduction.render.pages.runs` combines them."""

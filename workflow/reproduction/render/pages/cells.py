@@ -9,10 +9,9 @@ from collections.abc import Iterable
 
 from reproduction.benchmarks.records import Measurement
 from reproduction.claims.estimates import Interval
-from reproduction.claims.replays import show as show_ratio
 from reproduction.frame.values import Number, Text
 from reproduction.tables.settings import Setting
-from reproduction.words.numbers import SPACE, show, show_change
+from reproduction.words.numbers import SPACE, show, show_change, show_ratio
 
 #: Mark after a setting that differs from the printed one.
 DIFFERS = " ≠"

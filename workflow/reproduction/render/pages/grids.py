@@ -1,20 +1,26 @@
-"""The grids of a table: its main quantities, their change from the baseline, and accuracy by task.
+"""The grids of every page: numbers of runs, times and bytes, settings, and numbers from elsewhere.
 
 Ours are next to the paper's, in the paper's order. `cells` decides how each place is printed.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from reproduction.claims.widths import Course
+from reproduction.frame.elsewhere import Elsewhere
+from reproduction.frame.limits import CEILING, points
+from reproduction.frame.speed import SpeedNumbers, SpeedPlace, short_gpu, shown_ratio
 from reproduction.frame.values import Number, Place, Values, main_quantities, printed_accuracies
 from reproduction.render.figures.changes import change_between
 from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, Tasks, Whose, beside
+from reproduction.tables.elsewhere import KNOWN, ElsewhereTable
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
+from reproduction.tables.settings import SettingsTable
+from reproduction.tables.speed.definitions import FACTORS, DrawnPart, SpeedGrid, SpeedRow, SpeedTable, matches, rows
 from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
@@ -25,6 +31,12 @@ WIDTH = 8
 Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a place prints of (row, column, quantity): ours, and the paper's."""
 
+
+RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
+_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
+
+PrintSpeed = Callable[[SpeedPlace, str], str]
+"""What a place prints: of the paper's on the GPU that is named, of ours without one."""
 
 BITS = "Bits per weight"
 
@@ -229,9 +241,8 @@ def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Q
     names = project.columns(table)
     columns: list[GridColumn] = []
     for row, quantity in itertools.product(table.rows, mains):
-        ours, papers = zip(*(pair(row.name, name, quantity) for name in names), strict=True)
         head = quantity.title if len(table.rows) == 1 else f"{row.name}, {quantity.title}"
-        columns += beside(GridColumn(ours, head), GridColumn(papers, published=""))
+        columns += _pairs(head, [pair(row.name, name, quantity) for name in names])
     labels = [[name, _remark(project, table, name).removeprefix("here: ") or "the paper's model"] for name in names]
     return Grid(_caption(names, tuple(mains)), ["Model", "Here"], labels, columns)
 
@@ -255,3 +266,144 @@ def _remark(project: Project, table: RunTable, column: str) -> str:
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
+
+
+def speed_grids(table: SpeedTable, numbers: SpeedNumbers) -> tuple[Grid, ...]:
+    """Every grid of a table except ceilings: ratios of the same run, then the numbers with their spread."""
+    return tuple(made for grid in _kernels(table) for made in _ratios_and_amounts(table, grid, numbers))
+
+
+def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid:
+    """The ratios in one panel of a figure."""
+    grid = table.grid(part.grid)
+    chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
+    caption = f"{part.title}: {RATIOS[grid.ratio]} over {grid.baseline}"
+    return _speed_grid(grid, caption, _ratio(grid, numbers), {part.column: part.column}, table.gpus, chosen=chosen)
+
+
+def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str, float]) -> list[Grid]:
+    """The share of its floor that each kernel reaches, grid by grid; ceilings: including that of copying."""
+    by_place = {point.place: point for point in points(numbers)}
+
+    def share(place: SpeedPlace, _: str) -> str:
+        if place not in by_place:
+            return "-"
+        floor, bound = by_place[place].floor(ceilings)
+        return f"{100 * floor / by_place[place].seconds:.0f} % {bound[0]}"
+
+    return [_speed_grid(grid, grid.name, share, _names(grid)) for grid in _kernels(table)]
+
+
+def _kernels(table: SpeedTable) -> list[SpeedGrid]:
+    return [grid for grid in table.grids if grid.benchmark != CEILING]
+
+
+def _names(grid: SpeedGrid) -> dict[str, str]:
+    return {column.name: column.name for column in grid.columns}
+
+
+def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> list[Grid]:
+    over = {column.name: grid.over(column) for column in grid.columns if grid.over(column) is not None}
+    several = len(set(over.values())) > 1
+    heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
+    compared = f"{'as a multiple of' if grid.ratio == 'cost' else 'over'} "
+    compared += "the column named in brackets" if several else grid.baseline
+    ratio = f"{RATIOS[grid.ratio]} {compared}, {_runs_compared(grid, numbers)}"
+    spread = "median ± half the distance between the 10th and 90th percentile of repeated runs"
+    amount = f"{_UNITS[grid.unit]}{' at the peak' if grid.quantity == 'peak_bytes' else f': {spread}'}"
+    ratios = [_speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
+    return [*ratios, _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]
+
+
+def _runs_compared(grid: SpeedGrid, numbers: SpeedNumbers) -> str:
+    """Whether the numbers of each row are of one sitting: a cell that two grids share may have been measured again."""
+    mixed = []
+    for row in rows(grid):
+        records = (numbers[grid.name, row.name, column.name].record for column in grid.columns)
+        if len({record.sitting for record in records if record is not None}) > 1:
+            mixed.append(row.name)
+    return (
+        f"in the same run but for {', '.join(mixed)}, whose columns were measured in different runs"
+        if mixed
+        else "in the same run"
+    )
+
+
+def _speed_grid(
+    grid: SpeedGrid,
+    caption: str,
+    text: PrintSpeed,
+    heads: Mapping[str, str],
+    gpus: Sequence[str] = (),
+    *,
+    chosen: Sequence[SpeedRow] | None = None,
+    name: str = "",
+) -> Grid:
+    """Rows by columns; a column of ours is followed by one for each of the paper's GPUs with a number there."""
+    chosen = rows(grid) if chosen is None else chosen
+    columns: list[GridColumn] = []
+    for column, head in heads.items():
+        places = [(grid.name, row.name, column) for row in chosen]
+        papers = (GridColumn([text(place, gpu) for place in places], published=short_gpu(gpu)) for gpu in gpus)
+        columns += beside(GridColumn([text(place, "") for place in places], head), *papers)
+    return Grid(caption, [axis.name for axis in grid.axes], [row.labels for row in chosen], columns, name=name)
+
+
+def _ratio(grid: SpeedGrid, numbers: SpeedNumbers) -> PrintSpeed:
+    """Our ratio, or the paper's."""
+
+    def text(place: SpeedPlace, gpu: str) -> str:
+        one = numbers[place].paper(gpu) if gpu else numbers[place]
+        return cells.ratio(None if one is None or one.ratio is None else shown_ratio(grid, one.ratio))
+
+    return text
+
+
+def _amount(grid: SpeedGrid, numbers: SpeedNumbers) -> PrintSpeed:
+    """Our number with its spread, or the paper's as printed."""
+    factor = FACTORS[grid.unit]
+
+    def text(place: SpeedPlace, gpu: str) -> str:
+        paper = numbers[place].paper(gpu)
+        if paper is not None:
+            return paper.text if paper.value is None or paper.unit == factor else f"{paper.value / factor:.6g}"
+        return "-" if gpu else cells.amount(numbers[place].ours, factor)
+
+    return text
+
+
+def settings_grid(table: SettingsTable) -> Grid:
+    """The recipes' settings next to the printed ones."""
+    columns: list[GridColumn] = []
+    for column in table.columns:
+        found = [table.cell(row.name, column.name) for row in table.rows]
+        columns += _pairs(column.name, [(cells.setting(cell), cell.published or "-") for cell in found])
+    stub = "Tensor" if any(row.part for row in table.rows) else "Method"
+    return Grid("Settings of the recipes here", [stub], [[row.name] for row in table.rows], columns)
+
+
+def elsewhere_grids(table: ElsewhereTable, found: Elsewhere) -> Iterator[Grid]:
+    """A grid for each metric: the numbers from elsewhere, each with the paper's."""
+    both = (found.numbers, found.published)
+    for metric in dict.fromkeys(name for numbers in both for _, _, name in numbers):
+        quantity = table.quantity(metric)
+        ours, papers = (cells.decimals(one for (_, _, name), one in part.items() if name == metric) for part in both)
+        known = {place[:2] for numbers in both for place in numbers if place[2] == metric}
+        rows = [row for row in table.rows or () if any(row == other for other, _ in known)]
+        columns: list[GridColumn] = []
+        for column in (name for name in table.column_names if any((row, name) in known for row in rows)):
+            mine, theirs = ([part.get((row, column, metric)) for row in rows] for part in both)
+            pairs = zip(mine, theirs, strict=True)
+            columns += _pairs(
+                column, [(cells.measured(one, ours), cells.printed(paper, papers)) for one, paper in pairs]
+            )
+        what = words(quantity) if metric in KNOWN else quantity.title
+        unit = f" ({quantity.unit})" if quantity.unit else ""
+        caption = f"{what[0].upper()}{what[1:]}{unit}, {quantity.better} is better; measured elsewhere"
+        yield Grid(caption, ["Method"], [[row] for row in rows], columns)
+
+
+def _pairs(head: str, pairs: Iterable[tuple[str, str]]) -> tuple[GridColumn, ...]:
+    """A column of ours, and the paper's next to it."""
+    ours, papers = zip(*pairs, strict=True)
+    return beside(GridColumn(ours, head), GridColumn(papers, published=""))

@@ -1,13 +1,45 @@
-"""The claims of a report: the verdict here and by the paper's own numbers, and the cause of a failure."""
+"""Reports with their claims: the verdict here and by the paper's own numbers, and the cause of a failure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from reproduction.claims.claims import Answer, Outcome, Verdict, score
-from reproduction.render.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged
+from reproduction.render.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged, Report
+from reproduction.run.results import table_path
 from reproduction.tables.checks import Claim, Experiment, Explained
+from reproduction.tables.tables import Table
+from reproduction.words.describe import is_of_the_paper, lead, title
 from reproduction.words.numbers import words
 
 UNKNOWN = "cause unknown"
+
+
+def judged_report(
+    table: Table,
+    decided: Sequence[Outcome],
+    claims: ClaimsName = "Claims",
+    *,
+    notes: Sequence[str] = (),
+    details: Mapping[str, Any],
+    **content: Any,
+) -> Report:
+    """The report of a table of any source: what all have in common, and its own `content`, fields of a report.
+
+    Args:
+        claims: their name where they are no paper's. notes: before the table's own.
+    """
+    found = claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else claims)
+    return Report(
+        id=table.id,
+        title=title(table),
+        caption=table.caption,
+        lead=lead(table),
+        figure=table.drawn,
+        notes=(*notes, *table.notes),
+        claims=found,
+        details={"csv": table_path(table.id), **details},
+        **content,
+    )
 
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:

@@ -11,12 +11,11 @@ are complete; a speed table is a run made from its record. `views` are the chart
 from reproduction.render.tracking.experiments import links
 from reproduction.render.tracking.location import TrackingError, find_location, printable
 from reproduction.render.tracking.papers import log_tables
-from reproduction.render.tracking.runs import Logged, log_report
+from reproduction.render.tracking.runs import log_report
 from reproduction.render.tracking.speed import log_speed
 from reproduction.render.tracking.store import initialise, opened
 
 __all__ = [
-    "Logged",
     "TrackingError",
     "find_location",
     "initialise",

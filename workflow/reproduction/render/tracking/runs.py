@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from reproduction.render.pages.model import Logged, Report
 from reproduction.render.tracking.experiments import describe, experiment_name, open_experiment, view_link
 from reproduction.render.tracking.store import Store, gone, opened
 from reproduction.render.tracking.views import KIND, TABLE, acceptable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.entities import Run as MlflowRun
 
-    from reproduction.render.pages.model import Report
 
 KEY, RESULT, PARENT = "rotquant.key", "rotquant.result", "mlflow.parentRunId"
 
@@ -41,21 +41,6 @@ _PAGE = 1000
 #: The tag of a run's overview, which describes a run until a report's beginning replaces it; and its most characters:
 #: MLflow takes 5,000 or 8,000, by its version.
 NOTE, _LONGEST_NOTE = "mlflow.note.content", 5000
-
-
-@dataclass(frozen=True)
-class Logged:
-    """Location of a table in MLflow: the experiment, the table's parent run, and the MLflow run ids of its parts.
-
-    runs, rotations: the MLflow run id for the key of each run, and of each learned rotation.
-    """
-
-    uri: str
-    experiment: str
-    experiment_id: str
-    parent: str
-    runs: dict[str, str]
-    rotations: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -278,7 +263,7 @@ class ShownExperiment:
                     raise
 
 
-def log_report(root: Path, logged: Logged, report: "Report", files: Sequence[Path]) -> None:
+def log_report(root: Path, logged: Logged, report: Report, files: Sequence[Path]) -> None:
     """Attach a report, its figure and its table to a table's run, replacing those of the same name, and its score.
 
     The run's overview, on which MLflow opens it, shows the report's beginning.

@@ -79,7 +79,7 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
     record = folder / WEIGHTS_RECORD
     check_output_file(record)
     from reproduction.run.stages.weights import compute_weights
-    from rotquant.models.checkpoints import MANIFEST
+    from rotquant.models.folders import MANIFEST
 
     _check_inputs(plan, "weights", planned.code, run)
     provenance = compute_weights(run, plan.place(run), folder, plan.device, planned.code, rotation)

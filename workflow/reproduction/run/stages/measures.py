@@ -116,7 +116,7 @@ def zero_shot(metric: ZeroShot, subject: Subject) -> MetricResult:
 
 def snr(metric: SNR, subject: Subject) -> MetricResult:
     """Signal-to-noise ratio of the logits, against those of the checkpoint."""
-    from rotquant.metrics.snr import end_to_end_snr
+    from reproduction.metrics.snr import end_to_end_snr
 
     tokens, source = subject.tokens(metric)
     return MetricResult(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
@@ -195,7 +195,7 @@ def token_maxima(metric: MaximaByToken, subject: Subject) -> MetricResult:
 
 def outlier_tokens(metric: OutlierTokens, subject: Subject) -> MetricResult:
     """Content and position of outlier tokens."""
-    from rotquant.metrics.outlier_tokens import outlier_tokens
+    from reproduction.metrics.outlier_tokens import outlier_tokens
 
     tokens, source = subject.tokens(metric)
     metrics, arrays = outlier_tokens(subject.model, tokens, metric, cast(Any, subject.tokenizer.decode))

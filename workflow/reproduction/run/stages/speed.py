@@ -150,7 +150,8 @@ def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
     record = read_record(path, table.id)
     if record.gpu != gpu:
         return None
-    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if _is_current(cell))})
+    current = tuple(cell for cell in record.cells if cell.code == benchmark_digest(cell.benchmark))
+    return record.model_copy(update={"cells": current})
 
 
 def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
@@ -158,10 +159,6 @@ def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
     if record is None:
         return Record(table=table.id, gpu=gpu, sittings=(), cells=())
     return record.model_copy(update={"cells": tuple(cell for cell in record.cells if cell.missing is None)})
-
-
-def _is_current(cell: CellRecord) -> bool:
-    return cell.code == benchmark_digest(cell.benchmark)
 
 
 def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[SpeedCell]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from reproduction.identity.corpora import expected_hashes
 from reproduction.identity.run import Run, named
-from rotquant.foundation.arrays import read_array
+from reproduction.reading.arrays import read_array
 from rotquant.foundation.files import atomic_path
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (

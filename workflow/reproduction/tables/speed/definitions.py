@@ -15,11 +15,11 @@ from pydantic import Field, field_validator, model_validator
 
 from reproduction.benchmarks.records import cell_key
 from reproduction.benchmarks.registry import BENCHMARKS, Device, find
-from reproduction.tables.checks import About, Explained, headline
+from reproduction.reading.written import Many, Written
+from reproduction.tables.checks import CheckedClaim, OneCheck, headline
 from reproduction.tables.tables import OfPaper, Table, Titled
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
-from rotquant.foundation.written import Many, Written
 
 Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
 
@@ -136,8 +136,8 @@ class SpeedGrid(Written):
         return None if over == column.name else over
 
 
-class SpeedCheck(Written):
-    """A bound on how two columns compare, or on a column's own numbers."""
+class SpeedCompared(Written):
+    """How two columns compare, or a column's own numbers."""
 
     compare: Literal["speedup", "cost", "amount"] = "speedup"
     """speedup is the number of `over` by that of `column`, cost its inverse; amount is the number of `column` itself,
@@ -146,19 +146,9 @@ class SpeedCheck(Written):
     """The column; of several each is compared."""
     over: str | None = None
     """The column that they are compared with; none for an amount."""
-    at_least: float | None = None
-    """Lower bound."""
-    at_most: float | None = None
-    """Upper bound."""
-    increasing: bool = False
-    """That it grows from row to row."""
-    of: Literal["every", "best", "mean"] = "every"
-    """What is held against the bound; `best` is the largest."""
 
     @model_validator(mode="after")
-    def _asks_one_thing(self) -> Self:
-        if (self.at_least is not None) + (self.at_most is not None) + self.increasing != 1:
-            raise ValueError("a check asks one of at_least, at_most and increasing")
+    def _names_what_it_compares(self) -> Self:
         if (self.over is None) != (self.compare == "amount"):
             raise ValueError("a check of speedup or cost names the column over which, and one of an amount names none")
         return self
@@ -169,18 +159,55 @@ class SpeedCheck(Written):
         return (self.column,) if isinstance(self.column, str) else self.column
 
 
-class SpeedClaim(Explained):
+class SpeedBound(SpeedCompared):
+    """A bound on how two columns compare, or on a column's own numbers."""
+
+    value: float
+    """The bound."""
+    of: Literal["every", "best", "mean"] = "every"
+    """What is held against the bound; `best` is the largest."""
+
+
+class SpeedCheck(OneCheck):
+    """One check of how columns compare (`claims.replays`)."""
+
+    at_least: SpeedBound | None = None
+    """It is at least this value."""
+    at_most: SpeedBound | None = None
+    """It is at most this value."""
+    increasing: SpeedCompared | None = None
+    """It grows from row to row."""
+
+    @property
+    def asked(self) -> SpeedCompared:
+        """What is compared."""
+        return next(one for one in (self.at_least, self.at_most, self.increasing) if one is not None)
+
+
+class SpeedClaim(CheckedClaim):
     """A statement about a table's numbers, or a goal, with the check that decides it (`claims.replays`)."""
 
     grid: str = "*"
     """Pattern with * of the grids that it is about."""
     rows: Many[str] = ("*",)
     """Patterns with * of the rows that it is about."""
-    about: About = "mechanism"
-    """Whether it is a direction on any GPU, the paper's number on its GPU, or what cannot fail; goals are judged
-    anywhere."""
-    check: SpeedCheck
-    """The check that decides it."""
+    mechanism: SpeedCheck | None = None
+    """A direction, asked on any GPU; goals are judged anywhere."""
+    setting: SpeedCheck | None = None
+    """The paper's number, judged on its GPU."""
+    fact: SpeedCheck | None = None
+    """What cannot fail: shown with its numbers, without a verdict."""
+
+    @model_validator(mode="after")
+    def _compares_in_one_way(self) -> Self:
+        if len({(one.compare, one.over) for one in self.asked}) > 1:
+            raise ValueError("the checks of a claim compare in one way, with one column")
+        return self
+
+    @property
+    def asked(self) -> list[SpeedCompared]:
+        """What its checks compare."""
+        return [check.asked for check in self.checks.values()]
 
 
 class DrawnPart(Written):
@@ -219,7 +246,7 @@ class SpeedFields(Titled):
     ceilings: dict[str, float] = Field(default_factory=dict)
     """Operations per second by number format that were measured elsewhere, where they are above the table's own."""
     see: Many[str] = ()
-    """Files to read beside it, relative to the project."""
+    """Further files to read, relative to the project."""
     grids: Many[SpeedGrid] = ()
     """The grids."""
     claims: Many[SpeedClaim] = ()
@@ -235,8 +262,9 @@ class SpeedFields(Titled):
             if not any(matches(row.name, *claim.rows) for grid in named for row in rows(grid)):
                 raise ValueError(f"no grid and row is what the claim {claim.text!r} is about")
             for grid in named:
-                for column in filter(None, (*claim.check.columns, claim.check.over)):
-                    grid.column(column)
+                for asked in claim.asked:
+                    for column in filter(None, (*asked.columns, asked.over)):
+                        grid.column(column)
         return self
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from reproduction.reading.written import read_csv
 from reproduction.tables.speed.definitions import PrintedAt, SpeedColumn, SpeedGrid, SpeedRow, SpeedTable, rows
 from rotquant.foundation.errors import ConfigError
-from rotquant.foundation.written import read_csv
 
 #: Factors from printed units to SI. QuaRot's Table 17 says GB and counts 2^30 bytes: 0.392 GB with all weights is less
 #: than the 0.405 * 10^9 bytes of the weights alone. RCP's Table 6 says GB too and counts 10^9: 13.48 are the 6.74e9

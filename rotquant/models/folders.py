@@ -1,0 +1,184 @@
+"""Folders of models: the kind of each, what identifies its content, and its files, checked before anything is loaded.
+
+Only safetensors weights are read, never pickles. Importing this module loads neither torch nor transformers, so the
+workflow can compute digests for every job it plans.
+"""
+
+import re
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+from rotquant.foundation.contents import content_digests
+from rotquant.foundation.errors import CheckpointError, nearest
+from rotquant.foundation.files import (
+    canonical_json,
+    check_regular,
+    check_regular_files,
+    file_inside,
+    read_object,
+    short_hash,
+)
+from rotquant.foundation.parsing import parse_json
+from rotquant.models.declared import check_header
+
+#: File that makes a folder a quantized model (rotquant.weights.storage).
+MANIFEST = "rotquant.json"
+#: File that makes a folder a converted decoder (rotquant.decoder.storage).
+DECODER_MANIFEST = "decoder.json"
+
+#: File that makes a folder, without a config.json of its own, low-rank deltas of another checkpoint.
+DELTA_CONFIG = "adapter_config.json"
+_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+COPY = "copy the checkpoint again"
+#: Files that loading reads in addition to the weights.
+_SETTINGS = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "chat_template*"),
+    *("tokenizer*", "*_tokens*.json", "vocab.json", "merges.txt"),
+)
+
+
+def settings_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint other than its weights that loading reads: configuration and tokenizer."""
+    return sorted({path for pattern in _SETTINGS for path in folder.glob(pattern) if path.is_file()})
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of a network's configuration and weights by their content: 16 hexadecimal digits.
+
+    Raises:
+        CheckpointError: as `weight_files`.
+    """
+    digests = content_digests([folder / "config.json", *weight_files(folder)], folder.name)
+    return short_hash(canonical_json([*digests.values()]))
+
+
+def weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """The safetensors files of a folder, in order: `stem`.safetensors or the shards that its index names.
+
+    Raises:
+        CheckpointError: no config.json, an index that names missing files or such outside of the folder, pickled
+            weights only, no weights at all, or a pipe or device where a file is to be read.
+    """
+    check_regular_files(folder, CheckpointError)
+    check_regular(folder / "config.json", CheckpointError)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        named = read_object(index, "index", CheckpointError, COPY).get("weight_map")
+        if not isinstance(named, dict):
+            raise CheckpointError(f"index {index} is damaged (weight_map); {COPY}.")
+        files = sorted({file_inside(folder, name, index, CheckpointError) for name in named.values()})
+        missing = [file.name for file in files if not file.is_file()]
+        if missing or not files:
+            what = f"{missing[0]}, named in its index, is not there" if missing else "its index names no file"
+            raise CheckpointError(f"{folder} is incomplete: {what}.")
+        return files
+    if single.is_file():
+        return [single]
+    if any(path for pattern in _PICKLES for path in folder.glob(pattern)):
+        raise CheckpointError(
+            f"{folder} holds only pickled weights, which are not read because unpickling runs code; "
+            "convert them to model.safetensors."
+        )
+    raise CheckpointError(f"{folder} holds no weights: {single.name} is missing.")
+
+
+def check_weight_files(folder: Path, stem: str = "model") -> dict[Path, dict[str, Any]]:
+    """The headers of `weight_files`, each file as long as its header says; `CheckpointError` where it is not."""
+    return {path: read_safetensors_header(path) for path in weight_files(folder, stem)}
+
+
+Kind = Literal["plain", "quantized", "decoder"]
+
+
+def kind_of(folder: str | Path) -> Kind | None:
+    """Kind of content of a folder: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or
+    none."""
+    folder = Path(folder)
+    if (folder / DECODER_MANIFEST).is_file():
+        return "decoder"
+    if (folder / MANIFEST).is_file():
+        return "quantized"
+    if is_delta(folder):
+        return "plain"
+    plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
+    return "plain" if plain else None
+
+
+def check_kind(folder: str | Path, wanted: Kind) -> None:
+    """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
+    found = kind_of(folder)
+    if found is None and not Path(folder).exists():
+        raise CheckpointError(f"model folder {folder} does not exist.")
+    if found is None or found == wanted:
+        return
+    quantize = f"`rotquant quantize {folder} -o quantized`"
+    problem = {
+        ("plain", "quantized"): f"is a plain checkpoint: quantize it first, {quantize}",
+        ("plain", "decoder"): f"is a plain checkpoint: quantize and convert it first, {quantize} and "
+        "`rotquant convert quantized -o decoder`",
+        ("quantized", "plain"): "holds quantized weights already: load it with load_quantized, or give the checkpoint "
+        "that it was made from",
+        ("quantized", "decoder"): f"is a quantized model: convert it first, `rotquant convert {folder} -o decoder`",
+        ("decoder", "plain"): "is a converted decoder: give the checkpoint that it was made from",
+        ("decoder", "quantized"): "is a converted decoder: give the quantized folder that it was made from",
+    }[found, wanted]
+    raise CheckpointError(f"{folder} {problem}.")
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: dtype, shape and data_offsets by tensor name.
+
+    Raises:
+        CheckpointError: the header cannot be read, or the file is shorter or longer than it says.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > size:
+                raise ValueError
+            header = parse_json(file.read(length))
+        end = check_header(header)
+    except (struct.error, ValueError):
+        raise CheckpointError(f"{path} is truncated or damaged: its header cannot be read; copy it again.") from None
+    if size != 8 + length + end:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: {size} bytes where its header promises {8 + length + end}; copy it again."
+        )
+    return header
+
+
+def is_delta(folder: Path) -> bool:
+    """Whether a folder holds deltas of another checkpoint and no checkpoint of its own."""
+    return (folder / DELTA_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def located(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
+    """(folder, name, revision): a folder that exists, or None and the parts of a hub id.
+
+    Raises:
+        CheckpointError: neither.
+    """
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return folder, str(checkpoint), None
+    if folder.exists():
+        raise CheckpointError(f"{checkpoint} is a file; give the folder that holds config.json and model.safetensors.")
+    match = _HUB_ID.fullmatch(str(checkpoint))
+    if isinstance(checkpoint, Path) or match is None:
+        raise CheckpointError(
+            f"model folder {checkpoint} does not exist (and is no hub id, owner/name); "
+            "give a folder with config.json and model.safetensors."
+        )
+    owner = Path(match["name"]).parent
+    if match["revision"] is None and owner.is_dir():
+        names = [str(path.parent) for path in sorted(owner.glob("*/config.json"))]
+        raise CheckpointError(
+            f"model folder {checkpoint} does not exist{nearest(str(checkpoint), names) if names else ''}; the hub's "
+            f"model of that name is {checkpoint}@main."
+        )
+    return None, match["name"], match["revision"]

@@ -1,0 +1,171 @@
+"""One step of a self-distillation (RCP Eq. 3): gradients of the parts of a batch, cut and applied, and its record.
+
+Also the parameters of the step with the least loss on samples that are not trained on. The training itself is
+`qat.training`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.models.batches import shuffled_batches
+from rotquant.qat.engine import Engine, local
+from rotquant.qat.method import SelfDistillation
+from rotquant.qat.quantizers import TrainableQuantizer
+from rotquant.qat.student import Distillation
+from rotquant.tensors.partition import partitions
+from rotquant.training.loop import GradientStep
+from rotquant.training.state import Record
+
+
+class BestParameters:
+    """A student's parameters, of those this process has, when its loss on samples that are not trained on was least.
+
+    A part of a training's state: `loss` is None before the first measurement.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.loss: float | None = None
+        self.best: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def measured(self, loss: float) -> None:
+        """Keep the parameters where this loss, of now, is less than all before."""
+        if self.loss is None or loss < self.loss:
+            self.loss = loss
+            self.best = {name: own.clone() for name, own in self._own()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the parameters that were kept into the model."""
+        for name, own in self._own():
+            own.copy_(self.best[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss and the parameters."""
+        return {"loss": self.loss, "kept": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        self.loss = state["loss"]
+        self.best = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, local(parameter.detach())) for name, parameter in self.model.named_parameters())
+
+
+@dataclass
+class OptimizerStep:
+    """A step of the training; call it with its number.
+
+    ids, validation: samples that are trained on, and that are not, int64 [samples, tokens]. seed: of their order.
+    states: the teacher's last hidden states of `ids`, or None. weights, learned: the student's parameters, and those of
+        its quantizers, which are also given by layer. best: None where the last step counts.
+    """
+
+    settings: SelfDistillation
+    engine: Engine
+    seed: int
+    ids: Tensor
+    validation: Tensor
+    quantizers: Mapping[tuple[int, str], TrainableQuantizer]
+    distillation: Distillation
+    states: Tensor | None
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    weights: list[nn.Parameter]
+    learned: list[nn.Parameter]
+    best: BestParameters | None
+
+    def __post_init__(self) -> None:
+        self.batches = shuffled_batches(len(self.ids), self.settings.batch_size, self.settings.steps, self.seed)
+        self.gradient = GradientStep(self._parts, self._loss, [self.optimizer])
+
+    def __call__(self, number: int) -> Record:
+        """Take the step: nothing is changed where loss or gradient is not finite."""
+        parts = self.gradient.accumulate(self._parts(number))
+        names = [*parts[0]]
+        sums = self.engine.total(torch.stack([torch.stack([part[name] for part in parts]).sum() for name in names]))
+        norms = {
+            f"{what}_gradient": self.engine.norm([p.grad for p in group if p.grad is not None])
+            for what, group in (("weight", self.weights), ("quantizer", self.learned))
+            if group
+        }
+        found = torch.stack([*(sums / self.engine.processes).unbind(), *(norm.to(sums) for norm in norms.values())])
+        record = dict(zip([*names, *norms], found.tolist(), strict=True))
+        bad = next((value for value in record.values() if not math.isfinite(value)), None)
+        if bad is not None:
+            return {"loss": bad}
+        self._cut(math.hypot(*(record[name] for name in norms)))
+        self.gradient.apply()
+        self.schedule.step()
+        return record | self._validated(number + 1) | self._quantizers()
+
+    @torch.no_grad()
+    def _cut(self, norm: float) -> None:
+        """Shorten gradients whose norm together is above what the settings allow."""
+        most = self.settings.gradient_norm
+        if most is not None and norm > most:
+            for parameter in (*self.weights, *self.learned):
+                if parameter.grad is not None:
+                    local(parameter.grad).mul_(most / norm)
+
+    @torch.no_grad()
+    def _validated(self, taken: int) -> Record:
+        """The loss on samples that are not trained on, after so many steps; empty where it is not asked for."""
+        settings, ids = self.settings, self.validation
+        if self.best is None or (taken % settings.validate_every and taken < settings.steps):
+            return {}
+        # All processes pass all samples, since a sharded model computes in all of them at once.
+        parts = ids.split(self.engine.at_once or max(1, settings.batch_size // self.engine.processes))
+        losses = [self.distillation(part.to(self.engine.device)).loss.double() * len(part) for part in parts]
+        loss = torch.stack(losses).sum().item() / len(ids)
+        self.engine.settle(self.distillation)
+        self.best.measured(loss)
+        return {"validation_loss": loss}
+
+    def _parts(self, number: int) -> Iterator[Tensor]:
+        """The samples of this process in a step's batch, in parts that pass the model one after the other."""
+        return iter(self.engine.own(self.batches[number]).split(self.engine.at_once or len(self.batches[number])))
+
+    def _loss(self, part: Tensor) -> Mapping[str, Tensor]:
+        device = self.engine.device
+        states = None if self.states is None else self.states[part.to(device)]
+        found = self.distillation(self.ids[part].to(device), states)
+        share = len(part) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
+        return {name: value * share for name, value in found._asdict().items()}
+
+    @torch.no_grad()
+    def _quantizers(self) -> Record:
+        """Where the clips and partitions of all groups are in the mean."""
+        learned: dict[str, list[Tensor]] = {}
+        for quantizer in self.quantizers.values():
+            for name, parameter in quantizer.named_parameters():
+                learned.setdefault(name, []).append(local(parameter.detach()).flatten())
+        if not learned:
+            return {}
+        found = _shape_of({name: torch.cat(parts) for name, parts in learned.items()})
+        sums = [
+            torch.stack([values.double().sum(), values.new_tensor(len(values)).double()]) for values in found.values()
+        ]
+        means = self.engine.total(torch.stack(sums))
+        return dict(zip(found, (means[:, 0] / means[:, 1]).tolist(), strict=True))
+
+
+def _shape_of(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Summary of quantizers' parameters, [groups] by their names: the shares of the range at which clips and partitions
+    are, and how far the partition that left a third most is from it."""
+    ends = {"clip_high": "gamma", "clip_low": "beta"}
+    found = {end: learned[name].sigmoid() for end, name in ends.items() if name in learned}
+    if "s2" in learned:
+        shares = partitions(learned["s1"].unsqueeze(-1), learned["s2"].unsqueeze(-1))
+        found |= {f"partition_{place + 1}": shares[:, place] for place in range(3)}
+        found["from_uniform"] = (shares - 1 / 3).abs().amax(-1)
+    elif "s1" in learned:
+        found["centre"] = learned["s1"].sigmoid()
+    return found

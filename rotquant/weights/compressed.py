@@ -1,0 +1,205 @@
+"""compressed-tensors, a format of quantized checkpoints: packed weights, and a configuration of what acts on them.
+
+A weight `<layer>.weight` [out, in] becomes `<layer>.weight_packed`, int32, codes one after another from the lowest bit
+of each row, with `.weight_scale` [out, groups], `.weight_shape` and, where it is asymmetric, `.weight_zero_point`,
+packed along the rows. Version 0.19.0 of the library is what tests compare with; nothing here imports it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import Architecture
+from rotquant.models.transforms import features_at
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.transforms import Transform, at
+from rotquant.tensors.hadamard import hadamard_matrix
+from rotquant.tensors.quantization import QParams, dequantize
+from rotquant.weights.packing import Weight
+from rotquant.weights.rtn import QuantizedWeight
+
+#: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
+METHOD, VERSION = "compressed-tensors", "0.19.0"
+#: Parts of a packed weight, after the name of its layer.
+PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+#: Layers that hold the transforms of a location, as the format's patterns.
+_TARGETS = {"across_heads": "o_proj", "mlp_output": "down_proj"}
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes of `bits` each, uint8 [rows, n], as int32 [rows, ceil(n * bits / 32)], the first in the lowest bits."""
+    places = torch.arange(bits, dtype=torch.uint8, device=codes.device)
+    stream = (codes.unsqueeze(-1) >> places & 1).flatten(1)
+    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32)).unflatten(1, (-1, 8))
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=codes.device)
+    return (stream * weights).sum(-1, dtype=torch.uint8).view(torch.int32)
+
+
+def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
+    """The inverse of `pack`: uint8 codes [rows, length]."""
+    octets = packed.contiguous().view(torch.uint8)
+    stream = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1).flatten(1)
+    digits = stream[:, : length * bits].unflatten(1, (length, bits))
+    return (digits << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1, dtype=torch.uint8)
+
+
+def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, Tensor]:
+    """The tensors of a weight by their full names.
+
+    Args:
+        name: of the weight, `<layer>.weight`.
+        packed: else 8-bit codes are the weight itself, int8, as the format `int-quantized` has them.
+
+    Raises:
+        RecipeError: it is no matrix of integers with scales, or a zero point is no code.
+    """
+    if not isinstance(weight, QuantizedWeight) or weight.outlier_values is not None:
+        raise RecipeError(f"{name} is no matrix of integers with scales alone, which compressed-tensors holds.")
+    layer, bits = name.removesuffix("weight"), weight.scheme.bits
+    codes, scale = weight.codes, weight.qparams.scale
+    if weight.columns is not None:  # of one group a row, so that the order means nothing
+        codes = torch.empty_like(codes).index_copy_(1, weight.columns, codes)
+    scale = scale.expand(len(codes), 1) if scale.dim() == 0 else scale.reshape(len(codes), -1)
+    tensors = {f"{layer}weight_scale": scale.contiguous()}
+    if not packed:
+        return tensors | {name: codes}
+    unsigned = (codes.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8) if weight.scheme.symmetric else codes
+    tensors |= {f"{layer}weight_packed": pack(unsigned, bits), f"{layer}weight_shape": torch.tensor(weight.shape)}
+    if weight.qparams.zero_point is not None:
+        tensors[f"{layer}weight_zero_point"] = _packed_zero_points(name, weight.qparams.zero_point, scale, bits)
+    return tensors
+
+
+def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int) -> Tensor:
+    found = zero_point.expand(len(scale), 1) if zero_point.dim() == 0 else zero_point.reshape(scale.shape)
+    codes = found.clamp(0, 2**bits - 1).to(torch.uint8)
+    if not torch.equal(codes.to(found.dtype), found):
+        raise RecipeError(
+            f"{name} has a zero point outside of its codes 0 to {2**bits - 1}, which compressed-tensors cannot hold: "
+            "convert the quantized folder, or make weights.scheme symmetric."
+        )
+    return pack(codes.mT.contiguous(), bits).mT.contiguous()
+
+
+def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] of its parts by the names of `PARTS`, dequantized as `QuantizedWeight.dequantize` does."""
+    rows, columns = (int(size) for size in parts["weight_shape"])
+    codes = unpack(parts["weight_packed"], scheme.bits, columns)
+    scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
+    zero_point = torch.full_like(scale, 2 ** (scheme.bits - 1))
+    if "weight_zero_point" in parts:
+        packed = parts["weight_zero_point"].mT.contiguous()
+        zero_point = unpack(packed, scheme.bits, rows).mT.to(scale.dtype)
+    qparams = QParams(scale.unsqueeze(-1), zero_point.unsqueeze(-1))
+    size = columns // scale.shape[1]
+    grouped = QuantizationScheme(bits=scheme.bits, symmetric=False, granularity="group", group_size=size)
+    return dequantize(codes, qparams, grouped, dtype)
+
+
+def arguments(scheme: QuantizationScheme, strategy: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
+    """A scheme as the format's QuantizationArgs. It has no clip ratio: scales of dynamic inputs are the engine's."""
+    group = {"group_size": scheme.group_size} if scheme.granularity == "group" else {}
+    return {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": scheme.symmetric,
+        "strategy": strategy or scheme.granularity,
+        **group,
+        "dynamic": scheme.dynamic if dynamic is None else dynamic,
+    }
+
+
+@dataclass(frozen=True)
+class Described:
+    """A recipe in the words of compressed-tensors.
+
+    config: the content of `quantization_config`.
+    matrices: those of transforms that are not Sylvester's, [n, n], in units of 1 / sqrt(n), by their full names.
+    """
+
+    config: dict[str, Any]
+    matrices: dict[str, Callable[[], Tensor]]
+
+
+def describe(recipe: Recipe, architecture: Architecture, ignored: list[str], storage: str) -> Described:
+    """Say in the format's words what a recipe does, as far as these go.
+
+    Args:
+        ignored: names of linear layers that are not quantized.
+        storage: `pack-quantized` or `int-quantized`.
+    """
+    inputs = None if recipe.activations is None else arguments(recipe.activations)
+    weights = recipe.rounded.scheme
+    strategy = "channel" if weights.granularity == "tensor" else None
+    group = {
+        "targets": ["Linear"],
+        "format": storage,
+        "weights": arguments(weights, strategy, dynamic=False),
+        "input_activations": inputs,
+        "output_activations": None,
+    }
+    schemes, matrices = {}, {}
+    for one in _online(recipe):
+        schemes[one.name], matrix = _transform_scheme(one, architecture)
+        if matrix is not None and one.location in _TARGETS:
+            layer = architecture.mlp_output if one.location == "mlp_output" else architecture.attention_output
+            matrices[f"model.layers.0.{layer}.{one.name}_input.weight"] = matrix
+    config = {
+        "quant_method": METHOD,
+        "version": VERSION,
+        "quantization_status": "compressed",
+        "format": storage,
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+        "kv_cache_scheme": _cache_scheme(recipe),
+        "sparsity_config": {},
+        "transform_config": {"config_groups": schemes} if schemes else {},
+    }
+    return Described(config, matrices)
+
+
+def _online(recipe: Recipe) -> tuple[Transform, ...]:
+    """The rotation's online transforms; of keys where these are quantized, since they cancel elsewhere."""
+    cache = () if recipe.keys is None else at(recipe.transforms, "queries_keys", online=True)
+    return (*at(recipe.transforms, "across_heads", "mlp_output", online=True), *cache)
+
+
+def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
+    """The one scheme of keys and values; None where they have none, or two."""
+    if recipe.keys is None or recipe.keys != recipe.values:
+        return None
+    strategy = "group" if recipe.keys.granularity == "group" else "token" if recipe.keys.dynamic else "attn_head"
+    static = not recipe.keys.dynamic and recipe.keys.granularity == "tensor"
+    return arguments(recipe.keys, "tensor" if static else strategy)
+
+
+def _transform_scheme(one: Transform, architecture: Architecture) -> tuple[dict[str, Any], Callable[[], Tensor] | None]:
+    """An online Hadamard transform as the format's TransformScheme, and its matrix where it is stored.
+
+    Entries are those that act while the model runs; the weights hold the inverse already.
+    """
+    order = one.size or features_at(architecture, one.location)
+    inner = architecture.head_dim if one.location == "across_heads" else 1
+    matrix = None if order & order - 1 == 0 and inner == 1 else lambda: _matrix(order, inner)
+    blocks = order if one.size is not None or one.location == "queries_keys" else None
+    if one.location == "queries_keys":
+        target = f"re:.*{architecture.attention}$"
+        apply = [{"targets": [target], "location": place} for place in ("q_attn", "k_cache")]
+    else:
+        apply = [{"targets": [f"re:.*{_TARGETS[one.location]}$"], "location": "input"}]
+    size = {} if blocks is None else {"head_dim": blocks}
+    kind = "hadamard" if matrix is None else "random-hadamard"
+    precision = {"precision": one.dtype} if one.dtype != "float32" else {}
+    return {"type": kind, "apply": apply, **size, **precision}, matrix
+
+
+def _matrix(order: int, inner: int) -> Tensor:
+    """sqrt(n) (H (x) I) / sqrt(order), n being all features: engines divide a stored matrix by sqrt(n)."""
+    matrix = hadamard_matrix(order, dtype=torch.float32)
+    return matrix if inner == 1 else torch.kron(matrix, math.sqrt(inner) * torch.eye(inner))

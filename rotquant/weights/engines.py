@@ -1,0 +1,152 @@
+"""What compressed-tensors and the engines that read it cannot say of a recipe, each told in one sentence.
+
+`transformers` is transformers with `rotquant.serving`, which runs everything that the format can store. `vllm` follows
+vLLM 0.33.0 as its source reads: nothing of it was run here. `any` is what transformers and vLLM run without rotquant.
+"""
+
+from typing import Literal, get_args
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import Architecture
+from rotquant.models.fitting import options
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
+from rotquant.recipes.transforms import Transform, at
+
+Engine = Literal["transformers", "vllm", "any"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+VLLM = "vLLM 0.33"
+
+
+def check_engine(recipe: Recipe, architecture: Architecture, engine: str) -> None:
+    """Refuse a recipe that the format or the engine cannot say, from what it says alone.
+
+    Raises:
+        RecipeError: naming the format or the engine, and what would do.
+    """
+    if engine not in ENGINES:
+        raise RecipeError(f"no engine is called {engine!r}: choose {', '.join(ENGINES)}.")
+    _check_weights(recipe, architecture)
+    if engine != "transformers":
+        _check_methods(recipe, engine)
+        _check_transforms(recipe, engine)
+        _check_cache(recipe, engine)
+        _check_inputs(recipe, engine)
+
+
+def acts_at_run_time(recipe: Recipe) -> bool:
+    """Whether anything acts while the model runs: then transformers alone would compute another function."""
+    quantizers = (recipe.activations, recipe.keys, recipe.values)
+    online = any(one.location != "queries_keys" for one in recipe.transforms if one.online)
+    return online or any(quantizers) or any(method.acts_at_run_time for method in recipe.methods.values())
+
+
+def storage(recipe: Recipe, engine: str) -> str:
+    """The format of the weights: packed, but for W8A8, whose integers vLLM's and CUTLASS's kernels read as they are."""
+    weights, inputs = recipe.rounded.scheme, recipe.activations
+    return "int-quantized" if engine != "transformers" and inputs and _is_w8a8(weights, inputs) else "pack-quantized"
+
+
+def _is_w8a8(weights: QuantizationScheme, inputs: QuantizationScheme) -> bool:
+    by_row = weights.granularity in ("tensor", "channel") and weights.symmetric
+    by_token = inputs.granularity == "token" if inputs.dynamic else inputs.granularity == "tensor"
+    return by_row and by_token and weights.bits == inputs.bits == 8
+
+
+def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
+    """Refuse weights that compressed-tensors has no form for."""
+    if "experts" in architecture.traits:
+        raise RecipeError(
+            "transformers keeps a layer's experts in one parameter, of which compressed-tensors describes no parts: "
+            "export with --format plain."
+        )
+    if recipe.weights is None:
+        raise RecipeError("the recipe quantizes no weights, so there is nothing to pack: export with --format plain.")
+    for method in recipe.methods.values():
+        if "rounding" in method.roles and method.stored_as != "integers":
+            raise RecipeError(
+                f"the method {method.name} stores weights as a {method.stored_as}, for which compressed-tensors has no "
+                "form: export with --format plain, or convert the folder."
+            )
+        if method.outlier_features:
+            raise RecipeError(
+                f"the method {method.name} keeps {method.outlier_features} outlier features in higher precision, which "
+                "compressed-tensors cannot say: quantize without it."
+            )
+        if any(method.orders_columns(recipe, behind) for behind in (True, False)):
+            raise RecipeError(
+                f"the method {method.name} forms groups of reordered columns, which compressed-tensors and vLLM have "
+                "given up: quantize with weights.scheme.granularity channel, or without the order."
+            )
+    size = recipe.weights.scheme.group_size
+    for site in architecture.sites:
+        if size and site.features % size:
+            raise RecipeError(
+                f"groups of {size} do not divide the {site.features} features of {site.name}, which compressed-tensors "
+                "asks for: choose a weights.scheme.group_size that does."
+            )
+
+
+def _check_methods(recipe: Recipe, engine: str) -> None:
+    for method in recipe.methods.values():
+        if method.acts_beyond_quantizers:
+            what = "puts a prefix before every text" if "prefix" in method.roles else "changes what layers read"
+            raise RecipeError(
+                f"the method {method.name} {what} while the model runs, which {_name(engine)} cannot do: export --for "
+                "transformers, which runs it by rotquant.serving."
+            )
+
+
+def _check_transforms(recipe: Recipe, engine: str) -> None:
+    """Refuse online transforms that an engine would drop. R3 may stay away: unquantized keys are turned for nothing."""
+    online = at(recipe.transforms, "across_heads", "mlp_output", "values", online=True)
+    if not online:
+        return
+    if engine == "any":
+        fields = {f"rotation.{ROTATION_FIELDS[one.name]}": False for one in online}
+        raise RecipeError(
+            f"{_names(online)} act while the model runs, and transformers without rotquant drops them: export --for "
+            f"transformers or vllm, or quantize with {options(fields)}."
+        )
+
+
+def _check_cache(recipe: Recipe, engine: str) -> None:
+    quantized = [name for name in ("keys", "values") if getattr(recipe, name) is not None]
+    if quantized:
+        changes = dict.fromkeys(quantized)
+        raise RecipeError(
+            f"the recipe quantizes the KV cache to integers, and {VLLM} reads a scheme of 8-bit floats alone and "
+            f"chooses the cache's type when it serves: export with {options(changes)}, or --for transformers."
+        )
+
+
+def _check_inputs(recipe: Recipe, engine: str) -> None:
+    """Refuse quantizers of inputs that vLLM has no kernel for, or would take for others."""
+    inputs, weights = recipe.activations, recipe.rounded.scheme
+    if inputs is None:
+        return
+    elsewhere = "export --for transformers, which runs it by rotquant.serving"
+    if recipe.attention_output is not None:
+        raise RecipeError(f"o_proj has a quantizer of its own for each head, which {VLLM} has not: {elsewhere}.")
+    if inputs.dynamic and inputs.clip_ratio != 1.0:
+        raise RecipeError(
+            f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
+            "cannot say: export with --set activations.clip_ratio=1.0, or --for transformers."
+        )
+    if _is_w8a8(weights, inputs) and inputs.zero_point == "whole":
+        return
+    if not (inputs.dynamic and inputs.symmetric and inputs.bits in (4, 8) and inputs.granularity in ("token", "group")):
+        kind = "symmetric" if inputs.symmetric else "asymmetric"
+        when = "dynamic" if inputs.dynamic else "static"
+        raise RecipeError(
+            f"inputs are {kind} INT{inputs.bits} by {inputs.granularity} with {when} scales, and {VLLM} reads next to "
+            f"INT{weights.bits} weights symmetric INT4 or INT8 by token or group with dynamic ones: {elsewhere}."
+        )
+
+
+def _names(transforms: tuple[Transform, ...]) -> str:
+    return " and ".join("the transform across heads" if one.name == "heads" else one.name for one in transforms)
+
+
+def _name(engine: str) -> str:
+    return VLLM if engine == "vllm" else f"neither transformers without rotquant nor {VLLM}"

@@ -1,0 +1,349 @@
+"""Folders of compressed-tensors read as floating-point models: this project's exports, and those of other libraries.
+
+Of others are read whole-number weights, `pack-quantized` or `int-quantized`, and quantizers of inputs and KV cache that
+this project has; what else a configuration says is refused, never left out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from rotquant.foundation.data import first_problem
+from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.foundation.files import read_json
+from rotquant.foundation.progress import task
+from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
+from rotquant.models.folders import check_weight_files
+from rotquant.models.integrity import check_finite, read_tensors
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
+from rotquant.models.transforms import features_at
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import Granularity, QuantizationScheme
+from rotquant.recipes.transforms import Location, Transform
+from rotquant.tensors.quantization import share_of_all_steps
+from rotquant.weights.build import quantized_forward
+from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
+from rotquant.weights.export import METHOD as OURS
+from rotquant.weights.export import PLAIN, STEM, TRANSFORMED, running
+from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_FORMATS = ("pack-quantized", "int-quantized")
+
+
+class _Part(BaseModel):
+    """A part of a quantization_config: of what it says this module reads these fields."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Arguments(_Part):
+    num_bits: Annotated[int, Field(ge=1, le=64)] = 8
+    type: str = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    dynamic: bool | str = False
+    actorder: str | None = None
+
+
+class _Group(_Part):
+    weights: _Arguments | None = None
+    input_activations: _Arguments | None = None
+    output_activations: _Arguments | None = None
+    format: str | None = None
+
+
+class _Apply(_Part):
+    targets: list[str]
+    location: str
+    inverse: bool = False
+    ignore: list[str] = Field(default_factory=list)
+
+
+class _TransformScheme(_Part):
+    type: str
+    apply: list[_Apply]
+    head_dim: Annotated[int, Field(gt=0)] | None = None
+
+
+class _Transforms(_Part):
+    config_groups: dict[str, _TransformScheme] = Field(default_factory=dict)
+
+
+class Declared(_Part):
+    """A quantization_config of compressed-tensors, or of an export that only this project runs."""
+
+    quant_method: str
+    config_groups: dict[str, _Group]
+    format: str | None = None
+    kv_cache_scheme: _Arguments | None = None
+    transform_config: _Transforms | None = None
+
+    @property
+    def group(self) -> _Group:
+        """The one group."""
+        return next(iter(self.config_groups.values()))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How the weights of a folder are stored: their scheme, and `pack-quantized` or `int-quantized`."""
+
+    scheme: QuantizationScheme
+    format: str
+
+    def has(self, part: str) -> bool:
+        """Whether a weight has a part of `PARTS`."""
+        return part != "weight_zero_point" or not self.scheme.symmetric
+
+
+def quantization_of(folder: str | Path) -> dict[str, Any] | None:
+    """The quantization_config of a folder that this module reads; None of any other."""
+    path = Path(folder) / "config.json"
+    config = read_json(path, "configuration", CheckpointError) if path.is_file() else None
+    found = config.get("quantization_config") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) and found.get("quant_method") in (METHOD, OURS) else None
+
+
+def declared(config: Any, where: object) -> Declared:
+    """A quantization_config, checked.
+
+    Raises:
+        CheckpointError: it is damaged, or has several groups.
+    """
+    try:
+        found = Declared.model_validate(config)
+    except ValidationError as error:
+        raise CheckpointError(f"the quantization_config of {where} is damaged: {first_problem(error)}.") from None
+    if len(found.config_groups) != 1:
+        raise CheckpointError(f"{where} has {len(found.config_groups)} config groups, and one is read here.")
+    return found
+
+
+def packed_of(config: Declared, where: object) -> Packed:
+    """How weights are stored.
+
+    Raises:
+        CheckpointError: in a way that is not read here.
+    """
+    weights, packing = config.group.weights, config.group.format or config.format
+    if packing not in _FORMATS:
+        raise CheckpointError(f"{where} has weights of the format {packing}: {' and '.join(_FORMATS)} are read here.")
+    grouped = weights is not None and weights.strategy == "group"
+    if (
+        weights is None
+        or weights.strategy not in ("channel", "group", "tensor")
+        or weights.type != "int"
+        or not 2 <= weights.num_bits <= 8
+        or weights.actorder in ("group", "dynamic")
+        or (grouped and (weights.group_size or 0) < 1)
+    ):
+        raise CheckpointError(
+            f"{where} has weights that are not read here ({weights}): integers of 2 to 8 bits by channel, group or "
+            "tensor, without an order of columns, are."
+        )
+    size = weights.group_size if grouped else None
+    granularity = cast(Granularity, weights.strategy)
+    scheme = QuantizationScheme(
+        bits=weights.num_bits, symmetric=weights.symmetric, granularity=granularity, group_size=size
+    )
+    return Packed(scheme, packing)
+
+
+def exported_manifest(config: Mapping[str, Any]) -> Manifest:
+    """What an export of this project says of its making.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        manifest = Manifest.model_validate({**config.get("rotquant", {}), "quantized": {}})
+        return manifest.model_copy(update={"recipe": running(manifest.recipe, config.get("running", {}))})
+    except (ValidationError, RecipeError, TypeError, AttributeError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else first_line(error)
+        where = "the section rotquant of quantization_config"
+        raise CheckpointError(f"{where} is damaged ({problem}): export the model again.") from None
+
+
+def state_files(files: Iterable[Path]) -> dict[str, Tensor]:
+    """The tensors of safetensors files that quantizers and methods read at run time."""
+    from safetensors import safe_open
+
+    found = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if is_state_tensor(name)]  # noqa: SIM118 - not a mapping
+            found |= {name: file.get_tensor(name) for name in names}
+    return found
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model of a folder of compressed-tensors, in floating point, and what acts while it runs.
+
+    recipe: of the weights where they are ours, else quantizers of inputs and KV cache alone.
+    state: of the weights where they are ours.
+    transforms, tensors: the online transforms that a folder of others says, and what they are made of.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    recipe: Recipe
+    state: QuantizedState | None
+    transforms: tuple[Transform, ...]
+    tensors: dict[str, Tensor]
+
+    def run(self, recipe: Recipe) -> Handle:
+        """Install what acts at run time, by a recipe that may differ there."""
+        if self.state is not None or not self.transforms:
+            return quantized_forward(self.model, recipe, self.state)
+        quantization = RuntimeQuantization(**recipe.quantizers)
+        return wrap(self.model, quantization.with_transforms(self.transforms, self.tensors))
+
+
+@task("loading the model")
+def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Loaded:
+    """Load a folder of compressed-tensors with dequantized weights.
+
+    Args:
+        dtype: of the parameters; default the one that the configuration names.
+
+    Raises:
+        CheckpointError: it is damaged, or says what is not read here.
+    """
+    folder = Path(folder)
+    config = load_config(folder, quantized=True)
+    content = dict(config.quantization_config)
+    del config.quantization_config
+    said, architecture = declared(content, folder), architecture_of(config)
+    packed, ours = packed_of(said, folder), said.quant_method == OURS
+    foreign = None if ours else foreign_recipe(said, folder)
+    named = any(folder.glob(f"{TRANSFORMED}*.safetensors"))
+    files = [*check_weight_files(folder, STEM if ours else TRANSFORMED if named else PLAIN)]
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        tensors |= read_tensors(path)
+    check_finite(folder, tensors.items())
+    kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
+    state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
+    transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)
+    unpack_all(tensors, packed, kind)
+    model = make_model(folder, config, tensors, kind).to(device)  # pyright: ignore[reportArgumentType]
+    recipe = state.recipe if state else cast(Recipe, foreign)
+    return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
+
+
+def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype) -> None:
+    """Put floating-point weights in the place of their parts, one after another."""
+    mark = "weight_packed" if packed.format == "pack-quantized" else "weight_scale"
+    for layer in [name.removesuffix(mark) for name in tensors if name.endswith(f".{mark}")]:
+        found = {part: tensors.pop(layer + part) for part in PARTS if layer + part in tensors}
+        if packed.format == "pack-quantized":
+            tensors[f"{layer}weight"] = unpacked_weight(found, packed.scheme, dtype)
+        else:
+            scale = found["weight_scale"].to(torch.float32)
+            tensors[f"{layer}weight"] = (tensors[f"{layer}weight"].to(torch.float32) * scale).to(dtype)
+
+
+def foreign_recipe(config: Declared, where: object) -> Recipe:
+    """What a configuration of compressed-tensors says of inputs and KV cache, as what acts at run time.
+
+    Its symmetric dynamic scale is max|x| / ((2^b - 1) / 2), this project's of a smaller clip ratio.
+
+    Raises:
+        CheckpointError: it says something that is not read here.
+    """
+    if config.group.output_activations is not None:
+        raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
+    cache = _scheme(config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
+    inputs = _scheme(config.group.input_activations, "token", f"{where}: input_activations")
+    return Recipe(activations=inputs, keys=cache, values=cache)
+
+
+def _scheme(found: _Arguments | None, granularity: Granularity, where: str) -> QuantizationScheme | None:
+    """Dynamic integers by token as a scheme of this project; None of nothing."""
+    if found is None:
+        return None
+    dynamic = found.dynamic is True and found.strategy == "token"
+    if found.type != "int" or not 2 <= found.num_bits <= 8 or not dynamic:
+        raise CheckpointError(f"{where} is not read here ({found}): integers by token with dynamic scales are.")
+    scheme = QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity=granularity)
+    return scheme.model_copy(update={"clip_ratio": share_of_all_steps(scheme)})
+
+
+def take_transforms(
+    config: Declared, architecture: Architecture, tensors: dict[str, Tensor], where: object
+) -> tuple[tuple[Transform, ...], dict[str, Tensor]]:
+    """The online transforms of a configuration, and their stored matrices, taken out of `tensors`.
+
+    Raises:
+        CheckpointError: one is of another kind or place than inputs of a site's linear layers, queries and keys.
+    """
+    found: dict[str, Transform] = {}
+    matrices: dict[str, Tensor] = {}
+    for name, scheme in (config.transform_config or _Transforms()).config_groups.items():
+        for one in scheme.apply:
+            if one.location in ("weight_input", "weight_output"):  # which the stored weights have already
+                continue
+            place = _place(one, architecture)
+            features = None if place is None else scheme.head_dim or features_at(architecture, place)
+            sylvester = scheme.type == "hadamard" and features is not None and features & features - 1 == 0
+            if features is None or not (sylvester or (scheme.type == "random-hadamard" and place != "queries_keys")):
+                raise CheckpointError(
+                    f"{where} has a transform {name} ({scheme.type}, {one.location} of {', '.join(one.targets)}) that "
+                    "is not read here: Hadamard ones of all inputs of one kind, or of queries and keys, are."
+                )
+            if not sylvester:
+                matrix = _stored_matrix(name, features, tensors, where)
+                matrix = matrix.mT if one.inverse else matrix
+                matrices[name] = matrix.expand(architecture.num_layers, features, features)
+            found[name] = Transform(
+                name=name,
+                kind="hadamard" if sylvester else "orthogonal",
+                location=cast(Location, place),
+                size=scheme.head_dim,
+                online=True,
+                tensors=() if sylvester else (name,),
+            )
+    return tuple(found.values()), matrices
+
+
+def _place(one: _Apply, architecture: Architecture) -> Location | None:
+    """Where a transform acts: the site whose linear layers, of every decoder layer, its targets name."""
+    if one.location in ("q_attn", "k_cache"):
+        return "queries_keys"
+    if one.location != "input" or one.ignore:
+        return None
+    layers = [f"model.layers.{i}" for i in range(architecture.num_layers)]
+    named = {f"{layer}.{name}" for layer in layers for name in architecture.linears if _targets(one, f"{layer}.{name}")}
+    for site in architecture.sites:
+        if named == {f"{layer}.{name}" for layer in layers for name in site.linears}:
+            return site.name
+    return None
+
+
+def _targets(one: _Apply, layer: str) -> bool:
+    """Whether a transform names a layer, by its name or by an expression that begins with `re:`."""
+    with suppress(re.error):  # which names no layer, so that the transform is refused
+        return any(target == layer or (target[:3] == "re:" and re.match(target[3:], layer)) for target in one.targets)
+    return False
+
+
+def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:
+    """A matrix that all layers share, scaled as the format scales it; taken out of `tensors`."""
+    names = [one for one in tensors if one.endswith(f".{name}_input.weight")]
+    found = [tensors.pop(one) for one in names]
+    if not found or found[0].shape != (size, size) or not all(torch.equal(one, found[0]) for one in found):
+        raise CheckpointError(f"{where} has no matrix [{size}, {size}] of the transform {name} that all layers share.")
+    return found[0].to(torch.float32) / size**0.5

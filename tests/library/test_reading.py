@@ -1,0 +1,125 @@
+"""Checkpoints of compressed-tensors by other libraries are read as that library runs them, or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rotquant import api
+from rotquant.foundation.errors import CheckpointError
+from rotquant.metrics.perplexity import perplexity
+from rotquant.recipes.schemes import Perplexity
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.text import Tokens
+from rotquant.weights import reading
+from rotquant.weights.reading import foreign_recipe
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.models import tiny_model, tiny_tokens
+from tests.library.test_serving import declared, logits
+
+GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": True}
+ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
+TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
+INPUT = {"targets": ["re:.*down_proj$"], "location": "input"}
+OUTPUT = {"targets": ["re:.*v_proj$"], "location": "output"}
+ASYMMETRIC = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
+
+
+def by_the_library(folder: Path, weights: dict[str, Any], inputs: dict[str, Any] | None, packing: str) -> Path:
+    """A checkpoint as llm-compressor writes it: rounded, compressed and saved by the library's own code."""
+    library = pytest.importorskip("compressed_tensors.quantization")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    utils = pytest.importorskip("compressed_tensors.quantization.utils")
+    model = tiny_model()
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": packing}
+    config = library.QuantizationConfig(
+        config_groups={"group_0": group}, ignore=["lm_head"], format=packing, quantization_status="frozen"
+    )
+    library.apply_quantization_config(model, config)
+    for module in model.modules():
+        args = getattr(getattr(module, "quantization_scheme", None), "weights", None)
+        if args is not None:
+            grouped = module.weight.unflatten(-1, (-1, args.group_size or module.weight.shape[-1]))
+            scale, zero_point = utils.calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+            module.weight_scale.data.copy_(scale)
+            if hasattr(module, "weight_zero_point"):
+                module.weight_zero_point.data.copy_(zero_point)
+    compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format=packing)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "packing"),
+    [
+        (GROUPS, None, "pack-quantized"),
+        (ASYMMETRIC, None, "pack-quantized"),
+        (ROWS, TOKEN, "int-quantized"),
+        (GROUPS, TOKEN | {"symmetric": False}, "pack-quantized"),
+    ],
+)
+def test_a_file_of_others_has_the_logits_that_transformers_has(
+    weights: dict[str, Any], inputs: dict[str, Any] | None, packing: str, tmp_path: Path
+) -> None:
+    folder = by_the_library(tmp_path / "theirs", weights, inputs, packing)
+    assert declared(folder)["quant_method"] == "compressed-tensors"
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    ours = api.load(folder)
+    difference = (logits(ours.network, use_cache=False) - logits(theirs, use_cache=False)).abs().max()
+    if inputs is None:
+        assert difference == 0
+        text = Tokens(tiny_tokens(1, 200)[0])
+        metric = Perplexity(sequence_length=32)
+        assert perplexity(ours.network, text, metric) == perplexity(theirs, text, metric)
+    # Of symmetric inputs the largest of each token lies on a tie (below) and may take the next INT8 code: as much as
+    # all of the rounding to INT8, which moves these logits, of size 3, by up to 0.07.
+    assert difference < 0.1
+
+
+def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone() -> None:
+    forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    library = pytest.importorskip("compressed_tensors.quantization")
+    utils = pytest.importorskip("compressed_tensors.quantization.utils")
+    args = library.QuantizationArgs(**TOKEN)
+    group = {"input_activations": args.model_dump(mode="json")}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    scheme = foreign_recipe(reading.declared(config, "test"), "test").activations
+    assert scheme is not None
+    x = torch.randn(4, 50, 64, generator=torch.Generator().manual_seed(0))
+    theirs = forward.fake_quantize(x, *utils.compute_dynamic_scales_and_zp(x, args, torch.nn.Linear(64, 64)), args)
+    difference = (fake_quantize(x, scheme) - theirs).abs()
+    largest = x.abs() == x.abs().amax(-1, keepdim=True)
+    # max|x| / 127.5 is max|x| * (127 / 127.5) / 127 but for the last bits of float32: 24 of them, of values up to 5.
+    assert difference[~largest].max() < 5 * 2**-20
+    assert difference[largest].max() <= 5 / 127.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"transform_config": {"config_groups": {"R5": {"type": "hadamard", "apply": [OUTPUT]}}}}, "a transform R5"),
+        ({"transform_config": {"config_groups": {"R4": {"type": "random-hadamard", "apply": [INPUT]}}}}, "no matrix"),
+        ({"format": "float-quantized"}, "format float-quantized"),
+        ({"weights": GROUPS | {"type": "float"}}, "weights that are not read here"),
+        ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, "order of columns"),
+        ({"input_activations": TOKEN | {"type": "float"}}, "input_activations is not read here"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "kv_cache_scheme is not read"),
+        ({"weights": GROUPS | {"num_bits": "four"}}, "num_bits"),
+        ({"config_groups": {"a": {}, "b": {}}}, "2 config groups"),
+    ],
+)
+def test_what_is_not_read_is_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    folder = by_the_library(tmp_path / "theirs", GROUPS, None, "pack-quantized")
+    content = json.loads((folder / "config.json").read_text())
+    group = content["quantization_config"]["config_groups"]["group_0"]
+    group |= {name: value for name, value in changes.items() if name in ("format", *group)}
+    content["quantization_config"] |= {name: value for name, value in changes.items() if name not in group}
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=sentence):
+        api.load(folder)

@@ -1,1 +1,0 @@
-"""Arguments of benchmarks: shapes and options of their cases, validated."""

@@ -1,0 +1,143 @@
+"""The report of a table of accuracy: ours next to the paper's, claims, and each number's origin.
+
+Three marks are used on all pages: numbers computed here are upright, *published* ones in italics, and numbers recorded
+on another machine name it. Nothing is printed that no result file has.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from reproduction.claims.claims import outcomes
+from reproduction.claims.widths import courses
+from reproduction.frame.values import Values
+from reproduction.identity.run import Run
+from reproduction.render.meaning.tables import meaning_of
+from reproduction.render.pages import origins
+from reproduction.render.pages.effort import given
+from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
+from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.trained import trained
+from reproduction.render.pages.verdicts import judged_report
+from reproduction.run.provenance import RotationProvenance, told
+from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
+from reproduction.tables.tables import RunTable
+from reproduction.words.describe import corpus_words, is_about_models, is_stand_in
+from reproduction.words.numbers import not_finite
+from reproduction.words.templates import sentences
+from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
+from rotquant.recipes.schemes import ZeroShot
+
+WORDS = "pages/runs.jinja"
+
+_BITS = (
+    "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
+    "outlier features, tables, and permutations and rotations that a method keeps. Codes count without padding."
+)
+
+
+class Measure(NamedTuple):
+    """One way to measure accuracy: its tasks, each with its number of items, where known."""
+
+    metric: ZeroShot
+    corpus: str | None
+    rouge: bool
+    tasks: list[tuple[Task, float | None]]
+
+
+def runs_report(
+    project: Project, table: RunTable, values: Values, results: origins.Results, logged: Logged | None = None
+) -> Report:
+    """Build the report of a table's values.
+
+    Args:
+        results: the runs of the values. Some runs of an older table may be missing; their facts are left out.
+        logged: where MLflow shows them.
+    """
+    on_models = is_about_models(table)
+    slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
+    stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
+    measures = list(_measures(project, table, results))
+    picture = project.picture(table)
+    bits = origins.row_bits(project, table, results) if on_models else {}
+    decided = outcomes(project, table, values, results)
+    return judged_report(
+        table,
+        decided,
+        meaning=meaning_of(project, table, values, results, decided),
+        reading=_reading(project, table, slots, stand_ins) if on_models else (),
+        picture=None if picture == table.id else picture,
+        grids=value_grids(project, table, values, bits),
+        notes=(*_footnotes(project, table, values), *([_BITS] if bits else [])),
+        facts=(*origins.model_facts(results), *origins.origin_facts(results)),
+        tasks=task_grids(project, table, values) if measures else (),
+        runs=origins.run_lines(project, table, values, results),
+        template="pages/runs.md.jinja",
+        details={
+            **_details(project, table, values, results),
+            "measures": measures,
+            "logged": logged,
+            "store": logged.uri.replace(f"{project.root.resolve()}/", "") if logged else "",
+        },
+    )
+
+
+def _details(project: Project, table: RunTable, values: Values, results: origins.Results) -> dict[str, Any]:
+    """Content of the page alone: changes, checkpoints, recipes and learned rotations."""
+    runs = [run for cell in project.cells(table.id) for run in cell.runs]
+    rotations = rotations_of(results.values()).items()
+    divergences, odds = endpoint_grids(project, table, values)
+    return {
+        "baseline": table.baseline,
+        "changes": change_grids(project, table, values),
+        "effects": effect_grid(found) if (found := courses(project, table, values, results)) else None,
+        "divergences": divergences,
+        "odds": odds,
+        "has_flips": any(name.endswith(ANSWER_FLIPS.name) for _, _, name in values),
+        "columns": origins.computed_on(project, table) if is_about_models(table) else (),
+        "groups": any(origins.has_groups(run.recipe) for run in runs),
+        "outliers": any(run.recipe.outlier_features for run in runs),
+        "settings": origins.row_settings(project, table),
+        "budgets": given(project, table, results),
+        "trained": trained(project, table, results),
+        "measurements": origins.measurements(project, table),
+        "dtype": runs[0].dtype,
+        "rotations": [
+            (told(record, RotationProvenance), rotation_path(key) / HISTORY_FILE) for key, record in rotations
+        ],
+    }
+
+
+def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
+    """Guide to the numbers: whose they are, on which models, and what is missing here."""
+    computed = project.columns(table)
+    skipped = [column.name for column in table.columns if column.name not in computed]
+    shared = origins.shared_checkpoints(project, slots)
+    return sentences(WORDS, "reading", slots=slots, stand_ins=stand_ins, shared=shared, skipped=skipped)
+
+
+def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[str]:
+    """Notes on the ±, on non-finite or missing numbers, and on single columns."""
+    printed = project.published(table).items()
+    return sentences(
+        WORDS,
+        "footnotes",
+        table=table,
+        seeds=project.seeds(table),
+        columns=project.columns(table),
+        not_finite=not_finite(project.quantities(table), values),
+        own={column for (_, column, _), number in printed if number.file == table.published},
+    )
+
+
+def _measures(project: Project, table: RunTable, results: origins.Results) -> Iterator[Measure]:
+    """Each way in which a table measures accuracy, by the first run that uses it; none without tasks."""
+    found: dict[ZeroShot, Run] = {}
+    for run in (cell.runs[0] for cell in project.cells(table.id)):
+        if isinstance(run.metric, ZeroShot):
+            found.setdefault(run.metric, run)
+    for metric, run in found.items():
+        known = results[run.key].metrics if run.key in results else {}
+        tasks = [(quoted(metric, name), known.get(f"{name}.items")) for name in task_names(metric)]
+        yield Measure(metric, corpus_words(run), ROUGE_L in quantities(metric), tasks)

@@ -1,1 +1,0 @@
-"""Tables of settings: recipes, cell by cell next to the paper's."""

@@ -1,0 +1,1 @@
+"""All targets on one page, as Markdown and as HTML."""

@@ -1,0 +1,129 @@
+"""The scoreboard: every table and figure of the papers and every report of our own, and their progress.
+
+A target is computed when its report was rendered from runs of this machine, recorded when results/bench/<gpu>/ has
+its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
+from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same standings as a page.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from reproduction.claims.claims import Score
+from reproduction.render.pages.markdown import page_path, rendered
+from reproduction.render.pages.model import Report
+from reproduction.run.results import table_path
+from reproduction.sources import Reached, Status, source_of
+from reproduction.tables.project import Project
+from reproduction.tables.targets import load_targets
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_object
+
+#: Results of the same seeds on two machines.
+MACHINES = Path("workflow/resources/machines.json")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Progress of one target.
+
+    kind: its kind, in words. listed: whether it is in the paper; the others are reports of our own.
+    rendered: whether its page exists. csv: its numbers, where they exist. source: the name of their source.
+    status, machines: computed here, recorded on these GPUs, or neither.
+    report: its content; None before its numbers are collected.
+    """
+
+    id: str
+    paper: str
+    title: str
+    kind: str
+    listed: bool
+    rendered: bool
+    csv: Path | None
+    source: str
+    status: Status
+    machines: Sequence[str]
+    report: Report | None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is something to show."""
+        return self.status != "not yet"
+
+    @property
+    def label(self) -> str:
+        """The paper's label, such as "Table 1"; a word for a report of our own."""
+        name = self.id.removeprefix(f"{self.paper}_")
+        word = name.rstrip("0123456789")
+        return f"{word.capitalize()} {name[len(word) :]}".strip()
+
+    @property
+    def score(self) -> Score:
+        """Verdicts of its claims."""
+        return Score() if self.report is None else self.report.claims.score
+
+
+Standings = Mapping[str, Sequence[Standing]]
+"""Standings by paper."""
+
+
+def standings(project: Project) -> Standings:
+    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
+
+    Reports about no paper come last, under the name of their subject.
+    """
+    data = load_targets(project.root)
+    listed = {target.id for target in data.targets}
+    found: dict[str, tuple[Standing, ...]] = {}
+    for paper in subjects(project):
+        targets = [target for target in data.targets if target.paper == paper]
+        own = [table for table in project.tables.values() if table.paper == paper and table.id not in listed]
+        found[paper] = (
+            *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
+            *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
+        )
+    return found
+
+
+def subjects(project: Project) -> dict[str, str]:
+    """The papers by their short name, with their titles; then the other subjects of reports."""
+    others = {table.paper: table.paper_title for table in project.tables.values()}
+    papers = load_targets(project.root).papers
+    return papers | {name: title for name, title in others.items() if name not in papers}
+
+
+def index(project: Project, found: Standings | None = None) -> str:
+    """The scoreboard as Markdown; links are relative to the reports folder. found: the standings, where known."""
+    noise = machine_noise(project.root)
+    return rendered("pages/index.md.jinja", titles=subjects(project), found=found or standings(project), noise=noise)
+
+
+def machine_noise(root: Path) -> str:
+    """Effect of another CPU's arithmetic on the same seeds, in a sentence; empty if it was not recorded."""
+    path = root / MACHINES
+    if not path.exists():
+        return ""
+    cells = read_object(path, "record of machines").get("cells", [])
+    try:
+        moved, kept = (
+            [abs(100 * (cell[name] / cell["perplexity"] - 1)) for cell in cells]
+            for name in ("elsewhere", "same_weights")
+        )
+        largest, usual, stored, count = max(moved), median(moved), max(kept), len(cells)
+    except (TypeError, LookupError, ValueError, ArithmeticError):
+        raise ResultError(f"record of machines {path} is damaged (cells); take the committed one.") from None
+    return (
+        "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
+        f"{largest:.1f} % (median {usual:.1f} %), and by up to {stored:.1f} % with "
+        f"the same stored weights ({MACHINES}, {count} models, 20 windows)."
+    )
+
+
+def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
+    rendered = (project.root / page_path(name)).exists()
+    csv = table_path(name) if (project.root / table_path(name)).exists() else None
+    table, reached = project.tables.get(name), Reached("computed" if rendered else "not yet")
+    if table is not None:
+        reached = source_of(table).reached(project, table, rendered)
+    return Standing(name, paper, title, kind, listed, rendered, csv, table.of if table else "", *reached)
