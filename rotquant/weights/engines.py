@@ -55,6 +55,11 @@ def _is_w8a8(weights: QuantizationScheme, inputs: QuantizationScheme) -> bool:
 
 def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
     """Refuse weights that compressed-tensors has no form for."""
+    if "experts" in architecture.traits:
+        raise RecipeError(
+            "transformers keeps a layer's experts in one parameter, of which compressed-tensors describes no parts: "
+            "export with --format plain."
+        )
     if recipe.weights is None:
         raise RecipeError("the recipe quantizes no weights, so there is nothing to pack: export with --format plain.")
     for method in recipe.methods.values():
