@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rotquant.commands.options import print_table
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
+from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import find_method
 from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import ROTATION_FIELDS, RotationScheme
@@ -23,8 +24,8 @@ def families(
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.
 
     Sizes are those of transformers' default configuration. Whether a transform fits also depends on sizes: one across
-    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. Formats that `export` writes for other
-    engines may take fewer families.
+    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. With `export` stand the formats that
+    transformers runs, and the rotations that need nothing at run time; other engines may take fewer.
 
     Examples: `rotquant families`, `rotquant families HuggingFaceTB/SmolLM2-135M`
     """
@@ -53,7 +54,7 @@ def _row(config: Any) -> Iterator[str]:
     yield _methods(architecture.traits)
     yield _convert(config)
     fused = [one.name for one in transforms if not one.online and ROTATION_FIELDS[one.name] not in missing]
-    yield f"with {', '.join(fused)}"
+    yield f"{_formats(architecture)}, with {', '.join(fused)}"
     yield ", ".join(TRAITS[trait] for trait in sorted(architecture.traits))
 
 
@@ -65,6 +66,18 @@ def _methods(traits: frozenset[Any]) -> str:
     if not others:
         return "all"
     return f"all but {', '.join(others)}" if len(others) < len(some) else f"rtn, {', '.join(some)}"
+
+
+def _formats(architecture: Any) -> str:
+    """The formats of `export` in which transformers runs such a model, of 4-bit weights alone."""
+    from rotquant.weights.engines import check_engine
+
+    weights_alone = preset("rtn").model_copy(update=dict.fromkeys(("activations", "keys", "values")))
+    try:
+        check_engine(weights_alone, architecture, "transformers")
+    except RecipeError:
+        return "plain"
+    return "plain, packed"
 
 
 def _convert(config: Any) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rotquant import serving  # noqa: F401 - teaches transformers to run exports
 from rotquant.decoder import convert
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.spinquant.cayley_training import learn_rotations
@@ -22,7 +23,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.export import export_plain
+from rotquant.weights.export import export_compressed, export_plain
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.bounds import FLOAT64_BOUND
@@ -195,6 +196,23 @@ def test_a_checkpoint_is_loaded_and_a_model_without_online_transforms_exported(s
         found = exported(tiny_tokens(), use_cache=False).logits
     # Experts run in another order of sums in transformers' own function.
     torch.testing.assert_close(found, logits(model, stored), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", FURTHER)
+def test_a_packed_export_has_the_logits_of_the_quantized_model(shape: str, tmp_path: Path) -> None:
+    stored = build(shape, method("quarot-rtn"))
+    save_quantized(tmp_path / "quantized", stored)
+    if shape in EXPERTS:
+        with pytest.raises(RecipeError, match="experts in one parameter, of which compressed-tensors"):
+            export_compressed(tmp_path / "quantized", tmp_path / "packed")
+        return
+    export_compressed(tmp_path / "quantized", tmp_path / "packed")
+    exported = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "packed", attn_implementation=stored.model.config._attn_implementation
+    )
+    with torch.no_grad():
+        found = exported.eval()(tiny_tokens(), use_cache=False).logits
+    assert torch.equal(found, logits(stored.model, stored))
 
 
 @pytest.mark.parametrize("shape", EXPERTS)

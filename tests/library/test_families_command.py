@@ -20,11 +20,11 @@ def rows(*arguments: str) -> dict[str, list[str]]:
 def test_every_known_family_is_listed_with_what_works() -> None:
     shown = rows()
     assert set(shown) == set(FAMILIES)
-    assert shown["llama"][:8] == ["yes"] * 5 + ["all", "yes", "with R1, R2"]
+    assert shown["llama"][:8] == ["yes"] * 5 + ["all", "yes", "plain, packed, with R1, R2"]
     assert shown["mistral"][6] == "up to 4096 tokens"
     assert shown["qwen3"][5:7] == ["all but omniquant, qoq", "yes"]
-    assert shown["mixtral"][:7] == ["yes"] * 5 + ["rtn, gptq, outliers, quip", "no"]
-    assert shown["gemma2"][:8] == ["no", *["yes"] * 4, "rtn, gptq, outliers, quip", "no", "with R2"]
+    assert shown["mixtral"][:8] == ["yes"] * 5 + ["rtn, gptq, outliers, quip", "no", "plain, with R1, R2"]
+    assert shown["gemma2"][:8] == ["no", *["yes"] * 4, "rtn, gptq, outliers, quip", "no", "plain, packed, with R2"]
 
 
 def test_a_model_of_nine_heads_has_no_transform_across_them(tmp_path: Path) -> None:
