@@ -144,7 +144,10 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.shipped.recipe:TrainingConfig.from_yaml": ("training recipes",),
     "rotquant.training.state:Checkpoint.load": ("states of trainings",),
     "rotquant.training.state:Checkpoint._read": ("states of trainings",),
-    "rotquant.weights.storage:load_quantized": ("quantized folders",),
+    "rotquant.weights.reading:load_compressed": ("exports to compressed-tensors",),
+    "rotquant.weights.reading:quantization_of": ("exports to compressed-tensors",),
+    "rotquant.weights.reading:state_files": ("exports to compressed-tensors",),
+    "rotquant.weights.storage:make_model": ("quantized folders", "exports to compressed-tensors"),
     "rotquant.weights.storage:read_quantized": ("quantized folders", "quantized folders with a prefix"),
     "rotquant.weights.storage:read_manifest": ("manifests of quantized folders",),
 }

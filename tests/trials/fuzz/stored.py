@@ -24,6 +24,7 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights
+from rotquant.weights.export import export_compressed
 from rotquant.weights.storage import read_manifest, read_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model
@@ -34,7 +35,7 @@ MADE_OF = {"model": "ab", "text": {"name": "text"}, "seed": 0}
 
 def formats(root: Path) -> list[Format]:
     """Of a tiny model that is quantized and converted below `root`."""
-    quantized, prefixed, decoder = _made(root)
+    quantized, prefixed, decoder, exported = _made(root)
     manifest, weights = "rotquant.json", "quantized.safetensors"
     sure = _without_digests(quantized, manifest)
     unsure = _without_digests(decoder, "decoder.json")
@@ -44,6 +45,7 @@ def formats(root: Path) -> list[Format]:
         Format(
             "quantized folders with a prefix", _without_digests(prefixed, manifest), kinds(manifest, weights), _read
         ),
+        Format("exports to compressed-tensors", exported, kinds("config.json", "rotquant.safetensors"), _load, 1.0),
         Format("manifests of decoders", decoder, kinds("decoder.json"), read_decoder_manifest, 1.5),
         Format("decoders", unsure, kinds("decoder.json", "decoder.safetensors"), _load, 0.7),
         Format("rotations", _rotations(root), kinds("rotations.safetensors"), _rotated, 2.0),
@@ -56,6 +58,7 @@ def _made(root: Path) -> tuple[dict[str, bytes], ...]:
     model = tiny_model(**{name: TINY_SHAPE[name] for name in ("hidden_size", "intermediate_size")}, num_layers=1)
     stored = build_weights(model, tiny_tokenizer(), preset("quarot-rtn"), seed=0, progress=False)
     save_quantized(root / "quantized", stored)
+    export_compressed(root / "quantized", root / "exported")
     save_decoder(root / "decoder", convert(stored, dtype="float32"), tiny_tokenizer())
     small = tiny_model(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1)
     calibration = {"samples": 2, "sequence_length": 24}
@@ -64,7 +67,7 @@ def _made(root: Path) -> tuple[dict[str, bytes], ...]:
     texts = dict.fromkeys(recipe.own_texts, tokens)
     made = build_weights(small, tiny_tokenizer(), recipe, seed=0, samples=tokens, texts=texts, progress=False)
     save_quantized(root / "prefixed", made)
-    return tuple(content_of(root / name) for name in ("quantized", "prefixed", "decoder"))
+    return tuple(content_of(root / name) for name in ("quantized", "prefixed", "decoder", "exported"))
 
 
 def _without_digests(files: dict[str, bytes], manifest: str) -> dict[str, bytes]:
