@@ -135,6 +135,18 @@ def test_a_damaged_or_foreign_plan_is_made_anew_and_refused_in_a_sentence_by_a_j
     assert plan.path.read_text() == text
 
 
+def test_what_every_command_loads_needs_no_numeric_library() -> None:
+    """Each of them costs a second or more at every start, also of `rotquant --help`."""
+    script = (
+        "import sys; from pathlib import Path; import reproduction.commands\n"
+        "from reproduction.sources import load_tables\n"
+        "load_tables(Path())\n"
+        "print({'matplotlib', 'mlflow', 'pandas', 'scipy', 'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stdout + done.stderr == "set()\n"
+
+
 def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
         copy.write(f"{folder}/config.json", "{}")

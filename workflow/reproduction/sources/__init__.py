@@ -1,7 +1,10 @@
 """Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere, each a class in one module.
 
-The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table.
+The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table. Every
+command loads this package, so what collects, judges and renders is imported in functions (pandas and scipy with it).
 """
+
+from __future__ import annotations
 
 import functools
 import importlib
@@ -9,17 +12,19 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-import pandas as pd
-
-from reproduction.render.pages.model import Logged, Report
 from reproduction.run.plan import Output
 from reproduction.tables.configuration import Config, find_root, load_config
 from reproduction.tables.project import Project
 from reproduction.tables.resolution import check_names
 from reproduction.tables.tables import OfPaper, RunTable, Table, in_order
 from rotquant.foundation.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reproduction.render.pages.model import Logged, Report
 
 Status = Literal["computed", "recorded", "elsewhere", "not yet"]
 

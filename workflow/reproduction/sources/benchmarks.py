@@ -4,20 +4,15 @@ Time and memory depend on shapes and on the device, never on trained weights. A 
 newest of those committed from others.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.benchmarks.records import committed_path, gpu_folder
 from reproduction.benchmarks.registry import benchmark_digest, find
-from reproduction.frame.speed import Measured, find_record, read_numbers
-from reproduction.render.figures.speed import draw
-from reproduction.render.pages.benchmarks import speed_report
-from reproduction.render.pages.model import Logged, Report
-from reproduction.render.tracking import log_speed
 from reproduction.run.plan import Output
 from reproduction.run.results import REPORTS
 from reproduction.sources import Reached, Source
@@ -28,8 +23,14 @@ from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class Benchmarks(Source[SpeedTable, Measured]):
+    from reproduction.frame.speed import Measured
+    from reproduction.render.pages.model import Logged, Report
+
+
+class Benchmarks(Source[SpeedTable, "Measured"]):
     """Tables of time and memory."""
 
     name = "benchmarks"
@@ -77,19 +78,27 @@ class Benchmarks(Source[SpeedTable, Measured]):
         }
 
     def collect(self, project: Project, table: SpeedTable) -> Measured:
+        from reproduction.frame.speed import read_numbers
+
         return read_numbers(project, table)
 
     def frame(self, collected: Measured) -> pd.DataFrame:
         return collected.frame
 
     def report(self, project: Project, table: SpeedTable, collected: Measured, logged: Logged | None = None) -> Report:
+        from reproduction.render.pages.benchmarks import speed_report
+
         return speed_report(project, table, collected)
 
     def draw(self, project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+        from reproduction.render.figures.speed import draw
+
         return draw(project, table, path, width)
 
     def reached(self, project: Project, table: SpeedTable, rendered: bool) -> Reached:
         """Progress of a table; a figure waits for all tables that it draws, rendered or not."""
+        from reproduction.frame.speed import find_record
+
         known = [None]
         with suppress(ResultError):  # rendering reports it
             known = [find_record(project, project.one(SpeedTable, name)) for name in table.recorded]
@@ -107,5 +116,7 @@ class Benchmarks(Source[SpeedTable, Measured]):
     def log(
         self, project: Project, tables: Sequence[SpeedTable], collected: Mapping[str, Measured]
     ) -> dict[str, Logged]:
+        from reproduction.render.tracking import log_speed
+
         found = ((table, collected[table.id].shown) for table in tables)
         return {table.id: log_speed(project, shown.record, table) for table, shown in found if shown is not None}

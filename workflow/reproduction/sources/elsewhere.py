@@ -4,15 +4,12 @@ It is shown next to the paper's number, as our own numbers are, and decides clai
 so it is compared as printed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
-
-from reproduction.frame.elsewhere import Elsewhere, collect
-from reproduction.render.pages.elsewhere import elsewhere_report
-from reproduction.render.pages.model import Logged, Report
 from reproduction.sources import Reached, Source
 from reproduction.tables.elsewhere import ElsewhereFile, ElsewhereTable, completed
 from reproduction.tables.project import Project
@@ -20,8 +17,14 @@ from reproduction.tables.tables import tables_in
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, file_inside, short_hash
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
+    from reproduction.frame.elsewhere import Elsewhere
+    from reproduction.render.pages.model import Logged, Report
+
+
+class FromElsewhere(Source[ElsewhereTable, "Elsewhere"]):
     """Tables of numbers that somebody else measured."""
 
     name = "elsewhere"
@@ -49,6 +52,8 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
         return {"definition": short_hash(canonical_json([table.model_dump(mode="json"), texts]))}
 
     def collect(self, project: Project, table: ElsewhereTable) -> Elsewhere:
+        from reproduction.frame.elsewhere import collect
+
         return collect(table, project.root)
 
     def frame(self, collected: Elsewhere) -> pd.DataFrame:
@@ -57,6 +62,8 @@ class FromElsewhere(Source[ElsewhereTable, Elsewhere]):
     def report(
         self, project: Project, table: ElsewhereTable, collected: Elsewhere, logged: Logged | None = None
     ) -> Report:
+        from reproduction.render.pages.elsewhere import elsewhere_report
+
         return elsewhere_report(table, collected)
 
     def reached(self, project: Project, table: ElsewhereTable, rendered: bool) -> Reached:

@@ -1,14 +1,11 @@
 """Recipes: a cell is a fact of how a recipe quantizes, shown next to the paper's; nothing is run."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
-
-from reproduction.frame.lines import to_frame
-from reproduction.render.pages.model import Logged, Report
-from reproduction.render.pages.recipes import settings_report
 from reproduction.run.plan import Output
 from reproduction.sources import Reached, Source
 from reproduction.tables.project import Project
@@ -16,6 +13,11 @@ from reproduction.tables.settings import SettingsFile, SettingsTable, settle
 from reproduction.tables.tables import Table, tables_in
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import canonical_json, short_hash
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reproduction.render.pages.model import Logged, Report
 
 
 class Recipes(Source[SettingsTable, SettingsTable]):
@@ -46,6 +48,8 @@ class Recipes(Source[SettingsTable, SettingsTable]):
         return table
 
     def frame(self, collected: SettingsTable) -> pd.DataFrame:
+        from reproduction.frame.lines import to_frame
+
         names = ("row", "column", "text", "published_text", "same", "note")
         cells = collected.cells
         return to_frame([(one.row, one.column, one.here, one.published, one.same, one.reason) for one in cells], names)
@@ -53,6 +57,8 @@ class Recipes(Source[SettingsTable, SettingsTable]):
     def report(
         self, project: Project, table: SettingsTable, collected: SettingsTable, logged: Logged | None = None
     ) -> Report:
+        from reproduction.render.pages.recipes import settings_report
+
         return settings_report(collected)
 
     def reached(self, project: Project, table: SettingsTable, rendered: bool) -> Reached:

@@ -1,17 +1,12 @@
 """Runs: a cell is a recipe applied to a model and measured, once for each seed; its numbers are in run files."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
-
-from reproduction.frame.values import Values, collect, read_back, read_values, results_behind
-from reproduction.render.figures.draw import draw
-from reproduction.render.pages.model import Logged, Report
-from reproduction.render.pages.runs import runs_report
-from reproduction.render.tracking import log_tables
 from reproduction.run.plan import Output
 from reproduction.run.results import RunResult, run_path
 from reproduction.sources import Reached, Source
@@ -21,7 +16,13 @@ from reproduction.tables.tables import RunTable, Table, TableFile, check_publish
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
-Collected = tuple[Values, dict[str, RunResult]]
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reproduction.frame.values import Values
+    from reproduction.render.pages.model import Logged, Report
+
+Collected = tuple["Values", dict[str, RunResult]]
 """A table's values, and the run results behind them by key."""
 
 
@@ -72,22 +73,33 @@ class Runs(Source[RunTable, Collected]):
         }
 
     def collect(self, project: Project, table: RunTable) -> Collected:
+        from reproduction.frame.values import collect
+
         return collect(project, table)
 
     def written(self, project: Project, table: RunTable) -> Collected:
+        from reproduction.frame.values import read_values, results_behind
+
         values = read_values(project.root, table.id)
         return values, results_behind(project, values)
 
     def agreed(self, project: Project, table: RunTable) -> Collected:
+        from reproduction.frame.values import read_back
+
         return read_back(project, table)
 
     def frame(self, collected: Collected) -> pd.DataFrame:
         return collected[0].frame
 
     def report(self, project: Project, table: RunTable, collected: Collected, logged: Logged | None = None) -> Report:
+        from reproduction.render.pages.runs import runs_report
+
         return runs_report(project, table, *collected, logged)
 
     def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
+        from reproduction.frame.values import read_values
+        from reproduction.render.figures.draw import draw
+
         return draw(project, table, read_values(project.root, table.id), path, width)
 
     def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
@@ -104,5 +116,7 @@ class Runs(Source[RunTable, Collected]):
     def log(
         self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]
     ) -> dict[str, Logged]:
+        from reproduction.render.tracking import log_tables
+
         shown = log_tables(project, tables, {name: results for name, (_, results) in collected.items()})
         return dict(zip((table.id for table in tables), shown, strict=True))
