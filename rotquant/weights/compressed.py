@@ -6,7 +6,9 @@ packed along the rows. Version 0.19.0 of the library is what tests compare with;
 """
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,13 @@ METHOD, VERSION = "compressed-tensors", "0.19.0"
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
 #: Layers that hold the transforms of a location, as the format's patterns.
 _TARGETS = {"across_heads": "o_proj", "mlp_output": "down_proj"}
+
+
+def targets_name(targets: Iterable[str], layer: str) -> bool:
+    """Whether targets of the format name a layer: its full name, or an expression after `re:` that it begins with."""
+    with suppress(re.error):  # a damaged expression names no layer
+        return any(target == layer or (target[:3] == "re:" and re.match(target[3:], layer)) for target in targets)
+    return False
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

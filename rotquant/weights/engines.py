@@ -28,7 +28,9 @@ def check_engine(recipe: Recipe, architecture: Architecture, engine: str) -> Non
         raise RecipeError(f"no engine is called {engine!r}: choose {', '.join(ENGINES)}.")
     _check_weights(recipe, architecture)
     if engine != "transformers":
-        _check_methods(recipe, engine)
+        check_methods(
+            recipe, f"{_name(engine)} cannot do: export --for transformers, which runs it by rotquant.serving"
+        )
         _check_transforms(recipe, engine)
         _check_cache(recipe, engine)
         _check_inputs(recipe, engine)
@@ -87,14 +89,12 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
             )
 
 
-def _check_methods(recipe: Recipe, engine: str) -> None:
+def check_methods(recipe: Recipe, why: str) -> None:
+    """Refuse methods that act at run time on more than quantizers; `why` ends the sentence, after "which"."""
     for method in recipe.methods.values():
         if method.acts_beyond_quantizers:
-            what = "puts a prefix before every text" if "prefix" in method.roles else "changes what layers read"
-            raise RecipeError(
-                f"the method {method.name} {what} while the model runs, which {_name(engine)} cannot do: export --for "
-                "transformers, which runs it by rotquant.serving."
-            )
+            what = "puts a prefix before every text" if "prefix" in method.roles else "transforms what layers read"
+            raise RecipeError(f"the method {method.name} {what} while the model runs, which {why}.")
 
 
 def _check_transforms(recipe: Recipe, engine: str) -> None:

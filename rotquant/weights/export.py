@@ -31,7 +31,7 @@ from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
 from rotquant.recipes.transforms import at
 from rotquant.weights import compressed
-from rotquant.weights.engines import acts_at_run_time, check_engine, storage
+from rotquant.weights.engines import acts_at_run_time, check_engine, check_methods, storage
 from rotquant.weights.ranges import static_schemes
 from rotquant.weights.storage import (
     QuantizedState,
@@ -85,13 +85,10 @@ def check_exportable(recipe: Recipe) -> None:
             f"the weights undo transforms at run time (rotation.{', rotation.'.join(online)}), which an ordinary "
             "checkpoint cannot hold: quantize with the method spinquant-easy, or with these set to false."
         )
-    for method in recipe.methods.values():
-        if method.acts_beyond_quantizers:
-            what = "puts a prefix before every text" if "prefix" in method.roles else "transforms what layers read"
-            raise RecipeError(
-                f"the method {method.name} {what} while the model runs, which an ordinary checkpoint cannot hold: "
-                "evaluate the quantized folder itself, or quantize without this method."
-            )
+    check_methods(
+        recipe,
+        "an ordinary checkpoint cannot hold: evaluate the quantized folder itself, or quantize without this method",
+    )
 
 
 @task("exporting")
@@ -207,9 +204,10 @@ def _content(
 def _check_biases(described: compressed.Described, tensors: Iterable[str]) -> None:
     """Refuse a bias of a layer whose input is transformed, which vLLM does not add."""
     groups = described.config["transform_config"].get("config_groups", {}).values()
-    targets = [one["targets"][0].strip("re:.*$") for group in groups for one in group["apply"]]
+    targets = [target for group in groups for one in group["apply"] for target in one["targets"]]
     for name in tensors:
-        if name.endswith(".bias") and any(target in name for target in targets):
+        layer, _, part = name.rpartition(".")
+        if part == "bias" and compressed.targets_name(targets, layer):
             raise RecipeError(
                 f"{name} is a bias of a layer with an online transform, which vLLM 0.33 does not run: export --for "
                 "transformers."

@@ -4,9 +4,7 @@ Of others are read whole-number weights, `pack-quantized` or `int-quantized`, an
 this project has; what else a configuration says is refused, never left out.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -30,7 +28,7 @@ from rotquant.recipes.schemes import Granularity, QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.compressed import METHOD, PARTS, unpacked_weight
+from rotquant.weights.compressed import METHOD, PARTS, targets_name, unpacked_weight
 from rotquant.weights.export import METHOD as OURS
 from rotquant.weights.export import PLAIN, STEM, TRANSFORMED, running
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
@@ -326,18 +324,12 @@ def _place(one: _Apply, architecture: Architecture) -> Location | None:
     if one.location != "input" or one.ignore:
         return None
     layers = [f"model.layers.{i}" for i in range(architecture.num_layers)]
-    named = {f"{layer}.{name}" for layer in layers for name in architecture.linears if _targets(one, f"{layer}.{name}")}
+    linears = [f"{layer}.{name}" for layer in layers for name in architecture.linears]
+    named = {name for name in linears if targets_name(one.targets, name)}
     for site in architecture.sites:
         if named == {f"{layer}.{name}" for layer in layers for name in site.linears}:
             return site.name
     return None
-
-
-def _targets(one: _Apply, layer: str) -> bool:
-    """Whether a transform names a layer, by its name or by an expression that begins with `re:`."""
-    with suppress(re.error):  # which names no layer, so that the transform is refused
-        return any(target == layer or (target[:3] == "re:" and re.match(target[3:], layer)) for target in one.targets)
-    return False
 
 
 def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:
