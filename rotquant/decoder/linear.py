@@ -16,8 +16,7 @@ from torch.nn.functional import linear
 from rotquant.decoder.config import SITE_OF, DecoderConfig, InputScheme, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.operator import hadamard
-from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
-from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, quantized_linear
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, codes_shape, quantized_linear
 from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes, spread, spread_features
 from rotquant.kernels.products.w4a16 import HalfWeight, half_linear, half_shapes
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
@@ -178,12 +177,10 @@ class QuantizedLinear(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if grouped and in_features % GROUP_SIZE:
-            raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
+        codes = codes_shape(out_features, in_features, grouped)
         self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
-        size = (padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16)
         groups = (in_features // GROUP_SIZE,) if grouped else ()
-        self.register_buffer("codes", torch.empty(size, dtype=torch.uint8, device=device))
+        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
         self.register_buffer("scale", torch.empty(out_features, *groups, device=device))
         self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
 

@@ -22,6 +22,17 @@ from rotquant.kernels.products.output import check_output
 GROUP_SIZE = 128
 
 
+def codes_shape(out_features: int, in_features: int, grouped: bool) -> tuple[int, int, int, int]:
+    """Shape of the packed codes of a 4-bit weight.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+    if grouped and in_features % GROUP_SIZE:
+        raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
+    return padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16
+
+
 @dataclass(frozen=True)
 class PackedWeight:
     """A 4-bit weight as the kernels read it.

@@ -20,9 +20,9 @@ from rotquant.kernels.arguments import INT, POINTER, TYPES_16, CudaFile, Paramet
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
-from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_weight, padded, unpack_weight
+from rotquant.kernels.layouts.weights import K_BLOCK, pack_weight, padded, unpack_weight
 from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, GemvPlan, spreading_bytes
-from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, codes_shape
 from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Rows that one launch has room for.
@@ -82,9 +82,7 @@ def half_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tup
     Raises:
         KernelError: groups that do not divide the input features.
     """
-    if grouped and in_features % GROUP_SIZE:
-        raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
-    codes = (padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16)
+    codes = codes_shape(out_features, in_features, grouped)
     return codes, (in_features // GROUP_SIZE if grouped else 1, out_features)
 
 
