@@ -2,11 +2,13 @@
 
 import copy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from reproduction.benchmarks.gpu import LinearArguments
 from reproduction.benchmarks.records import CellRecord, Measurement, read_record, write_record
 from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Answer
@@ -321,6 +323,10 @@ def test_the_floor_of_a_kernel_is_memory_or_arithmetic_whichever_takes_longer() 
     assert point.floor(ceilings) == (1e-3, "memory")
     point = limits.Point(("g", "r", "c"), seconds=2e-3, bytes=4e8, operations=1e12, arithmetic="int8")
     assert point.floor(ceilings) == (1e-3, "arithmetic")
+
+
+def test_every_product_is_held_against_a_ceiling_of_arithmetic() -> None:
+    assert set(get_args(LinearArguments.model_fields["implementation"].annotation)) == limits.FORMATS.keys()
 
 
 @pytest.mark.parametrize(

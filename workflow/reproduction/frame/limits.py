@@ -24,6 +24,8 @@ FORMATS = {
     "bf16": "bf16",
     "w16a4": "fp16",
     "w2a16": "fp16",
+    "w4a16": "fp16",
+    "int4pack": "fp16",
     "fp8": "fp8",
     "int8": "int8",
     "int4": "int8",

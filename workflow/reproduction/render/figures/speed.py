@@ -27,7 +27,10 @@ _SHORT = {
     "Quantization without a transform": "quantization",
 }
 #: Columns from others.
-_OTHERS = ("FP16", "BF16", "FP8", "INT8", "SDPA FP16", "Eager PyTorch", "fast-hadamard-transform", "hadacore")
+_OTHERS = (
+    *("FP16", "BF16", "FP8", "INT8", "INT4 pack", "SDPA FP16", "Eager PyTorch"),
+    *("fast-hadamard-transform", "hadacore"),
+)
 
 
 def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
