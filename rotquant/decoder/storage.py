@@ -20,7 +20,7 @@ from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.folders import check_kind, read_safetensors_header
-from rotquant.models.integrity import check_digests, check_finite, file_digests, read_tensors
+from rotquant.models.integrity import check_finite, checking_digests, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
         if not path.is_file():
             raise CheckpointError(f"{folder} is incomplete: {path.name} is missing; convert the model again.")
         read_safetensors_header(path)
-    check_digests(files, manifest.digests)
     tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors |= read_tensors(path, device)
     decoder = Decoder(manifest.config, manifest.precision, "meta")
-    _check(folder, decoder, tensors)
-    check_finite(folder, tensors.items())
+    with checking_digests(files, manifest.digests):
+        for path in files:
+            tensors |= read_tensors(path, device)
+        _check(folder, decoder, tensors)
+        check_finite(folder, tensors.items())
     decoder.load_state_dict(tensors, assign=True)
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").is_file() else None
     return StoredDecoder(decoder.eval(), tokenizer, manifest)

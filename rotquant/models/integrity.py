@@ -7,6 +7,8 @@ before it is stored.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,8 @@ Named = Iterable[tuple[str, Tensor]]
 
 #: Elements of 8-bit floats that are widened at once, since torch cannot compare them.
 _BLOCK = 2**24
+#: Files that are hashed at once.
+_FILES_AT_ONCE = 4
 
 
 def first_not_finite(tensors: Named) -> str | None:
@@ -79,13 +83,24 @@ def file_digests(files: Iterable[Path]) -> dict[str, str]:
     return {path.name: _sha256(path) for path in files}
 
 
-def check_digests(files: Iterable[Path], digests: Mapping[str, str]) -> None:
-    """Raise `CheckpointError` for a file that is not the one whose digest a manifest keeps; an old one keeps none."""
-    for path in files if digests else ():
-        if _sha256(path) != digests.get(path.name):
-            raise CheckpointError(
-                f"{path} is damaged or was changed: it is not the file that was written; copy or make it again."
-            )
+@contextmanager
+def checking_digests(files: Iterable[Path], digests: Mapping[str, str]) -> Iterator[None]:
+    """Compare files with their digests in a manifest, in threads next to what the block does; an old one keeps none.
+
+    Raises:
+        CheckpointError: at the block's end, and in place of what it raised: a file is not the one that was written.
+    """
+    wanted = list(files) if digests else []
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        found = [pool.submit(_sha256, path) for path in wanted]
+        try:
+            yield
+        finally:
+            for path, digest in zip(wanted, found, strict=True):
+                if digest.result() != digests.get(path.name):
+                    raise CheckpointError(
+                        f"{path} is damaged or was changed: it is not the file that was written; copy or make it again."
+                    ) from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

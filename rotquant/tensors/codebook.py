@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rotquant.tensors.devices import row_blocks
+
 #: How many codes of some bits fill how many whole bytes.
 _PERIODS = {2: (4, 1), 3: (8, 3)}
 #: Bits of a code that can be packed.
@@ -44,7 +46,11 @@ class CodebookWeight:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in] as floating-point numbers of `dtype`."""
-        return look_up(self.codes.unflatten(1, (-1, self.group_size)), self.levels).to(dtype).flatten(1)
+        values = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        for rows in row_blocks(self.codes):
+            groups = self.codes[rows].unflatten(1, (-1, self.group_size))
+            values[rows] = look_up(groups, self.levels[rows]).flatten(1)
+        return values
 
     def to(self, device: torch.device | str) -> "CodebookWeight":
         """Move the weight to another device."""
@@ -106,6 +112,10 @@ def unpack_indices(packed: Tensor, bits: int, length: int) -> Tensor:
     """The inverse of `pack_indices`: uint8 codes [..., length]."""
     count, size = _PERIODS[bits]
     places = 8 * torch.arange(size, dtype=torch.int32, device=packed.device)
-    words = (packed.unflatten(-1, (-1, size)).to(torch.int32) << places).sum(-1, keepdim=True, dtype=torch.int32)
-    codes = words >> bits * torch.arange(count, dtype=torch.int32, device=packed.device)
-    return (codes & (1 << bits) - 1).to(torch.uint8).flatten(-2)[..., :length].contiguous()
+    ends = bits * torch.arange(count, dtype=torch.int32, device=packed.device)
+    flat = packed.reshape(-1, packed.shape[-1])
+    codes = torch.empty(len(flat), flat.shape[1] // size * count, dtype=torch.uint8, device=packed.device)
+    for rows in row_blocks(flat):
+        words = (flat[rows].unflatten(-1, (-1, size)).to(torch.int32) << places).sum(-1, True, dtype=torch.int32)
+        codes[rows] = (words >> ends & (1 << bits) - 1).flatten(-2)
+    return codes[:, :length].contiguous().reshape(*packed.shape[:-1], length)

@@ -1,15 +1,25 @@
 """Device and dtype names as users write them, and the torch objects they mean, and what differs between devices."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rotquant.foundation.errors import RecipeError
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Elements of a matrix that a CPU works on at once: intermediate results stay in its cache and take no new pages, which
+#: cost more than the arithmetic.
+_BLOCK = 2**17
+#: Threads beyond these wait for memory, and each has a result of its own there.
+_MOST_THREADS = 8
 
 
 def torch_device(name: str) -> "torch.device":
@@ -74,6 +84,33 @@ def learning_dtype(dtype: "torch.dtype") -> "torch.dtype":
 def of_device(bounds: Mapping[str, int], device: "torch.device") -> int:
     """The bound for a kind of device, of one for `cpu` and one for `cuda`, which any accelerator takes."""
     return bounds["cpu" if device.type == "cpu" else "cuda"]
+
+
+def row_blocks(matrix: "torch.Tensor") -> list[slice]:
+    """Slices of the rows of a matrix that a CPU handles one after the other in its caches; elsewhere one of all.
+
+    For element by element arithmetic of several steps, whose result does not depend on the blocks.
+    """
+    rows, features = matrix.shape
+    size = max(1, _BLOCK // max(1, features)) if matrix.device.type == "cpu" else max(1, rows)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What a function gives for each item, computed in as many threads as torch may use, each of which computes alone.
+
+    For many short operations: threads that share each of these would spend their time waiting for each other.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return [function(item) for item in items]
+    try:
+        with ThreadPoolExecutor(min(threads, _MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(function, items))
+    finally:
+        torch.set_num_threads(threads)  # what threads set for themselves, later ones would begin with
 
 
 def gpu_name(device: "torch.device") -> str | None:

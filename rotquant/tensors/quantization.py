@@ -31,6 +31,12 @@ class QParams:
         """Move the parameters to another device."""
         return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
 
+    def of_rows(self, rows: slice) -> "QParams":
+        """The parameters of some rows of a matrix: their own, or those of the whole tensor."""
+        if not self.scale.ndim:
+            return self
+        return QParams(self.scale[rows], None if self.zero_point is None else self.zero_point[rows])
+
     def detach(self) -> "QParams":
         """Detach the parameters from the graph."""
         return QParams(self.scale.detach(), None if self.zero_point is None else self.zero_point.detach())

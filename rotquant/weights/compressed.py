@@ -22,8 +22,8 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at
 from rotquant.tensors.hadamard import hadamard_matrix
-from rotquant.tensors.quantization import QParams, dequantize
-from rotquant.weights.packing import Weight
+from rotquant.tensors.quantization import QParams
+from rotquant.weights.packing import Weight, unpack_codes
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
@@ -53,6 +53,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
     """The inverse of `pack`: uint8 codes [rows, length]."""
     octets = packed.contiguous().view(torch.uint8)
+    if bits == 4:  # as this project packs them
+        return unpack_codes(octets, bits, False, length)
     stream = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1).flatten(1)
     digits = stream[:, : length * bits].unflatten(1, (length, bits))
     return (digits << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1, dtype=torch.uint8)
@@ -108,7 +110,7 @@ def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dty
     qparams = QParams(scale.unsqueeze(-1), zero_point.unsqueeze(-1))
     size = columns // scale.shape[1]
     grouped = QuantizationScheme(bits=scheme.bits, symmetric=False, granularity="group", group_size=size)
-    return dequantize(codes, qparams, grouped, dtype)
+    return QuantizedWeight(codes, qparams, grouped).dequantize(dtype)
 
 
 def arguments(scheme: QuantizationScheme, strategy: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:

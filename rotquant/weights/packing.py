@@ -18,6 +18,7 @@ from rotquant.foundation.errors import CheckpointError
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.codebook import INDEX_BITS, CodebookWeight, pack_indices, packed_length, unpack_indices
 from rotquant.tensors.codebook_compression import anchors_of, compressions
+from rotquant.tensors.devices import row_blocks
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
@@ -44,9 +45,14 @@ def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Ten
     """The inverse of `pack_codes`: int8 (symmetric) or uint8, `length` codes along the last axis."""
     if bits > 4:
         return packed
-    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)[..., :length]
-    # 8..15 stand for -8..-1: shift the sign into place and back
-    return (nibbles.to(torch.int8) << 4) >> 4 if symmetric else nibbles.contiguous()
+    flat = packed.reshape(-1, packed.shape[-1])
+    codes = torch.empty(len(flat), 2 * flat.shape[1], dtype=torch.int8 if symmetric else torch.uint8, device=flat.device)
+    for rows in row_blocks(flat):
+        pairs = flat[rows].to(torch.int16)  # the low byte of a pair lies first, as in the file
+        nibbles = (pairs | pairs << 4).bitwise_and_(0x0F0F).view(codes.dtype)
+        # 8..15 stand for -8..-1: shift the sign into place and back
+        codes[rows] = nibbles.bitwise_left_shift_(4).bitwise_right_shift_(4) if symmetric else nibbles
+    return codes[:, :length].contiguous().reshape(*packed.shape[:-1], length)
 
 
 def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
@@ -80,9 +86,18 @@ def _short(columns: Tensor) -> Tensor:
 
 
 def take_weight(
-    folder: Path, name: str, shape: tuple[int, int], scheme: QuantizationScheme, tensors: dict[str, Tensor]
+    folder: Path,
+    name: str,
+    shape: tuple[int, int],
+    scheme: QuantizationScheme,
+    tensors: dict[str, Tensor],
+    device: torch.device | str = "cpu",
 ) -> Weight:
     """Take the parts of one weight out of `tensors`, checked against its shape and scheme.
+
+    Args:
+        device: where codes are unpacked and the weight then is. One on a lattice stays on the host: its values are
+            sums, whose last bit depends on the device.
 
     Raises:
         CheckpointError: a part is missing, too many, or of another shape or type.
@@ -91,7 +106,7 @@ def take_weight(
         return _take_lattice_weight(folder, name, shape, scheme.bits, tensors)
     for table in ("levels", *(compressions(scheme.bits) if scheme.bits in INDEX_BITS else ())):
         if f"{name}.{table}" in tensors:
-            return _take_codebook_weight(folder, name, shape, scheme, table, tensors)
+            return _take_codebook_weight(folder, name, shape, scheme, table, tensors, device)
     rows, features = shape
     parts = {part: tensors.pop(f"{name}.{part}", None) for part in _PARTS}
     outliers = 0 if parts["outlier_values"] is None else parts["outlier_values"].shape[-1]
@@ -109,13 +124,13 @@ def take_weight(
         check_shape(folder, f"{name}.{part}", tensor, expected[part])
     scale = cast(Tensor, parts["scale"])
     return QuantizedWeight(
-        unpack_codes(cast(Tensor, parts["codes"]), scheme.bits, scheme.symmetric, normal),
+        unpack_codes(cast(Tensor, parts["codes"]).to(device), scheme.bits, scheme.symmetric, normal),
         QParams(scale, None if parts["zero_point"] is None else parts["zero_point"].to(scale.dtype)),
         scheme,
         None if parts["columns"] is None else parts["columns"].long(),
         parts["outlier_values"],
         parts["outlier_scale"],
-    )
+    ).to(device)
 
 
 def _take_lattice_weight(
@@ -136,6 +151,7 @@ def _take_codebook_weight(
     scheme: QuantizationScheme,
     table: str,
     tensors: dict[str, Tensor],
+    device: torch.device | str,
 ) -> CodebookWeight:
     """table: `levels`, or the name of the compression whose anchors are stored."""
     (rows, columns), bits = shape, scheme.bits
@@ -147,7 +163,8 @@ def _take_codebook_weight(
     _check_type(folder, f"{name}.codes", codes, codes.dtype == torch.uint8)
     right = found.is_floating_point() if compression is None else found.dtype == torch.float16
     _check_type(folder, f"{name}.{table}", found, right)
-    return CodebookWeight(unpack_indices(codes, bits, columns), compression.levels(found) if compression else found)
+    levels = compression.levels(found) if compression else found
+    return CodebookWeight(unpack_indices(codes.to(device), bits, columns), levels.to(device))
 
 
 def named(prefix: str, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

@@ -237,7 +237,7 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
     transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)
     unpack_all(tensors, packed, kind)
-    model = make_model(folder, config, tensors, kind).to(device)  # pyright: ignore[reportArgumentType]
+    model = make_model(folder, config, tensors, kind, device)
     recipe = state.recipe if state else cast(Recipe, foreign)
     return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
+from rotquant.tensors.devices import row_blocks
 from rotquant.tensors.quantization import ColumnSplit, QParams, check_groups, dequantize, quantize
 from rotquant.weights.clipping import choose_weight_qparams
 
@@ -44,7 +45,9 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The weight [out, in] as floating-point numbers of `dtype`, columns in natural order."""
-        values = dequantize(self.codes, self.qparams, self.scheme, dtype)
+        values = torch.empty(self.codes.shape, dtype=dtype, device=self.codes.device)
+        for rows in row_blocks(self.codes):
+            values[rows] = dequantize(self.codes[rows], self.qparams.of_rows(rows), self.scheme, dtype)
         if self.columns is None:
             return values
         if self.outlier_values is not None:

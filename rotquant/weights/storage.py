@@ -18,15 +18,16 @@ from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import Architecture, architecture_of, attention_implementation
+from rotquant.models.architectures import Architecture, architecture_of, attention_implementation, decoder_layers
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.experts import stack_experts, stacked_names
 from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
-from rotquant.models.integrity import check_digests, check_finite, check_loaded, file_digests, read_tensors
+from rotquant.models.integrity import check_finite, check_loaded, checking_digests, file_digests, read_tensors
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.runtime import SiteKey
 from rotquant.recipes.recipe import Method, Recipe
+from rotquant.tensors.devices import in_threads
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
 from rotquant.weights import actions
@@ -160,26 +161,36 @@ def load_quantized(
         CheckpointError: another kind of folder, a tensor that is missing, of the wrong shape or not finite, or a file
             that is truncated or not the one that was written.
     """
-    stored = read_quantized(folder)
-    folder, tensors = Path(folder), stored.floats
+    stored = read_quantized(folder, device)
+    folder = Path(folder)
     own: torch.dtype = getattr(torch, stored.state.manifest.dtype)
-    dtype = dtype or own
-    while stored.weights:  # one at a time in both forms
-        name, weight = stored.weights.popitem()
-        tensors[name] = weight.dequantize(dtype)
-    stack_experts(tensors)
-    model = make_model(folder, stored.config, tensors, dtype).to(device)  # pyright: ignore[reportArgumentType]
+    model = make_model(folder, stored.config, stored.floats, dtype or own, device, stored.weights)
     return model, load_tokenizer(folder), stored.state
 
 
-def make_model(folder: Path, config: Any, tensors: dict[str, Tensor], dtype: torch.dtype) -> "PreTrainedModel":
-    """A model of floating-point tensors that were read from a folder.
+def make_model(
+    folder: Path,
+    config: Any,
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    weights: dict[str, Weight] | None = None,
+) -> "PreTrainedModel":
+    """A model of tensors that were read from a folder, on a device.
+
+    Args:
+        tensors: floating-point ones by their names.
+        weights: quantized ones, taken out one by one so that few exist in both forms. They are dequantized where they
+            lie; transformers sees zeros without memory in their places.
 
     Raises:
         CheckpointError: they do not fit the configuration, or are not finite.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    weights = weights or {}
+    tensors = tensors | {name: torch.zeros((), dtype=dtype).expand(weight.shape) for name, weight in weights.items()}
+    stack_experts(tensors)
     try:
         with quiet_transformers():
             model, info = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]).from_pretrained(
@@ -194,12 +205,32 @@ def make_model(folder: Path, config: Any, tensors: dict[str, Tensor], dtype: tor
     except Exception as error:  # what a strange config.json makes of transformers' classes has no common type
         raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}.") from None
     check_loading(folder, info)
+    _fill(model, weights, dtype, device)
+    model.to(device)  # pyright: ignore[reportArgumentType]
     check_loaded(folder, model)
     return model.eval()
 
 
-def read_quantized(folder: str | Path) -> StoredTensors:
+def _fill(model: nn.Module, weights: dict[str, Weight], dtype: torch.dtype, device: torch.device | str) -> None:
+    """Put quantized weights into their places in a model, which for experts are parts of a parameter."""
+    decoder_layers(model)  # makes the places of experts
+
+    @torch.no_grad()  # a mode of each thread
+    def put(name: str) -> None:
+        values, place = weights.pop(name).dequantize(dtype), model.get_submodule(name.removesuffix(".weight")).weight
+        if isinstance(place, nn.Parameter):
+            place.data = values.to(device)
+        else:
+            cast(Tensor, place).copy_(values)
+
+    in_threads(put, [*weights])
+
+
+def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> StoredTensors:
     """Read a model folder as it is stored, without making a model of it.
+
+    Args:
+        device: where quantized weights are unpacked, and stay (`packing.take_weight`); all else is on the host.
 
     Raises:
         ResultError: the manifest is missing, damaged or of another format version.
@@ -213,15 +244,16 @@ def read_quantized(folder: str | Path) -> StoredTensors:
     files = weight_files(folder, _STEM)
     for path in files:
         read_safetensors_header(path)
-    check_digests(files, manifest.digests)
-    for path in files:
-        tensors |= read_tensors(path)
-    check_finite(folder, tensors.items())
-    state = take_state(folder, manifest, architecture_of(config), tensors)
-    weights = {
-        name: take_weight(folder, name, shape, manifest.recipe.rounded.scheme, tensors)
-        for name, shape in manifest.quantized.items()
-    }
+    with checking_digests(files, manifest.digests):
+        for path in files:
+            tensors |= read_tensors(path)
+        check_finite(folder, tensors.items())
+        state = take_state(folder, manifest, architecture_of(config), tensors)
+        scheme = manifest.recipe.rounded.scheme
+        taken = in_threads(
+            lambda named: take_weight(folder, *named, scheme, tensors, device), manifest.quantized.items()
+        )
+        weights = dict(zip(manifest.quantized, taken, strict=True))
     return StoredTensors(config, tensors, weights, state)
 
 

@@ -75,6 +75,31 @@ def test_a_folder_of_before_digests_were_kept_still_loads(folder: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in load_quantized(folder)[0].state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["atom", "asymmetric-3-bit", "per-tensor"])
+def test_a_model_loads_alike_in_blocks_and_threads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = build(RECIPES[name])
+    save_quantized(tmp_path / "model", stored)
+    monkeypatch.setattr("rotquant.tensors.devices._BLOCK", 200)  # two or three rows of the tiny model
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        loaded = load_quantized(tmp_path / "model")[0].state_dict()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    expected = stored.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+
+
+def test_what_damage_does_is_not_reported_before_the_damage(folder: Path) -> None:
+    path = folder / "quantized.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-64:] = b"\xff" * 64  # no numbers
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="it is not the file that was written"):
+        load_quantized(folder)
+
+
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
