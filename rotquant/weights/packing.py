@@ -46,10 +46,11 @@ def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Ten
     if bits > 4:
         return packed
     flat = packed.reshape(-1, packed.shape[-1])
-    codes = torch.empty(len(flat), 2 * flat.shape[1], dtype=torch.int8 if symmetric else torch.uint8, device=flat.device)
+    kind = torch.int8 if symmetric else torch.uint8
+    codes = torch.empty(len(flat), 2 * flat.shape[1], dtype=kind, device=flat.device)
     for rows in row_blocks(flat):
         pairs = flat[rows].to(torch.int16)  # the low byte of a pair lies first, as in the file
-        nibbles = (pairs | pairs << 4).bitwise_and_(0x0F0F).view(codes.dtype)
+        nibbles = (pairs | pairs << 4).bitwise_and_(0x0F0F).view(kind)
         # 8..15 stand for -8..-1: shift the sign into place and back
         codes[rows] = nibbles.bitwise_left_shift_(4).bitwise_right_shift_(4) if symmetric else nibbles
     return codes[:, :length].contiguous().reshape(*packed.shape[:-1], length)

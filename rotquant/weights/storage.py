@@ -249,11 +249,12 @@ def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> St
             tensors |= read_tensors(path)
         check_finite(folder, tensors.items())
         state = take_state(folder, manifest, architecture_of(config), tensors)
-        scheme = manifest.recipe.rounded.scheme
-        taken = in_threads(
-            lambda named: take_weight(folder, *named, scheme, tensors, device), manifest.quantized.items()
-        )
-        weights = dict(zip(manifest.quantized, taken, strict=True))
+
+        def taken(name: str) -> Weight:
+            shape, scheme = manifest.quantized[name], manifest.recipe.rounded.scheme
+            return take_weight(folder, name, shape, scheme, tensors, device)
+
+        weights = dict(zip(manifest.quantized, in_threads(taken, manifest.quantized), strict=True))
     return StoredTensors(config, tensors, weights, state)
 
 
