@@ -1,4 +1,4 @@
-"""A model on one accelerator or, where it does not fit, spread layer by layer over all GPUs (by accelerate).
+"""A model on one accelerator or, where it does not fit, on all GPUs (by accelerate), or with layers on the host.
 
 For work that needs the whole model at once, as learning through all layers does; what goes layer by layer needs one
 GPU only (`rotquant.models.stream`). Nothing here computes.
@@ -12,27 +12,75 @@ import torch
 from torch import nn
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import decoder_layers
+from rotquant.models.offload import matrices, offloaded
 from rotquant.models.stream import on_device
 
 #: Share of each GPU's free memory that weights may take; the rest is for activations and gradients.
 _SHARE_OF_FREE_MEMORY = 0.7
+#: Share of a GPU's memory that tensors may take; the rest is lost between them.
+USABLE = 0.92
+#: Layers of the host that a GPU has at a time: the one that runs, the next one, and one whose memory is not free yet.
+_ON_THEIR_WAY = 3
 
 
 @contextmanager
-def placed(model: nn.Module, device: torch.device | str) -> Iterator[None]:
+def placed(model: nn.Module, device: torch.device | str, working: int = 0, memory: int | None = None) -> Iterator[bool]:
     """Hold a model on a device, or on all GPUs, while the block runs; then return it to where it was.
 
-    Spread over GPUs, inputs go to the embedding's device and each layer moves what it is given to its own.
+    Spread over GPUs, inputs go to the embedding's device and each layer moves what it is given to its own. Where one
+    GPU cannot hold the model and what works on it, and several are not there, or too few, layers stay on the host as
+    far as needed and come to the GPU as they run (`offload.offloaded`).
+
+    Args:
+        working: bytes of a device that work on the model needs at least in addition to its weights.
+        memory: bytes of a GPU that may be used; default, those that are free. Given, one GPU is used.
+
+    Yields:
+        Whether layers stay on the host: then a gradient needs layers that are computed again, and frozen weights.
 
     Raises:
-        RecipeError: the model's weights do not fit all GPUs together.
+        RecipeError: what must lie on the GPU at one time does not fit it.
     """
     device = torch.device(device)
-    memory = _free_memory() if device.type == "cuda" else {}
-    if device.type != "cuda" or size_in_bytes(model) <= memory[device.index or torch.cuda.current_device()]:
+    if memory is None and device.type in ("cpu", next(model.parameters()).device.type):
         with on_device(model, device):
-            yield
+            yield False
         return
+    free = {_index(device): memory} if memory is not None else _free_memory()
+    own, size = free[_index(device)], size_in_bytes(model)
+    if size <= _SHARE_OF_FREE_MEMORY * own and size + working <= USABLE * own:
+        with on_device(model, device):
+            yield False
+        return
+    shares = {index: int(_SHARE_OF_FREE_MEMORY * bytes_) for index, bytes_ in free.items()}
+    if len(shares) > 1 and size <= sum(shares.values()):
+        with _spread(model, shares):
+            yield False
+        return
+    with offloaded(model, device, _resident(model, int(USABLE * own), working)):
+        yield True
+
+
+def _resident(model: nn.Module, free: int, working: int) -> int:
+    """Bytes that decoder layers may take on a GPU for as long as the model is used.
+
+    Raises:
+        RecipeError: nothing is left once the rest of the model, two layers on their way and the work have theirs.
+    """
+    layers = [sum(matrix.nbytes for matrix in matrices(layer)) for layer in decoder_layers(model)]
+    needed = size_in_bytes(model) - sum(layers) + _ON_THEIR_WAY * max(layers) + working
+    if needed > free:
+        raise RecipeError(
+            f"work on the model takes {needed / 2**30:.1f} GiB even with layers on the host, and {free / 2**30:.1f} "
+            "GiB are free: take a GPU with more memory, or shorter texts."
+        )
+    return free - needed
+
+
+@contextmanager
+def _spread(model: nn.Module, memory: Mapping[int, int]) -> Iterator[None]:
+    """Hold a model on several GPUs."""
     from accelerate import dispatch_model
     from accelerate.hooks import remove_hook_from_submodules
 
@@ -75,7 +123,11 @@ def size_in_bytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
+def _index(device: torch.device) -> int:
+    """The number of a GPU."""
+    return device.index if device.index is not None or device.type != "cuda" else torch.cuda.current_device()
+
+
 def _free_memory() -> dict[int, int]:
-    """Bytes that weights may take on each GPU."""
-    gpus = range(torch.cuda.device_count())
-    return {index: int(_SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(index)[0]) for index in gpus}
+    """Bytes that are free on each GPU."""
+    return {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}

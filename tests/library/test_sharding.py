@@ -51,8 +51,8 @@ def test_spread_over_two_gpus_a_model_has_the_same_function_and_gradients(monkey
     model = tiny_model(num_layers=6, dtype=torch.float64)
     with placed(model, "cuda:0"):
         expected, gradients = function_of(model)
-    half = size_in_bytes(model) * 2 // 3
-    monkeypatch.setattr(sharding, "_free_memory", lambda: {0: half, 1: half})
+    size = size_in_bytes(model)  # of which a share is for weights
+    monkeypatch.setattr(sharding, "_free_memory", lambda: {0: size, 1: size})
     with placed(model, "cuda"):
         assert {parameter.device.index for parameter in model.parameters()} == {0, 1}
         logits, found = function_of(model)

@@ -17,10 +17,13 @@ from torch.nn.functional import cross_entropy
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant import cayley_training as spinquant
+from rotquant.methods.spinquant import memory as learning_memory
 from rotquant.methods.spinquant import quantized_network as spinquant_network
 from rotquant.methods.spinquant.cayley_training import learn_rotations, learning_rate
 from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
+from rotquant.models.offload import matrices
+from rotquant.models.placement import USABLE, size_in_bytes
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -33,6 +36,7 @@ from tests.helpers.borders import tokens_off_borders
 from tests.helpers.interrupting import Interrupted
 from tests.helpers.invariance import invariance_error, norms_in_model_dtype
 from tests.helpers.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.offloading import only_what_is_fetched
 
 INPUTS = QuantizationScheme(bits=4, symmetric=False)
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
@@ -271,7 +275,7 @@ def test_neither_accumulation_nor_recomputation_changes_the_result(
     calls = []
     original = loop.checkpoint
     monkeypatch.setattr(loop, "checkpoint", lambda *a, **k: calls.append(1) or original(*a, **k))
-    monkeypatch.setitem(spinquant._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
     recomputed = learn(model, of, batch_size=4)
     assert calls
     assert_same(expected.rotations, recomputed.rotations, 1e-9)
@@ -283,8 +287,32 @@ def test_layers_of_a_float32_model_can_be_computed_again(monkeypatch: pytest.Mon
     """With the products of the forward pass, whose order of sums decides codes: equal to the last digit."""
     model = tiny_model()
     expected = learn(model)
-    monkeypatch.setitem(spinquant._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
     assert_same(expected.rotations, learn(model).rotations)
+
+
+@pytest.mark.parametrize("network", ["activations", "all"])
+def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = recipe(learning={"batch_size": 2, "network": network, "targets": "predictions"})
+    model = tiny_model(num_layers=4)
+    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setattr(learning_memory, "_LIBRARIES", 0)
+    expected, weights = learn(model, of, batch_size=1), [*model.parameters()]
+    plan = learning_memory.plan_memory(model, SpinQuant.of(of), SAMPLES.shape[1], torch.device("cpu"), 1)
+    layer = sum(matrix.nbytes for matrix in matrices(decoder_layers(model)[0]))
+    outside = size_in_bytes(model) - 4 * layer
+    with only_what_is_fetched() as there:
+        memory = math.ceil((outside + 3.5 * layer + plan.working) / USABLE)  # three on their way, none to stay
+        found = learn(model, of, device="cpu", memory=memory)
+    assert set(there) == {2}  # one runs, one is on its way
+    assert_same(expected.rotations, found.rotations)
+    assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
+    assert_same(expected.rotations, learn(model, of, batch_size=1).rotations)  # the model is what it was
+
+
+def test_a_gpu_that_is_too_small_for_a_learning_is_one_sentence() -> None:
+    with pytest.raises(RecipeError, match=r"takes 1\.0 GiB even with layers on the host, and 0\.0 GiB are free"):
+        learn(tiny_model(), device="cpu", memory=2**20)
 
 
 def test_recipes_share_what_the_float_network_says_of_their_text(monkeypatch: pytest.MonkeyPatch) -> None:

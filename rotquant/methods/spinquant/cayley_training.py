@@ -23,9 +23,10 @@ from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
+from rotquant.methods.spinquant.memory import plan_memory
 from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network
-from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding, lm_head
-from rotquant.models.batches import kept_bytes, shuffled_batches
+from rotquant.models.architectures import Architecture, architecture_of, base_model, embedding, lm_head
+from rotquant.models.batches import shuffled_batches
 from rotquant.models.fitting import check_transforms
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import ModelLimits
@@ -34,16 +35,11 @@ from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initi
 from rotquant.models.simulation.runtime import RuntimeQuantization, check_quantization
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
 from rotquant.training.loop import GradientStep, train
 from rotquant.training.state import Checkpoint, Record
 
-#: Logits held at once, in elements; training holds about three float32 tensors of this size.
-_LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
-_KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: What float networks gave to their heads, by what decides it: all bit widths of a model and seed share it.
 _FLOAT_STATES: dict[tuple[str, bytes], Tensor] = {}
 #: Bytes that are kept of it, and tokens of a text of which it is: for models of real size it costs little.
@@ -60,6 +56,7 @@ def learn_rotations(
     checkpoint: Path | None = None,
     progress: bool = True,
     batch_size: int | None = None,
+    memory: int | None = None,
     snr_every: int = 10,
     checkpoint_every: int = 10,
     callback: Callable[[Record], None] | None = None,
@@ -76,7 +73,8 @@ def learn_rotations(
             continues with the same result. The caller deletes it.
         progress: say how far it is (`rotquant.foundation.progress`).
         batch_size: sequences that pass the network at once; gradients are accumulated over a step's batch. Default:
-            as many as keep the logits in bounds.
+            as many as keep the logits in bounds, and on a GPU as fit (`memory.plan_memory`).
+        memory: bytes of a GPU that may be used; default, those that are free. Layers beyond it stay on the host.
         snr_every: steps between measurements of the end-to-end signal-to-noise ratio, 10 log10(sum s^2 / sum n^2) over
             tokens and vocabulary, s the logits of the float network and n what quantization adds to them. The first
             and the last step are always measured.
@@ -92,20 +90,19 @@ def learn_rotations(
     check_transforms(architecture, recipe.transforms)
     check_quantization(architecture, RuntimeQuantization(**recipe.runtime))
     ModelLimits.of(model.config).check(samples, "samples that rotations are learned on")
-    with nullcontext() if device is None else placed(model, device), silenced(not progress):
+    place = embedding(model).weight.device if device is None else torch.device(device)
+    plan = plan_memory(model, settings, samples.shape[1], place, memory)
+    lying = nullcontext(False) if device is None else placed(model, place, plan.working, memory)
+    with lying as from_host, silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)
         # The schedule gives the rate itself, as a multiple of one.
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
         schedule = LambdaLR(optimizer, partial(learning_rate, settings))
-        room = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
-        fitting = max(1, room // (samples.shape[1] * config_of(model).vocab_size))
-        batch_size = min(settings.batch_size, batch_size or fitting)
-        checkpointing = kept_bytes(model, batch_size * samples.shape[1]) > of_device(
-            _KEPT_BYTES, embedding(model).weight.device
-        )
+        batch_size = min(settings.batch_size, batch_size or plan.at_once)
+        again = from_host or plan.recomputes
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
         about = _about_float(model, recipe) if samples.shape[1] * batch_size <= _FLOAT_TOKENS else ""
-        with quantized_network(model, recipe, rotations.get("residual"), values, checkpointing) as network:
+        with quantized_network(model, recipe, rotations.get("residual"), values, again) as network:
             batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
             loss = _Loss(model, network, settings, len(batches[0]), about)
             gradient = GradientStep(

@@ -1,0 +1,85 @@
+"""Memory that learning rotations takes on a GPU: sequences that pass the network together, and layers that recompute.
+
+All weights are frozen, so there is no gradient of one. The budget of Llama-3-8B's shape, bfloat16, texts of 2048
+tokens, in GiB:
+
+    weights                                            15.0, of them decoder layers 13.0
+    R1, its gradient, Cayley SGD's matrices, libraries  1.5
+    for each sequence that passes at once:              5.2 (6.6 with the float network's predictions as targets)
+        logits, 128,256 of a token, 16 (22) bytes       3.9 (5.4)
+        the input of every layer                        0.5
+        what one layer keeps while it is differentiated 0.8
+
+So one sequence at a time takes 21.7, which is within 24 GB (22.4 GiB) but for the share that allocators lose: layers
+that do not fit stay on the host (`models.placement`), and in the extreme case the rest takes 2.0 + 1.2 + 1.5 + 5.2 =
+9.9. A GPU of 80 GB holds the four sequences that its bound of logits allows. How a batch is split moves the last bit of
+its gradient alone, and where memory suffices it is split as on any GPU.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rotquant.methods.spinquant import SpinQuant
+from rotquant.models.architectures import config_of, embedding
+from rotquant.models.batches import kept_bytes
+from rotquant.models.placement import USABLE, size_in_bytes
+from rotquant.tensors.devices import of_device
+
+#: Logits held at once, in elements; training holds about three float32 tensors of this size.
+_LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
+#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
+_KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
+#: Matrices of the size of R1, float32: itself, its gradient, and what a step of Cayley SGD makes of both.
+_RESIDUALS = 8
+#: What libraries take.
+_LIBRARIES = 2**30
+
+
+@dataclass(frozen=True)
+class LearningMemory:
+    """How a learning uses memory.
+
+    at_once: sequences that pass the network together. working: bytes of a GPU that this takes, weights aside.
+    recomputes: whether layers are computed again in the backward pass.
+    """
+
+    at_once: int
+    working: int
+    recomputes: bool
+
+
+def plan_memory(
+    model: nn.Module, settings: SpinQuant, tokens: int, device: torch.device, memory: int | None = None
+) -> LearningMemory:
+    """Plan a learning on texts of so many tokens.
+
+    Args:
+        device: where the network will run.
+        memory: bytes of a GPU that may be used; default, those that are free.
+    """
+    at_once = max(1, of_device(_LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
+    at_once, kept = min(settings.batch_size, at_once), of_device(_KEPT_BYTES, device)
+    if memory is None and device.type == "cuda":
+        there = size_in_bytes(model) if embedding(model).weight.is_cuda else 0
+        memory = torch.cuda.mem_get_info(device)[0] + there
+    if memory is None:
+        return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
+    usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
+    fixed = _LIBRARIES + 4 * _RESIDUALS * config_of(model).hidden_size ** 2
+    spare = usable - size_in_bytes(model) - fixed
+    # Where layers must stay on the host, half of the memory is for activations, so that they come less often.
+    at_once = min(at_once, max(1, (spare if spare >= sequence else usable // 2) // sequence))
+    recomputes = kept_bytes(model, at_once * tokens) > min(kept, memory // 2)
+    return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
+
+
+def sequence_bytes(model: nn.Module, settings: SpinQuant, tokens: int) -> int:
+    """Bytes that a text of so many tokens takes while it passes a network whose layers are computed again."""
+    config, size = config_of(model), embedding(model).weight.element_size()
+    layers = config.num_hidden_layers
+    # float32: log-probabilities and two gradients of them, and soft targets; logits, their gradient, the float ones
+    logits = 12 + 2 * size + (4 + size if settings.targets == "predictions" else 0)
+    every = config.vocab_size * logits + layers * config.hidden_size * size
+    return tokens * every + kept_bytes(model, tokens) // layers
