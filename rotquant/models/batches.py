@@ -5,6 +5,9 @@ from torch import Tensor, nn
 
 from rotquant.models.architectures import architecture_of, embedding
 
+#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
+KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
+
 
 def shuffled_batches(samples: int, batch_size: int, steps: int, seed: int) -> list[Tensor]:
     """Indices of the samples of each step, int64 [min(batch_size, samples)]; equal seeds give equal batches.

@@ -5,7 +5,7 @@ matrices are copied to the device before its forward pass, those of the next lay
 layer runs. Values are the same, so results equal to the last bit those of a model that lies on the device.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.models.architectures import decoder_layers
-
-#: Bytes of a block of page-locked memory. torch rounds what it locks up to a power of two, which for single matrices
-#: would waste up to a half.
-_BLOCK_BYTES = 2**30
+from rotquant.tensors.host import host_tensors
 
 
 @contextmanager
@@ -57,23 +54,6 @@ def offloaded(model: nn.Module, device: torch.device | str, resident: int = 0) -
 def matrices(layer: nn.Module) -> list[nn.Parameter]:
     """The parameters of a layer that take memory: all but vectors."""
     return [parameter for parameter in layer.parameters() if parameter.ndim > 1]
-
-
-def host_tensors(like: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Tensors of zeros on the host of the shapes and types of others, each made when it is asked for.
-
-    For a GPU they are page-locked, so that it copies at full speed.
-    """
-    block, used = torch.empty(0, dtype=torch.uint8), 0
-    for tensor in like:
-        if device.type != "cuda":
-            yield torch.zeros_like(tensor, device="cpu")
-            continue
-        size = -(-tensor.nbytes // 256) * 256
-        if used + size > block.numel():
-            block, used = torch.zeros(max(_BLOCK_BYTES, size), dtype=torch.uint8, pin_memory=True), 0
-        yield block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        used += size
 
 
 class _Fetching:

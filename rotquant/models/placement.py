@@ -21,7 +21,7 @@ _SHARE_OF_FREE_MEMORY = 0.7
 #: Share of a GPU's memory that tensors may take; the rest is lost between them.
 USABLE = 0.92
 #: Layers of the host that a GPU has at a time: the one that runs, the next one, and one whose memory is not free yet.
-_ON_THEIR_WAY = 3
+ON_THEIR_WAY = 3
 
 
 @contextmanager
@@ -66,10 +66,10 @@ def _resident(model: nn.Module, free: int, working: int) -> int:
     """Bytes that decoder layers may take on a GPU for as long as the model is used.
 
     Raises:
-        RecipeError: nothing is left once the rest of the model, two layers on their way and the work have theirs.
+        RecipeError: nothing is left once the rest of the model, layers on their way and the work have theirs.
     """
     layers = [sum(matrix.nbytes for matrix in matrices(layer)) for layer in decoder_layers(model)]
-    needed = size_in_bytes(model) - sum(layers) + _ON_THEIR_WAY * max(layers) + working
+    needed = size_in_bytes(model) - sum(layers) + ON_THEIR_WAY * max(layers) + working
     if needed > free:
         raise RecipeError(
             f"work on the model takes {needed / 2**30:.1f} GiB even with layers on the host, and {free / 2**30:.1f} "

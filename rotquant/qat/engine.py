@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,9 @@ from torch.distributed.tensor import DTensor
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import read_object, write_json
 from rotquant.models.architectures import base_model, decoder_layers, lm_head
+from rotquant.models.offload import offloaded
 from rotquant.models.stream import on_device
+from rotquant.training.offload import OffloadedAdamW
 from rotquant.training.state import Checkpoint, Part, Record
 
 
@@ -32,14 +35,17 @@ class Engine:
 
     device: where its part of the work is done. processes, rank: how many share the work, and which this is.
     at_once: sequences that pass the model together; None for all that a process has of a batch.
+    offloads: whether the optimizer's moments and the teacher's layers lie on the host, with equal results. Several
+        processes share them instead.
     """
 
     processes = 1
     rank = 0
 
-    def __init__(self, device: torch.device, at_once: int | None = None) -> None:
+    def __init__(self, device: torch.device, at_once: int | None = None, offloads: bool = False) -> None:
         self.device = device
         self.at_once = at_once
+        self.offloads = offloads
 
     def check_batch(self, size: int) -> None:
         """Raise `RecipeError` where processes would have unequal shares of a batch of so many samples."""
@@ -70,6 +76,22 @@ class Engine:
         """While open, a `qat.student.Distillation` is where it is trained: here both models are on the device."""
         with on_device(distillation.teacher, self.device), on_device(distillation.student, self.device):
             yield
+
+    @contextmanager
+    def stepping(self, teacher: nn.Module) -> Iterator[None]:
+        """While open, within `placed`, steps are taken: where the engine offloads, the teacher's layers come as they
+        run."""
+        if not self.offloads:
+            yield
+            return
+        teacher.to("cpu")
+        with offloaded(teacher, self.device):
+            yield
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """AdamW without decay of weights."""
+        kind = OffloadedAdamW if self.offloads else partial(torch.optim.AdamW, fused=True)
+        return kind(groups, weight_decay=0.0)
 
     def settle(self, distillation: nn.Module) -> None:
         """Finish passes without a gradient: afterwards every process holds its part of each parameter."""

@@ -2,9 +2,25 @@
 
 Counted from the model's configuration, and for the time from what a large matrix product takes on the device at hand.
 Memory is that of tensors that must exist together; what libraries take in addition to them is a constant.
+
+The budget of RCP at Llama-2-7B's shape, 8 sequences of 1,024 tokens at once, in GiB:
+
+                                                      on one GPU      with offloading
+    weights and gradients, float32                          50.2                 50.2
+    quantizers of groups of 128, with gradients              1.5                  1.5
+    AdamW's moments of both                                 51.7     0.4 (host: 51.7)
+    the teacher, bfloat16                                   12.9     1.6 (host: 12.1)
+    activations, a layer's quantized weights, loss          15.2                 15.2
+                                                           131.5                 68.9
+
+The step's best parameters so far, 25 GiB, lie on the host in any case. Offloading (`training.offload`,
+`models.offload`) changes no number, so it is no setting: one GPU takes it where the other way does not fit.
+Optimizer states of 8 bits would take 12.9 GiB of the GPU and change the numbers; weights of 16 bits, rounded at random,
+would save 25.1 and add noise larger than RCP's steps of 1e-6.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -14,15 +30,19 @@ from torch import nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
-from rotquant.models.batches import kept_bytes
+from rotquant.models.batches import KEPT_BYTES, kept_bytes
+from rotquant.models.placement import ON_THEIR_WAY, USABLE
 from rotquant.qat.loss import logits_at_once
 from rotquant.qat.method import SelfDistillation
-from rotquant.qat.training import KEPT_BYTES
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
 
 #: A parameter in training: itself, its gradient and two moments, in float32.
 _TRAINED = 16
+#: Of these the moments.
+_MOMENTS = 8
+#: What offloading holds of moments on the device.
+_TILES = 6 * 4 * 2**24
 #: Parameters that a group of weights has at most.
 _LEARNED = 4
 #: Tensors of the size of a chunk's logits that the loss holds together.
@@ -38,6 +58,8 @@ class TrainingEstimate:
     """Estimated memory and time of a training.
 
     needed, free: bytes on each process's device, and how many there are now. seconds: of all steps, roughly.
+    at_once: sequences that pass the model together, None for all of a batch. offloaded: whether moments and teacher lie
+        on the host. host: bytes there.
     """
 
     parameters: int
@@ -47,21 +69,33 @@ class TrainingEstimate:
     needed: int
     free: int
     seconds: float
+    at_once: int | None
+    offloaded: bool
+    host: int
 
     def check(self) -> None:
-        """Raise `RecipeError` where memory does not suffice, saying how much is missing."""
+        """Raise `RecipeError` where memory of the device or the host does not suffice, saying how much is missing."""
         if self.needed > self.free:
             missing = (self.needed - self.free) / 2**30
             raise RecipeError(
                 f"training takes {self.needed / 2**30:.1f} GiB on each device, and {self.free / 2**30:.1f} GiB are "
                 f"free: {missing:.1f} GiB are missing; take more GPUs, a smaller --batch-size or shorter sequences."
             )
+        available = free_memory(torch.device("cpu"))
+        if self.offloaded and self.host > available:
+            missing = (self.host - available) / 2**30
+            raise RecipeError(
+                f"training on one GPU of this size keeps {self.host / 2**30:.1f} GiB on the host, of which "
+                f"{missing:.1f} GiB are missing: take more GPUs."
+            )
 
     def __str__(self) -> str:
+        host = f", {self.host / 2**30:.1f} GiB of the host" if self.offloaded else ""
         return (
             f"{self.parameters / 1e6:,.1f} M parameters, {self.steps:,} steps of {self.tokens:,} tokens on "
             f"{self.processes} {'process' if self.processes == 1 else 'processes'}: about "
-            f"{self.needed / 2**30:.1f} GiB on each device ({self.free / 2**30:.1f} GiB free) and {_time(self.seconds)}"
+            f"{self.needed / 2**30:.1f} GiB on each device ({self.free / 2**30:.1f} GiB free){host} and "
+            f"{_time(self.seconds)}"
         )
 
 
@@ -74,7 +108,11 @@ def estimate(
     processes: int = 1,
     at_once: int | None = None,
 ) -> TrainingEstimate:
-    """Estimate a training on equal devices.
+    """Estimate a training on equal devices, in the first way that fits a GPU, else in the last.
+
+    Ways are: as asked; then, where `at_once` is None, fewer and fewer sequences together; then the same with
+    offloading, by one process. Which fits is a matter of a GPU's whole memory, so that a training continues in the way
+    in which it began.
 
     Args:
         config: of the model. dtype: in which it is loaded.
@@ -83,27 +121,44 @@ def estimate(
     model = _empty(config)
     layers, rest, widest = _parameters(model)
     own = -(-settings.batch_size // processes)
-    tokens = min(own, at_once or own) * settings.text.sequence_length
-    memory = Memory(model, device, dtype, processes, tokens)
     size = recipe.rounded.scheme.group_size or config.hidden_size
     groups = layers // size if "quantizer_lr" in type(settings).model_fields else 0
-    needed = memory.parameters(layers + _LEARNED * groups, rest, widest) + memory.activations(widest)
+    trained = layers + _LEARNED * groups
+    room = USABLE * torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    for offloaded, chosen in _ways(at_once, own, processes, device):
+        tokens = min(own, chosen or own) * settings.text.sequence_length
+        memory = Memory(model, device, dtype, processes, tokens, offloaded)
+        needed = memory.parameters(trained, rest, widest) + memory.activations(widest)
+        if room is None or needed <= room:
+            break
     passes = 4 if memory.recomputes else 3  # forward, backward twice as much, and forward once more
     flops = 2 * (layers + rest) * (passes + 1) * own * settings.text.sequence_length
     seconds = settings.steps * flops / (_SHARE * _rate(device, dtype))
-    every = settings.batch_size * settings.text.sequence_length
-    return TrainingEstimate(layers + rest, settings.steps, every, processes, needed, free_memory(device), seconds)
+    every, free = settings.batch_size * settings.text.sequence_length, free_memory(device)
+    host = (_MOMENTS + (4 if settings.validated else 0)) * (trained + rest) + dtype.itemsize * layers
+    counts = layers + rest, settings.steps, every, processes
+    return TrainingEstimate(*counts, needed, free, seconds, chosen, offloaded, host)
+
+
+def _ways(at_once: int | None, own: int, processes: int, device: torch.device) -> Iterator[tuple[bool, int | None]]:
+    """Whether to offload, and sequences at once, in the order in which they are tried."""
+    sizes = [at_once]
+    while at_once is None and device.type == "cuda" and (smaller := (sizes[-1] or own) // 2):
+        sizes.append(smaller)
+    for offloaded in (False, True) if processes == 1 and device.type == "cuda" else (False,):
+        yield from ((offloaded, chosen) for chosen in sizes)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a process whose model passes `tokens` at once."""
+    """Bytes on the device of a process whose model passes `tokens` at once, with moments and teacher or without."""
 
     model: nn.Module
     device: torch.device
     dtype: torch.dtype
     processes: int
     tokens: int
+    offloaded: bool = False
 
     @property
     def recomputes(self) -> bool:
@@ -113,6 +168,9 @@ class Memory:
     def parameters(self, layers: int, rest: int, widest: int) -> int:
         """Parameters of student and teacher: numbers of parameters in all decoder layers, outside of them, and in one
         layer."""
+        if self.offloaded:
+            teacher = self.dtype.itemsize * (rest + ON_THEIR_WAY * widest)
+            return (_TRAINED - _MOMENTS) * (layers + rest) + _TILES + teacher
         trained = _TRAINED * (layers + rest) // self.processes
         teacher = self.dtype.itemsize * (layers // self.processes + rest)
         # embedding and head with their gradients, two layers of the student and two of the teacher are whole meanwhile

@@ -17,6 +17,7 @@ from rotquant.qat.engine import Engine, local
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer
 from rotquant.qat.student import Distillation
+from rotquant.tensors.host import host_tensors
 from rotquant.tensors.partition import partitions
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Record
@@ -25,7 +26,7 @@ from rotquant.training.state import Record
 class BestParameters:
     """A student's parameters, of those this process has, when its loss on samples that are not trained on was least.
 
-    A part of a training's state: `loss` is None before the first measurement.
+    They lie on the host. A part of a training's state: `loss` is None before the first measurement.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +39,7 @@ class BestParameters:
         """Keep the parameters where this loss, of now, is less than all before."""
         if self.loss is None or loss < self.loss:
             self.loss = loss
-            self.best = {name: own.clone() for name, own in self._own()}
+            self._keep(dict(self._own()))
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -53,7 +54,17 @@ class BestParameters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what `state_dict` gave."""
         self.loss = state["loss"]
-        self.best = {name: state["kept"][name].to(own.device) for name, own in self._own() if name in state["kept"]}
+        if self.loss is not None:
+            self._keep(state["kept"])
+
+    def _keep(self, values: Mapping[str, Tensor]) -> None:
+        """Copy values of the parameters into memory that is there from the first time on."""
+        if not self.best:
+            own = dict(self._own())
+            hosts = host_tensors(own.values(), next(iter(own.values())).device)
+            self.best = dict(zip(own, hosts, strict=True))
+        for name, kept in self.best.items():
+            kept.copy_(values[name])
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, local(parameter.detach())) for name, parameter in self.model.named_parameters())

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
-from rotquant.models.batches import kept_bytes
+from rotquant.models.batches import KEPT_BYTES, kept_bytes
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.engine import Engine, ShardedCheckpoint, make_engine
+from rotquant.qat.estimate import estimate
 from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
@@ -49,8 +50,6 @@ from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
 
-#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
-KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
 _STATE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 #: Tokens that pass the teacher at once where no gradient is asked for.
@@ -71,7 +70,12 @@ def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
         RotquantError: the loss or its gradient is not finite.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
     """
-    training = Training(context, settings, make_engine(context.device, context.batch_size))
+    engine = make_engine(context.device, context.batch_size)
+    if context.device.type == "cuda":
+        model, sharing = context.model, (engine.processes, engine.at_once)
+        way = estimate(model.config, context.recipe, settings, context.device, model.dtype, *sharing)
+        engine.at_once, engine.offloads = way.at_once, way.offloaded
+    training = Training(context, settings, engine)
     context.history = training.run()
     if training.engine.rank == 0:
         training.freeze()
@@ -93,7 +97,7 @@ class Training:
     """State of a training of a context's model, in place.
 
     The student computes in float32 at least (with gradients and AdamW's moments 16 bytes a parameter), or on a GPU and
-    for a model of 16 bits in bfloat16 from such parameters.
+    for a model of 16 bits in bfloat16 from such parameters. `qat.estimate` has the budget of memory.
     """
 
     def __init__(self, context: QuantizationContext, settings: SelfDistillation, engine: Engine) -> None:
@@ -126,7 +130,8 @@ class Training:
             with self.engine.placed(distillation):
                 outputs = self._teacher_outputs(teacher, checkpoint)
                 distillation.confidence = outputs.confidence
-                history = self._train(distillation, outputs.states, checkpoint)
+                with self.engine.stepping(teacher):
+                    history = self._train(distillation, outputs.states, checkpoint)
                 self.engine.gather(student, self.model)
         return history
 
@@ -269,7 +274,7 @@ class Training:
         groups = [{"params": weights, "lr": rates["weight_lr"]}]
         if learned:
             groups.append({"params": learned, "lr": rates["quantizer_lr"]})
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+        optimizer = self.engine.optimizer(groups)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings))
         best = BestParameters(model) if settings.validated else None
         seed = self.context.seed + settings.text.seed

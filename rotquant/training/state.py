@@ -5,7 +5,8 @@ Nothing is unpickled. It names what it belongs to, and is replaced as a whole or
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -77,7 +78,8 @@ class Checkpoint:
             ResultError: the disk is full or cannot be written.
         """
         tensors: dict[str, Tensor] = {}
-        packed = {name: _pack(_state_of(part), name, tensors) for name, part in parts.items()}
+        seen: set[int] = set()
+        packed = {name: _pack(_state_of(part), name, tensors, seen) for name, part in parts.items()}
         if not self.writes:
             return
         state = json.dumps({"step": step, "history": history, "parts": packed})
@@ -96,7 +98,13 @@ class Checkpoint:
         """
         if not self.path.is_file():
             return 0, []
-        metadata, tensors = self._read()
+        with self._read() as (metadata, tensors):
+            return self._restored(parts, metadata, tensors)
+
+    def _restored(
+        self, parts: Mapping[str, Part], metadata: dict[str, str], tensors: Callable[[str], Tensor]
+    ) -> tuple[int, list[Record]]:
+        """Bring the parts to the state of an open file."""
         ours = (metadata.get("format"), metadata.get("identity")) == (_FORMAT, self.identity)
         text = metadata.get("state", "") if ours else "{}"
         if ours and metadata.get("digest", short_hash(text)) != short_hash(text):  # older files have none
@@ -111,24 +119,28 @@ class Checkpoint:
         for name, part in parts.items():
             try:
                 _restore(part, _unpack(state.parts[name], tensors))
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, ResultError):
                 raise
             except Exception as error:  # what a strange state makes of torch's classes has no common type
                 raise self._damaged(f"{name}: {type(error).__name__}") from None
         return state.step, state.history
 
-    def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+    @contextmanager
+    def _read(self) -> Iterator[tuple[dict[str, str], Callable[[str], Tensor]]]:
+        """The file's metadata, and what reads a tensor: so no more of them exist than a part has."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                # Copies: the file's map need not be aligned, and products of unaligned matrices may round differently.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no mapping
+
+                def read(name: str) -> Tensor:
+                    # A copy: the file's map need not be aligned, and products of such matrices may round differently.
+                    tensor = file.get_tensor(name).clone()
+                    if not tensor.isfinite().all():
+                        raise self._damaged(f"tensor {name} holds inf or nan")
+                    return tensor
+
+                yield file.metadata() or {}, read
         except (OSError, SafetensorError) as error:
             raise self._damaged(error) from None
-        for name, tensor in tensors.items():
-            if not tensor.isfinite().all():
-                raise self._damaged(f"tensor {name} holds inf or nan")
-        return metadata, tensors
 
     def _damaged(self, problem: object) -> ResultError:
         return ResultError(f"checkpoint {self.path} is damaged ({problem}); delete it to learn from the start.")
@@ -159,20 +171,27 @@ def _restore(part: Part, state: Any) -> None:
         part.load_state_dict(state)
 
 
-def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A nested value as JSON, in which tensors are names; the tensors themselves go to `tensors`, on the host."""
+def _pack(value: Any, name: str, tensors: dict[str, Tensor], seen: set[int]) -> Any:
+    """A nested value as JSON, in which tensors are names; the tensors themselves go to `tensors`, on the host.
+
+    What is on the host, as gigabytes of moments may be, is not copied, except what begins at an address in `seen`: the
+    file may not hold one memory twice.
+    """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # the file may not hold one memory twice
+        own = value.detach()
+        there = own.is_cpu and own.is_contiguous() and own.data_ptr() not in seen
+        tensors[name] = own if there else own.to("cpu", copy=True).contiguous()
+        seen.add(own.data_ptr())
         return {"tensor": name}
     if isinstance(value, Mapping):  # keys need not be strings: optimizers count parameters
-        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+        return {"dict": [[key, _pack(item, f"{name}.{key}", tensors, seen)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
-        items = [_pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]
+        items = [_pack(item, f"{name}.{index}", tensors, seen) for index, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     return value
 
 
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(value: Any, tensors: Callable[[str], Tensor]) -> Any:
     """Restore the value that `_pack` was given."""
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
@@ -180,7 +199,7 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        return tensors[content]
+        return tensors(content)
     if kind == "dict":
         return {key: _unpack(item, tensors) for key, item in content}
     return tuple(_unpack(item, tensors) for item in content)

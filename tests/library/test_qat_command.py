@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from rotquant import api
+from rotquant.foundation.errors import RecipeError
 from rotquant.models.checkpoints import config_of
 from rotquant.qat import estimate as estimates
 from rotquant.qat.estimate import estimate
@@ -203,3 +204,34 @@ def test_the_estimate_follows_what_it_is_made_of(place, monkeypatch):
     # Student 6 x teacher 2 x one more forward pass, 2 operations a weight and token, at 0.4 of the rate.
     read = whole.steps * whole.tokens
     assert read * 8 * whole.parameters <= 0.4e12 * whole.seconds <= read * 10 * whole.parameters
+
+
+def test_a_gpu_takes_the_first_way_that_fits(place, monkeypatch):
+    """From as asked to fewer sequences at once and to offloading, by the size of the GPU alone."""
+    monkeypatch.setattr(estimates, "_rate", lambda *_: 1e12)
+    monkeypatch.setattr(estimates, "_LIBRARIES", 0)
+    monkeypatch.setattr(estimates, "_TILES", 0)
+    of = override(preset("rcp"), {"methods": {"rcp": {"batch_size": 8, "text": {"sequence_length": 64}}}}, "test")
+    config = config_of(place / "model")
+    config.num_hidden_layers = 8
+
+    def way(memory, processes=1, at_once=None):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (memory, int(memory / estimates.USABLE) + 1))
+        settings, device = of.methods["rcp"], torch.device("cuda")
+        return estimate(config, of, settings, device, torch.bfloat16, processes, at_once)
+
+    whole, least = way(2**40), way(1)
+    assert (whole.at_once, whole.offloaded) == (None, False)
+    assert (least.at_once, least.offloaded) == (1, True)
+    alone = way(2**40, at_once=1)
+    parts = way(whole.needed - 1)
+    assert (parts.at_once, parts.offloaded) == (4, False)
+    assert alone.needed < parts.needed < whole.needed
+    offloaded = way(alone.needed - 1)
+    assert offloaded.offloaded
+    assert offloaded.needed < alone.needed
+    with pytest.raises(RecipeError, match="GiB are missing"):
+        least.check()
+    assert not way(1, processes=2).offloaded
+    # Moments leave, and the teacher's layers but for the three that are on their way.
+    assert alone.needed - way(1, at_once=1).needed > 8 * whole.parameters

@@ -26,6 +26,7 @@ from rotquant.weights.build import quantized_forward
 from rotquant.weights.context import QuantizationContext
 from tests.helpers.interrupting import Interrupted, MortalCheckpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
+from tests.helpers.offloading import only_what_is_fetched
 from tests.helpers.qat import KINDS, TEXT, build, name_of, recipe
 
 
@@ -211,6 +212,25 @@ def test_a_batch_may_pass_in_parts_and_layers_may_be_computed_again(monkeypatch)
         assert loss == pytest.approx(trained[0][0], rel=1e-6)
         # AdamW's first steps of 1e-3 turn on the signs of gradients; float64 leaves those of next to nothing open.
         assert (weights - trained[0][1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["ldp", "authors"])
+def test_moments_and_teacher_on_the_host_change_no_bit_even_of_a_killed_training(kind, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(training._STATE_BYTES, "cpu", 0)  # the teacher runs in every step
+    monkeypatch.setattr("rotquant.training.offload._TILE", 512)
+    of, about, device = recipe(kind), (tmp_path / "file", "this", 2), torch.device("cpu")
+    straight, found = tiny_model(), tiny_model()
+    expected = begun(of, straight).run()
+    killed = begun(of, tiny_model(), Engine(device, offloads=True))
+    killed.context.checkpoint = MortalCheckpoint(*about, lives=iter(range(4)))
+    with pytest.raises(Interrupted):
+        killed.run()
+    resumed = begun(of, found, Engine(device, offloads=True))
+    resumed.context.checkpoint = Checkpoint(*about)
+    with only_what_is_fetched() as there:
+        assert resumed.run() == expected
+    assert set(there) == {2}
+    assert all(torch.equal(*pair) for pair in zip(straight.parameters(), found.parameters(), strict=True))
 
 
 # Before the first checkpoint there is none whose content could depend on the kind.

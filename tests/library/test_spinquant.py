@@ -275,7 +275,7 @@ def test_neither_accumulation_nor_recomputation_changes_the_result(
     calls = []
     original = loop.checkpoint
     monkeypatch.setattr(loop, "checkpoint", lambda *a, **k: calls.append(1) or original(*a, **k))
-    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(learning_memory.KEPT_BYTES, "cpu", 0)
     recomputed = learn(model, of, batch_size=4)
     assert calls
     assert_same(expected.rotations, recomputed.rotations, 1e-9)
@@ -287,7 +287,7 @@ def test_layers_of_a_float32_model_can_be_computed_again(monkeypatch: pytest.Mon
     """With the products of the forward pass, whose order of sums decides codes: equal to the last digit."""
     model = tiny_model()
     expected = learn(model)
-    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(learning_memory.KEPT_BYTES, "cpu", 0)
     assert_same(expected.rotations, learn(model).rotations)
 
 
@@ -295,7 +295,7 @@ def test_layers_of_a_float32_model_can_be_computed_again(monkeypatch: pytest.Mon
 def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = recipe(learning={"batch_size": 2, "network": network, "targets": "predictions"})
     model = tiny_model(num_layers=4)
-    monkeypatch.setitem(learning_memory._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(learning_memory.KEPT_BYTES, "cpu", 0)
     monkeypatch.setattr(learning_memory, "_LIBRARIES", 0)
     expected, weights = learn(model, of, batch_size=1), [*model.parameters()]
     plan = learning_memory.plan_memory(model, SpinQuant.of(of), SAMPLES.shape[1], torch.device("cpu"), 1)

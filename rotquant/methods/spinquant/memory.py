@@ -23,14 +23,12 @@ from torch import nn
 
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import config_of, embedding
-from rotquant.models.batches import kept_bytes
+from rotquant.models.batches import KEPT_BYTES, kept_bytes
 from rotquant.models.placement import USABLE, size_in_bytes
 from rotquant.tensors.devices import of_device
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
-_KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Matrices of the size of R1, float32: itself, its gradient, and what a step of Cayley SGD makes of both.
 _RESIDUALS = 8
 #: What libraries take.
@@ -57,13 +55,12 @@ def plan_memory(
 
     Args:
         device: where the network will run.
-        memory: bytes of a GPU that may be used; default, those that are free.
+        memory: bytes of a GPU that may be used; default, all.
     """
     at_once = max(1, of_device(_LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
-    at_once, kept = min(settings.batch_size, at_once), of_device(_KEPT_BYTES, device)
+    at_once, kept = min(settings.batch_size, at_once), of_device(KEPT_BYTES, device)
     if memory is None and device.type == "cuda":
-        there = size_in_bytes(model) if embedding(model).weight.is_cuda else 0
-        memory = torch.cuda.mem_get_info(device)[0] + there
+        memory = torch.cuda.mem_get_info(device)[1]  # all: what is free now would split batches in another way
     if memory is None:
         return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
     usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
