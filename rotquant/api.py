@@ -34,6 +34,7 @@ from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.folders import check_kind, check_weight_files
 from rotquant.models.limits import ModelLimits, advised_length
+from rotquant.models.placement import fits
 from rotquant.models.rotation.matrices import (
     Rotations,
     check_made_of,
@@ -116,6 +117,8 @@ def quantize(
         batch_size: sequences that pass the model together, where weights are made; default by their length.
         training: where a method that trains weights continues if it was interrupted.
 
+    The model passes the device one layer at a time, and lies there at the end if it fits.
+
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
     """
@@ -149,6 +152,7 @@ def quantize(
     if recipe.learner is not None:
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(folder, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations, made_of)
+        del trained  # a second model, where its type is another
     stored = build_weights(
         network,
         tokenizer,
@@ -162,7 +166,12 @@ def quantize(
         checkpoint=training,
     )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
-    network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+    if fits(network, device):
+        network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+    else:
+        warnings.warn(
+            f"{device} has no room for the model, which stays on the host: save it, or run it there", stacklevel=2
+        )
     handle = quantized_forward(network, recipe, state)
     return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
 

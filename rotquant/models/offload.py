@@ -114,4 +114,5 @@ class _Fetching:
             return
         with torch.cuda.stream(self._stream):
             self._copies[index] = [host.to(self.device, non_blocking=True) for host in hosts]
-            self._ready[index] = self._stream.record_event()
+            self._ready[index] = torch.cuda.Event()
+            self._ready[index].record(self._stream)

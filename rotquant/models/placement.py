@@ -62,6 +62,12 @@ def placed(model: nn.Module, device: torch.device | str, working: int = 0, memor
         yield True
 
 
+def fits(model: nn.Module, device: torch.device | str) -> bool:
+    """Whether a device has room for a model's weights and for running it; a CPU always has."""
+    device = torch.device(device)
+    return device.type != "cuda" or size_in_bytes(model) <= USABLE * torch.cuda.mem_get_info(device)[0]
+
+
 def _resident(model: nn.Module, free: int, working: int) -> int:
     """Bytes that decoder layers may take on a GPU for as long as the model is used.
 

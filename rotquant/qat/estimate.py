@@ -20,7 +20,6 @@ would save 25.1 and add noise larger than RCP's steps of 1e-6.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -125,28 +124,29 @@ def estimate(
     groups = layers // size if "quantizer_lr" in type(settings).model_fields else 0
     trained = layers + _LEARNED * groups
     room = USABLE * torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    ways = []
     for offloaded, chosen in _ways(at_once, own, processes, device):
         tokens = min(own, chosen or own) * settings.text.sequence_length
         memory = Memory(model, device, dtype, processes, tokens, offloaded)
         needed = memory.parameters(trained, rest, widest) + memory.activations(widest)
-        if room is None or needed <= room:
-            break
+        ways.append((memory, chosen, needed))
+    memory, chosen, needed = next((way for way in ways if room is None or way[2] <= room), ways[-1])
     passes = 4 if memory.recomputes else 3  # forward, backward twice as much, and forward once more
     flops = 2 * (layers + rest) * (passes + 1) * own * settings.text.sequence_length
     seconds = settings.steps * flops / (_SHARE * _rate(device, dtype))
     every, free = settings.batch_size * settings.text.sequence_length, free_memory(device)
     host = (_MOMENTS + (4 if settings.validated else 0)) * (trained + rest) + dtype.itemsize * layers
     counts = layers + rest, settings.steps, every, processes
-    return TrainingEstimate(*counts, needed, free, seconds, chosen, offloaded, host)
+    return TrainingEstimate(*counts, needed, free, seconds, chosen, memory.offloaded, host)
 
 
-def _ways(at_once: int | None, own: int, processes: int, device: torch.device) -> Iterator[tuple[bool, int | None]]:
+def _ways(at_once: int | None, own: int, processes: int, device: torch.device) -> list[tuple[bool, int | None]]:
     """Whether to offload, and sequences at once, in the order in which they are tried."""
     sizes = [at_once]
     while at_once is None and device.type == "cuda" and (smaller := (sizes[-1] or own) // 2):
         sizes.append(smaller)
-    for offloaded in (False, True) if processes == 1 and device.type == "cuda" else (False,):
-        yield from ((offloaded, chosen) for chosen in sizes)
+    either = (False, True) if processes == 1 and device.type == "cuda" else (False,)
+    return [(offloaded, chosen) for offloaded in either for chosen in sizes]
 
 
 @dataclass(frozen=True)
