@@ -68,14 +68,19 @@ def fits(model: nn.Module, device: torch.device | str) -> bool:
     return device.type != "cuda" or size_in_bytes(model) <= USABLE * torch.cuda.mem_get_info(device)[0]
 
 
+def bytes_without_layers(model: nn.Module) -> int:
+    """Bytes of a GPU that a model takes whose layers stay on the host, with those that are on their way."""
+    layers = [sum(matrix.nbytes for matrix in matrices(layer)) for layer in decoder_layers(model)]
+    return size_in_bytes(model) - sum(layers) + ON_THEIR_WAY * max(layers)
+
+
 def _resident(model: nn.Module, free: int, working: int) -> int:
     """Bytes that decoder layers may take on a GPU for as long as the model is used.
 
     Raises:
         RecipeError: nothing is left once the rest of the model, layers on their way and the work have theirs.
     """
-    layers = [sum(matrix.nbytes for matrix in matrices(layer)) for layer in decoder_layers(model)]
-    needed = size_in_bytes(model) - sum(layers) + ON_THEIR_WAY * max(layers) + working
+    needed = bytes_without_layers(model) + working
     if needed > free:
         raise RecipeError(
             f"work on the model takes {needed / 2**30:.1f} GiB even with layers on the host, and {free / 2**30:.1f} "

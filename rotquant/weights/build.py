@@ -110,7 +110,7 @@ def _build(
         recipe=recipe,
         seed=context.seed,
         dtype=cast(Any, str(model.dtype).removeprefix("torch.")),
-        quantized={name: weight.shape for name, weight in context.weights.items()},
+        quantized=dict(context.weights.shapes),
         seconds=costs.seconds,
         peak_bytes=costs.peak_bytes,
         versions={**versions()},

@@ -7,7 +7,8 @@ three) and `.levels`, or where these are float16 and follow from a few of them, 
 compression (`tensors.codebook_compression`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -35,10 +36,14 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """
     if bits > 4:
         return codes
-    nibbles = codes.view(torch.uint8) & 0xF  # two's complement of a negative code
-    if nibbles.shape[-1] % 2:
-        nibbles = nn.functional.pad(nibbles, (0, 1))
-    return nibbles[..., 0::2] | nibbles[..., 1::2] << 4
+    if codes.shape[-1] % 2:
+        codes = nn.functional.pad(codes, (0, 1))
+    flat = codes.contiguous().view(-1, codes.shape[-1]).view(torch.int16)  # of two codes the first in the low byte
+    packed = torch.empty(flat.shape, dtype=torch.uint8, device=codes.device)
+    for rows in row_blocks(flat):
+        pairs = flat[rows] & 0x0F0F  # two's complement of a negative code
+        packed[rows] = (pairs | pairs >> 4).bitwise_and_(0xFF)
+    return packed.view(*codes.shape[:-1], -1)
 
 
 def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Tensor:
@@ -56,8 +61,53 @@ def unpack_codes(packed: Tensor, bits: int, symmetric: bool, length: int) -> Ten
     return codes[:, :length].contiguous().reshape(*packed.shape[:-1], length)
 
 
-def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
-    """The parts of a weight as they are stored, by their full names."""
+class HostWeights(MutableMapping[str, Weight]):
+    """Weights by their names on the host, of which integers of up to 4 bits take half a byte each.
+
+    They are packed where they lie before, and unpacked whenever one is asked for: of 70 billion, 35 GB and not 70.
+
+    packed: the weights with packed codes. shapes: (out, in) of each.
+    """
+
+    def __init__(self) -> None:
+        self.packed: dict[str, Weight] = {}
+        self.shapes: dict[str, tuple[int, int]] = {}
+
+    def __setitem__(self, name: str, weight: Weight) -> None:
+        self.shapes[name] = weight.shape
+        if isinstance(weight, QuantizedWeight):
+            weight = replace(weight, codes=pack_codes(weight.codes, weight.scheme.bits))
+        self.packed[name] = weight.to("cpu")
+
+    def __getitem__(self, name: str) -> Weight:
+        weight = self.packed[name]
+        if not isinstance(weight, QuantizedWeight):
+            return weight
+        outliers = 0 if weight.outlier_values is None else weight.outlier_values.shape[1]
+        scheme, length = weight.scheme, self.shapes[name][1] - outliers
+        return replace(weight, codes=unpack_codes(weight.codes, scheme.bits, scheme.symmetric, length))
+
+    def __delitem__(self, name: str) -> None:
+        del self.packed[name], self.shapes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+
+def all_weight_tensors(weights: Mapping[str, Weight]) -> dict[str, Tensor]:
+    """The parts of all weights as they are stored, by their full names; codes that are packed are not copied."""
+    packed = isinstance(weights, HostWeights)
+    found = {}
+    for name, weight in (weights.packed if packed else weights).items():
+        found |= weight_tensors(name, weight, packed)
+    return found
+
+
+def weight_tensors(name: str, weight: Weight, packed: bool = False) -> dict[str, Tensor]:
+    """The parts of a weight as they are stored, by their full names; `packed` integers are so already."""
     if isinstance(weight, LatticeWeight):
         parts = {"lattice": weight.codes, "scale": weight.scale, "rows": weight.rows, "columns": weight.columns}
         return named(name, parts)
@@ -65,7 +115,7 @@ def weight_tensors(name: str, weight: Weight) -> dict[str, Tensor]:
         table = dict([anchors_of(weight) or ("levels", weight.levels)])
         return named(name, {"codes": pack_indices(weight.codes, weight.bits), **table})
     parts = {
-        "codes": pack_codes(weight.codes, weight.scheme.bits),
+        "codes": weight.codes if packed else pack_codes(weight.codes, weight.scheme.bits),
         "scale": weight.qparams.scale,
         "zero_point": None if weight.qparams.zero_point is None else _in_bytes(weight.qparams.zero_point),
         "columns": None if weight.columns is None else _short(weight.columns),

@@ -1,7 +1,7 @@
 """Quantized weight matrices, and round-to-nearest, the simplest way to one (QuaRot Sec. 5 and Table 3).
 
 `QuantizedWeight` is what every weight quantizer returns: integer codes and scales, plus the outlier columns that QUIK
-and Atom keep in higher precision. Integers are packed only when stored (`rotquant.weights.storage`), never here.
+and Atom keep in higher precision. Integers are packed where they are kept (`rotquant.weights.packing`), never here.
 """
 
 from dataclasses import dataclass

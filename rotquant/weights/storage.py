@@ -5,7 +5,7 @@ tensors under their Hugging Face names; rotquant.json says what they are. A load
 bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -31,7 +31,7 @@ from rotquant.tensors.devices import in_threads
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
 from rotquant.weights import actions
-from rotquant.weights.packing import Weight, named, take, take_weight, weight_tensors
+from rotquant.weights.packing import Weight, all_weight_tensors, named, take, take_weight
 from rotquant.weights.ranges import static_schemes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StoredModel:
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
-    weights: dict[str, Weight]
+    weights: MutableMapping[str, Weight]
     state: QuantizedState
     history: Sequence[Record] = ()
 
@@ -116,7 +116,7 @@ class StoredTensors:
 
     config: Any
     floats: dict[str, Tensor]
-    weights: dict[str, Weight]
+    weights: MutableMapping[str, Weight]
     state: QuantizedState
 
 
@@ -128,8 +128,7 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
         source: what the manifest shall say of the origin, as plain data.
     """
     tensors = _floating_tensors(stored.model, stacked_names(stored.weights))
-    for name, weight in stored.weights.items():
-        tensors |= weight_tensors(name, weight)
+    tensors |= all_weight_tensors(stored.weights)
     tensors |= state_tensors(stored.state)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
@@ -174,7 +173,7 @@ def make_model(
     tensors: dict[str, Tensor],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    weights: dict[str, Weight] | None = None,
+    weights: MutableMapping[str, Weight] | None = None,
 ) -> "PreTrainedModel":
     """A model of tensors that were read from a folder, on a device.
 
@@ -211,7 +210,9 @@ def make_model(
     return model.eval()
 
 
-def _fill(model: nn.Module, weights: dict[str, Weight], dtype: torch.dtype, device: torch.device | str) -> None:
+def _fill(
+    model: nn.Module, weights: MutableMapping[str, Weight], dtype: torch.dtype, device: torch.device | str
+) -> None:
     """Put quantized weights into their places in a model, which for experts are parts of a parameter."""
     decoder_layers(model)  # makes the places of experts
 

@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.codebook import CodebookWeight
+from rotquant.tensors.quantization import QParams
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.packing import pack_codes, unpack_codes
+from rotquant.weights.packing import HostWeights, all_weight_tensors, pack_codes, unpack_codes
+from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
 from tests.helpers.weights import RECIPES, ROTATED_GPTQ, build
 
@@ -30,6 +33,25 @@ def test_packing_is_lossless(bits: int, symmetric: bool, length: int, seed: int)
     packed = pack_codes(codes, bits)
     assert packed.shape[-1] == ((length + 1) // 2 if bits <= 4 else length)
     assert torch.equal(unpack_codes(packed, bits, symmetric, length), codes)
+
+
+def test_weights_on_the_host_are_packed_and_come_back_as_they_were() -> None:
+    """Integers of odd length with outliers, of 8 bits, and what is no integer."""
+    scheme = QuantizationScheme(bits=4, granularity="channel")
+    codes, scale = torch.randint(-8, 8, (5, 7), dtype=torch.int8), QParams(torch.rand(5, 1))
+    split = QuantizedWeight(codes, scale, scheme, torch.arange(9), torch.rand(5, 2))
+    wide = QuantizedWeight(codes, scale, QuantizationScheme(bits=8, granularity="channel"))
+    table = CodebookWeight(torch.randint(0, 4, (5, 8), dtype=torch.uint8), torch.rand(5, 2, 4))
+    kept, given = HostWeights(), {"split": split, "wide": wide, "table": table}
+    kept.update(given)
+    assert kept.packed["split"].codes.shape == (5, 4)
+    assert kept.shapes == {"split": (5, 9), "wide": (5, 7), "table": (5, 8)}
+    stored, expected = all_weight_tensors(kept), all_weight_tensors(given)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
+    for name, weight in given.items():
+        assert torch.equal(kept[name].dequantize(torch.float32), weight.dequantize(torch.float32))
+    assert stored["split.codes"].data_ptr() == kept.packed["split"].codes.data_ptr()
 
 
 @pytest.fixture(scope="module")

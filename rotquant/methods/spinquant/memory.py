@@ -24,7 +24,7 @@ from torch import nn
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import config_of, embedding
 from rotquant.models.batches import KEPT_BYTES, kept_bytes
-from rotquant.models.placement import USABLE, size_in_bytes
+from rotquant.models.placement import USABLE, bytes_without_layers, size_in_bytes
 from rotquant.tensors.devices import of_device
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
@@ -66,8 +66,9 @@ def plan_memory(
     usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
     fixed = _LIBRARIES + 4 * _RESIDUALS * config_of(model).hidden_size ** 2
     spare = usable - size_in_bytes(model) - fixed
-    # Where layers must stay on the host, half of the memory is for activations, so that they come less often.
-    at_once = min(at_once, max(1, (spare if spare >= sequence else usable // 2) // sequence))
+    if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
+        spare = (usable - bytes_without_layers(model) - fixed) // 2
+    at_once = min(at_once, max(1, spare // sequence))
     recomputes = kept_bytes(model, at_once * tokens) > min(kept, memory // 2)
     return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
 
