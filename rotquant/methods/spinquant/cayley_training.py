@@ -101,7 +101,9 @@ def learn_rotations(
         batch_size = min(settings.batch_size, batch_size or plan.at_once)
         again = from_host or plan.recomputes
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
-        about = _about_float(model, recipe) if samples.shape[1] * batch_size <= _FLOAT_TOKENS else ""
+        # Of many tokens, or of layers that would have to come, a digest of all weights costs more than it saves.
+        few = samples.shape[1] * batch_size <= _FLOAT_TOKENS and not from_host
+        about = _about_float(model, recipe) if few else ""
         with quantized_network(model, recipe, rotations.get("residual"), values, again) as network:
             batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
             loss = _Loss(model, network, settings, len(batches[0]), about)
