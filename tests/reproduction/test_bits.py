@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from reproduction.frame.values import Values
-from reproduction.metrics.bits import bits_per_weight
+from rotquant.weights.bits import bits_per_weight
 from reproduction.render.pages.grids import BITS, value_grids
 from reproduction.render.pages.origins import row_bits
 from reproduction.run.results import RunResult
