@@ -102,6 +102,7 @@ def quantize(
     rotations: str | Path | None = None,
     batch_size: int | None = None,
     training: "Checkpoint | None" = None,
+    placed: bool = True,
 ) -> Model:
     """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
@@ -115,6 +116,8 @@ def quantize(
             them; an interrupted learning continues.
         batch_size: sequences that pass the model together, where weights are made; default by their length.
         training: where a method that trains weights continues if it was interrupted.
+        placed: whether the quantized network ends on the device, to run there; else on the host, where one that exceeds
+            the device's memory has room.
 
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
@@ -162,7 +165,8 @@ def quantize(
         checkpoint=training,
     )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
-    network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+    if placed:
+        network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
     handle = quantized_forward(network, recipe, state)
     return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
 

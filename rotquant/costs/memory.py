@@ -150,7 +150,9 @@ def _blocks(work: Work, method: Method) -> Phase:
     here, there = _hidden(work, text, work.itemsize, streams=2)
     layer = work.shapes.of_layer
     tokens = getattr(method, "batch_size", 1) * text.sequence_length
-    kept = Part("kept for the backward pass", 4 * tokens * _width(work), f"{tokens:,} tokens x {_width(work):,}, float32")
+    kept = Part(
+        "kept for the backward pass", 4 * tokens * _width(work), f"{tokens:,} tokens x {_width(work):,}, float32"
+    )
     learned = Part("the layer's training", 16 * layer, f"{layer:,} weights x 16 bytes: float32, gradient, two moments")
     return Phase(method.title, (*_layer(work), *here, learned, kept), there)
 
@@ -194,7 +196,9 @@ def _training(work: Work, method: Method) -> Phase:
     if isinstance(method, SelfDistillation):
         scheme = work.recipe.rounded.scheme
         shares = _OF_GROUP.get(method.quantizer_settings(work.recipe).kind, 0)
-        groups = sum(rows * columns // (scheme.group_size or columns) for rows, columns in work.shapes.quantized.values())
+        groups = sum(
+            rows * columns // (scheme.group_size or columns) for rows, columns in work.shapes.quantized.values()
+        )
         parts.append(Part("quantizers", 16 * shares * groups, f"{groups:,} groups x {shares} x 16 bytes"))
         again = itemsize * text.seen * _width(work)
         parts.append(Part("a layer computed again", again, f"{text.seen:,} tokens x {_width(work):,}"))
@@ -234,7 +238,9 @@ def _hidden(
     """The hidden states of a text: on the device, or on the host where they exceed their share of a GPU."""
     width = work.shapes.architecture.hidden_size
     one = text.samples * text.sequence_length * width * itemsize
-    follows = f"{streams} x {text.samples} samples x {text.sequence_length} tokens x {width:,} features x {itemsize} bytes"
+    follows = (
+        f"{streams} x {text.samples} samples x {text.sequence_length} tokens x {width:,} features x {itemsize} bytes"
+    )
     found = (Part("hidden states", streams * one, follows),)
     fits = work.device == "cpu" or one <= _SHARE_OF_FREE_MEMORY * work.memory
     return (found, ()) if fits else ((), found)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import deltas
@@ -79,7 +79,7 @@ def shapes_of(config: Any) -> ModelShapes:
 
     architecture = architecture_of(config)
     with torch.device("meta"):
-        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+        model: Any = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
     prefix = f"{model.base_model_prefix}.layers"
     quantized: dict[str, tuple[int, int]] = {}
     for index, layer in enumerate(decoder_layers(model)):

@@ -89,8 +89,8 @@ def compute_weights(
 
 def _bits(stored: "StoredModel") -> dict[str, float]:
     """Effective bits per weight by part (`rotquant.weights.bits`)."""
-    from rotquant.weights.bits import bits_per_weight
     from rotquant.models.architectures import architecture_of
+    from rotquant.weights.bits import bits_per_weight
 
     floats = 8 * stored.model.dtype.itemsize
     shapes = stored.manifest.quantized
