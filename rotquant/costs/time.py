@@ -5,7 +5,7 @@ here. From the record whose model is nearest in size follow
 
 - of a method that learns by steps: a fixed part, and steps x tokens of a step x quantized parameters;
 - of any other: quantized parameters, and tokens beyond the record's. Its time with fewer is not recorded, since what
-  does not depend on the text (factorizing X^T X, searching scales) was not measured apart, so it counts as the record's.
+  does not depend on the text (factorizing X^T X, searching scales) was not measured apart, so it counts as the whole.
 """
 
 import functools
