@@ -92,3 +92,12 @@ def test_bad_input_is_one_sentence(
     path.write_text(path.read_text().replace('"tiny"', '"llama-2-7b"'))
     assert rehearsed(tmp_path / "two") == 2
     assert "is of another shape (llama-2-7b)" in capsys.readouterr().err
+
+
+def test_a_folder_of_another_shape_is_not_taken_for_this_one(
+    tmp_path: Path, inside: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rehearsed(tmp_path, "--minutes", "0") == 0
+    monkeypatch.chdir(REPOSITORY)
+    assert main(["--shape", "llama-2-7b", "--device", "cpu", "--folder", str(tmp_path)]) == 2
+    assert "is of another shape or number of layers" in capsys.readouterr().err

@@ -32,8 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         "again, it continues.",
     )
     parser.add_argument("--shape", default="llama-2-7b", help=f"a paper's model, or {TINY}: for a CPU, in two minutes")
-    parser.add_argument("--layers", type=int, help="decoder layers; default 4, with which all kinds take 10 minutes")
-    parser.add_argument("--all-layers", action="store_true", help="all decoder layers of the shape")
+    parser.add_argument("--layers", type=int, default=4, help="decoder layers of a paper's model that stay; 0: all")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU when there is one")
     parser.add_argument("--minutes", type=float, default=20.0, help="after which no further kind begins")
     parser.add_argument("--longest", type=float, default=180.0, help="seconds after which a step is ended")
@@ -49,7 +48,7 @@ def _rehearse(options: argparse.Namespace) -> int:
     from rotquant.tensors.devices import gpu_name, torch_device
 
     root, device = find_root().resolve(), torch_device(options.device)
-    layers = None if options.all_layers or options.shape == TINY else options.layers or 4
+    layers = None if options.shape == TINY else options.layers or None
     folder = (options.folder or root / "results/rehearsal" / options.shape).resolve()
     record = (options.output or folder / "rehearsal.json").resolve()
     check_output_file(record)

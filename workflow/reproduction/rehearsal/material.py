@@ -13,7 +13,7 @@ from reproduction.benchmarks.learning.models import random_model_on, shape_confi
 from reproduction.benchmarks.shapes import SHAPES
 from reproduction.reading.written import read_yaml
 from rotquant.foundation.errors import ConfigError, nearest
-from rotquant.foundation.files import write_json, write_text
+from rotquant.foundation.files import read_object, write_json, write_text
 from rotquant.foundation.progress import task
 from rotquant.recipes.corpus import SPLITS
 
@@ -48,7 +48,7 @@ def make_folder(root: Path, folder: Path, shape: str, layers: int | None, device
         root: the project. layers: how many decoder layers the shape keeps; None keeps all.
 
     Raises:
-        ConfigError: an unknown shape.
+        ConfigError: an unknown shape, or a folder with another one.
     """
     if shape != TINY and shape not in SHAPES:
         raise ConfigError(f"unknown shape {shape!r}{nearest(shape, [TINY, *SHAPES])}.")
@@ -56,10 +56,12 @@ def make_folder(root: Path, folder: Path, shape: str, layers: int | None, device
     for name in ("config", "workflow"):
         if not (folder / name).is_symlink():
             (folder / name).symlink_to(root.resolve() / name, target_is_directory=True)
-    about = {"shape": shape, "layers": layers}
+    about, known = {"shape": shape, "layers": layers}, folder / "material.json"
+    if known.is_file() and read_object(known, "record of a rehearsal's material") != about:
+        raise ConfigError(f"{folder} is of another shape or number of layers: delete it, or name another folder.")
+    write_json(known, about)
     if not (folder / _MODEL / "config.json").is_file():
         _make_model(root, folder / _MODEL, shape, layers, device)
-        write_json(folder / "material.json", about)
     _make_text(root, folder / _TEXT)
     write_json(folder / _LAYER, _configuration(root, shape, device))  # JSON is YAML
     return [folder / PAPER, folder / AMOUNTS, folder / _LAYER]
@@ -71,7 +73,7 @@ def _make_model(root: Path, folder: Path, shape: str, layers: int | None, device
 
     from rotquant.models.checkpoints import load_tokenizer
 
-    tokenizer = load_tokenizer(root / _TOKENIZER)
+    tokenizer: Any = load_tokenizer(root / _TOKENIZER)
     config = shape_config("llama-2-7b" if shape == TINY else shape, layers)
     if shape == TINY:
         for name, value in (_TINY_SHAPE | {"num_hidden_layers": layers or _TINY_SHAPE["num_hidden_layers"]}).items():
@@ -86,6 +88,8 @@ def _make_model(root: Path, folder: Path, shape: str, layers: int | None, device
         for path in (root / _TOKENIZER).glob("tokenizer*"):
             shutil.copy(path, part)
         part.rename(folder)
+    if device != "cpu":
+        torch.cuda.empty_cache()  # this process keeps nothing of the GPU that the others measure
 
 
 def _make_text(root: Path, folder: Path) -> None:
