@@ -25,7 +25,7 @@ from rotquant.foundation.progress import task
 
 if TYPE_CHECKING:
     from rotquant.costs.memory import Part
-    from rotquant.costs.plan import Fit, Plan
+    from rotquant.costs.plan import Fit, WorkCosts
 
 #: What else there is where no smaller amount fits, by how a method works.
 _OTHERWISE = {
@@ -56,7 +56,7 @@ def plan(
         raise RecipeError("the baseline changes nothing, so there is nothing to plan; choose a method.")
     kind = _device_kind(device)
     with task("starting"):
-        from rotquant.costs.plan import make_plan
+        from rotquant.costs.plan import costs_of
         from rotquant.costs.shapes import settings_folder, shapes_of
         from rotquant.costs.work import Work
         from rotquant.models.checkpoints import load_config
@@ -67,7 +67,7 @@ def plan(
         recipe, note = recipe_for(folder, named_recipe(method), samples, sequence_length, changes)
         here = _gpu_here()
         work = Work(shapes_of(load_config(folder)), recipe, dtype, kind, next(iter(here.values())))
-        found = make_plan(work, folder, here)
+        found = costs_of(work, folder, here)
     if as_json:
         typer.echo(json.dumps(_data(model, method, found), indent=2))
         return
@@ -102,7 +102,7 @@ def _gpu_here() -> dict[str, int]:
     return {properties.name: properties.total_memory}
 
 
-def _data(model: str, method: str, found: "Plan") -> dict[str, Any]:
+def _data(model: str, method: str, found: "WorkCosts") -> dict[str, Any]:
     """The plan as plain data."""
     work = found.work
     return {
@@ -131,7 +131,7 @@ def _sum(parts: "list[Part]") -> dict[str, Any]:
     return {"bytes": sum(part.bytes for part in parts), "parts": [asdict(part) for part in parts]}
 
 
-def _print(model: str, method: str, found: "Plan") -> None:
+def _print(model: str, method: str, found: "WorkCosts") -> None:
     """The plan as a table, and whether it fits in sentences below."""
     work, shapes = found.work, found.work.shapes
     typer.echo(
@@ -161,7 +161,7 @@ def _rows(table: Table, name: str, parts: "tuple[Part, ...] | list[Part]", follo
     table.add_section()
 
 
-def _sentence(one: "Fit", found: "Plan") -> str:
+def _sentence(one: "Fit", found: "WorkCosts") -> str:
     """Whether it fits a GPU, and what to change."""
     from rotquant.costs.work import way_of
 

@@ -37,7 +37,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkCosts:
     """The costs of a piece of work.
 
     device: the phases there. host: what lies in the host's memory at its fullest. disk: of the folder that is written.
@@ -66,8 +66,8 @@ class Plan:
         return all(one.seconds is not None and one.whole for one in self.time)
 
 
-def make_plan(work: Work, folder: Path | None = None, gpus: dict[str, int] | None = None) -> Plan:
-    """Plan a piece of work.
+def costs_of(work: Work, folder: Path | None = None, gpus: dict[str, int] | None = None) -> WorkCosts:
+    """The costs of a piece of work.
 
     Args:
         folder: of the checkpoint, whose tokenizer is copied.
@@ -75,7 +75,7 @@ def make_plan(work: Work, folder: Path | None = None, gpus: dict[str, int] | Non
     """
     asked = {**GPUS, **(gpus or {})} if work.device == "cuda" else {}
     fits = [fit(replace(work, memory=memory), name) for name, memory in asked.items()]
-    return Plan(work, phases(work), host(work), disk(work, folder), durations(work), fits)
+    return WorkCosts(work, phases(work), host(work), disk(work, folder), durations(work), fits)
 
 
 def host(work: Work) -> list[Part]:

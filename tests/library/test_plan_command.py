@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING, LlamaConfig
 
-from rotquant.costs.plan import make_plan
+from rotquant.costs.plan import costs_of
 from rotquant.costs.shapes import shapes_of
 from rotquant.costs.work import Work
 from rotquant.models.architectures import FAMILIES
@@ -124,7 +124,7 @@ def test_a_model_of_the_hub_without_a_hub_is_one_sentence(
 
 
 def fits(work: Work) -> dict[str, Any]:
-    return {one.gpu: one for one in make_plan(work).fits}
+    return {one.gpu: one for one in costs_of(work).fits}
 
 
 def test_what_does_not_fit_comes_with_the_changes_that_make_it_fit() -> None:
@@ -150,17 +150,17 @@ def test_what_no_smaller_amount_makes_fit_says_so() -> None:
 def test_a_large_model_is_streamed_through_a_small_gpu_with_hidden_states_on_the_host() -> None:
     recipe = preset("quarot")
     large = Work(shapes_of(LARGE), recipe, "bfloat16", "cuda", 12 * 2**30)
-    streamed = make_plan(large)
+    streamed = costs_of(large)
     assert any(part.name == "hidden states" for part in streamed.host)
     assert streamed.peak.bytes < large.parameters * large.itemsize / 3
-    roomy = make_plan(Work(large.shapes, recipe, "bfloat16", "cuda", 79 * 2**30))
+    roomy = costs_of(Work(large.shapes, recipe, "bfloat16", "cuda", 79 * 2**30))
     assert not any(part.name == "hidden states" for part in roomy.host)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_a_plan(family: str) -> None:
     shapes = shapes_of(CONFIG_MAPPING[family]())
-    rtn = make_plan(Work(shapes, preset("rtn"), "bfloat16", "cuda", 79 * 2**30))
+    rtn = costs_of(Work(shapes, preset("rtn"), "bfloat16", "cuda", 79 * 2**30))
     assert 0 < sum(part.bytes for part in rtn.disk) < 2 * shapes.parameters
     assert all(part.bytes > 0 for part in (*rtn.peak.parts, *rtn.host, *rtn.disk))
 

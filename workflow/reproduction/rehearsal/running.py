@@ -30,7 +30,7 @@ PROMPT, CONTINUED = "def __init__(self", 16
 _DECODER = "decoder"
 
 
-class Step(Frozen):
+class KindStep(Frozen):
     """A unit of work of a kind. seconds: of the process, imports apart. gpu_bytes: torch's peak; host_bytes: the
     process's. stages: seconds and GPU bytes of each method that made weights, by its title."""
 
@@ -42,7 +42,7 @@ class Step(Frozen):
     problem: str = ""
 
 
-class Outcome(Frozen):
+class KindOutcome(Frozen):
     """What became of a kind. run, code: of the run that stood for it, by which it is known to be done."""
 
     name: str
@@ -50,7 +50,7 @@ class Outcome(Frozen):
     run: str
     code: str
     state: Literal["done", "failed", "not reached"]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[KindStep, ...] = ()
     value: float | None = None
 
     @property
@@ -71,7 +71,7 @@ class Rehearsal(Frozen):
     layers: int | None
     gpu: str | None
     environment: dict[str, Any]
-    kinds: tuple[Outcome, ...] = ()
+    kinds: tuple[KindOutcome, ...] = ()
 
 
 def rehearse(
@@ -128,18 +128,18 @@ def _started(record: Path, about: dict[str, Any]) -> Rehearsal:
     return found
 
 
-def _with(rehearsal: Rehearsal, found: Sequence[Outcome]) -> Rehearsal:
+def _with(rehearsal: Rehearsal, found: Sequence[KindOutcome]) -> Rehearsal:
     """The record with outcomes in the place of earlier ones of the same names."""
     kept = {one.name: one for one in (*rehearsal.kinds, *found)}
     return rehearsal.model_copy(update={"kinds": tuple(kept.values())})
 
 
-def _outcome(plan: Plan, kind: Kind, until: float, longest: float) -> Outcome:
+def _outcome(plan: Plan, kind: Kind, until: float, longest: float) -> KindOutcome:
     """Compute a kind's run and what it needs, unless time is over."""
     about = {"name": kind.name, "cells": kind.cells, "run": kind.run, "code": plan.planned(kind.run).code}
     if time.monotonic() >= until:
-        return Outcome(**about, state="not reached")
-    steps: list[Step] = []
+        return KindOutcome(**about, state="not reached")
+    steps: list[KindStep] = []
     units, values = execution.units(plan, execution.wanted(plan, [kind.run]))
     for unit in units:
         step, found = _alone(functools.partial(_perform, plan), unit, longest)
@@ -148,17 +148,17 @@ def _outcome(plan: Plan, kind: Kind, until: float, longest: float) -> Outcome:
         if step.problem:
             break
     value = values.get(kind.run)
-    return Outcome(**about, state="done" if value is not None else "failed", steps=tuple(steps), value=value)
+    return KindOutcome(**about, state="done" if value is not None else "failed", steps=tuple(steps), value=value)
 
 
-def _decoder(plan: Plan, weights: str, longest: float) -> Outcome:
+def _decoder(plan: Plan, weights: str, longest: float) -> KindOutcome:
     """Convert stored weights to a decoder, and let that continue a text."""
     step, _ = _alone(functools.partial(_decode, plan.device), weights, longest)
     state = "failed" if step.problem else "done"
-    return Outcome(name=_DECODER, cells=0, run=weights, code="", state=state, steps=(step,))
+    return KindOutcome(name=_DECODER, cells=0, run=weights, code="", state=state, steps=(step,))
 
 
-def _alone(perform: Callable[[Any], tuple[Step, dict[str, float]]], job: Any, longest: float) -> Any:
+def _alone(perform: Callable[[Any], tuple[KindStep, dict[str, float]]], job: Any, longest: float) -> Any:
     """The result of a job in a process of its own, whose memory is its alone and whose end is no one else's."""
     name = job.kind if isinstance(job, WorkUnit) else _DECODER
     started = time.monotonic()
@@ -168,16 +168,16 @@ def _alone(perform: Callable[[Any], tuple[Step, dict[str, float]]], job: Any, lo
             for _, outcome in workers.outcomes(1.0):
                 if not isinstance(outcome, str):
                     return outcome
-                return Step(name=name, seconds=time.monotonic() - started, problem=outcome), {}
-    return Step(name=name, seconds=longest, problem=f"took longer than {longest:.0f} s and was ended"), {}
+                return KindStep(name=name, seconds=time.monotonic() - started, problem=outcome), {}
+    return KindStep(name=name, seconds=longest, problem=f"took longer than {longest:.0f} s and was ended"), {}
 
 
-def _perform(plan: Plan, unit: WorkUnit) -> tuple[Step, dict[str, float]]:
+def _perform(plan: Plan, unit: WorkUnit) -> tuple[KindStep, dict[str, float]]:
     """In the process: a unit of `rotquant runs execute`, measured."""
     started = time.perf_counter()
     outcome = execution.perform(plan, True, unit)
     stages = _stages(unit.key) if unit.kind == "weights" and not outcome.problem else {}
-    step = Step(
+    step = KindStep(
         name=unit.kind,
         seconds=time.perf_counter() - started,
         gpu_bytes=max((_gpu_bytes(), *(size for _, size in stages.values()))),
@@ -196,7 +196,7 @@ def _stages(weights: str) -> dict[str, tuple[float, int]]:
     return {name: (seconds, manifest.peak_bytes.get(name, 0)) for name, seconds in manifest.seconds.items()}
 
 
-def _decode(device: str, weights: str) -> tuple[Step, dict[str, float]]:
+def _decode(device: str, weights: str) -> tuple[KindStep, dict[str, float]]:
     """In the process: convert, store, load and generate."""
     import resource
 
@@ -216,7 +216,7 @@ def _decode(device: str, weights: str) -> tuple[Step, dict[str, float]]:
         problem = " ".join(str(error).split())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - started
-    return Step(name=_DECODER, seconds=seconds, gpu_bytes=_gpu_bytes(), host_bytes=peak, problem=problem), {}
+    return KindStep(name=_DECODER, seconds=seconds, gpu_bytes=_gpu_bytes(), host_bytes=peak, problem=problem), {}
 
 
 def _gpu_bytes() -> int:
@@ -243,13 +243,13 @@ def _drop(weights: str) -> None:
         path.unlink()
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: KindOutcome) -> str:
     """An outcome in a line."""
     took = f"{outcome.seconds:.0f} s, GPU {_gib(outcome, 'gpu_bytes')}, host {_gib(outcome, 'host_bytes')}"
     return f"{outcome.name}: {outcome.state}, {took}{outcome.problem and f'; {outcome.problem}'}"
 
 
-def _gib(outcome: Outcome, kind: str) -> str:
+def _gib(outcome: KindOutcome, kind: str) -> str:
     most = max((getattr(step, kind) for step in outcome.steps), default=0)
     return f"{most / 2**30:.1f} GiB" if most else "-"
 
@@ -278,14 +278,14 @@ def write_page(path: Path, rehearsal: Rehearsal) -> None:
     write_text(path, "\n".join(text) + "\n")
 
 
-def _details(outcome: Outcome) -> str:
+def _details(outcome: KindOutcome) -> str:
     if outcome.problem:
         return outcome.problem.replace("|", "\\|")
     parts = [f"{step.name} {step.seconds:.1f}{_stages_of(step)}" for step in outcome.steps]
     return ", ".join(parts)
 
 
-def _stages_of(step: Step) -> str:
+def _stages_of(step: KindStep) -> str:
     stages = ", ".join(f"{name} {seconds:.1f}" for name, (seconds, _) in step.stages.items())
     return f" ({stages})" if stages else ""
 
