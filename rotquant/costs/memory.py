@@ -57,7 +57,7 @@ class Phase:
 
 def phases(work: Work) -> list[Phase]:
     """The phases of the work on its device, in their order."""
-    recipe, found = work.recipe, []
+    recipe, found = work.recipe, [Phase("loading", ())]  # the host's work
     if recipe.learner is not None:
         found.append(_network(work, recipe.learner))
     if recipe.rotation is not None:

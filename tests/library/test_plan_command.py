@@ -73,6 +73,14 @@ def test_what_is_not_recorded_is_said_to_be_unknown(
     assert "GPU" not in shown
 
 
+def test_a_recipe_that_changes_no_weight_takes_nothing_on_the_gpu(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(monkeypatch, capsys, folder, "--method", "rtn", "--set", "weights=null", "--device", "cuda")
+    assert found["device_memory"]["peak_bytes"] == 0
+    assert found["disk"]["bytes"] > 4 * found["parameters"]  # all of it, in float32
+
+
 def test_a_method_may_be_a_file(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

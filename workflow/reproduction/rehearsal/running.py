@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from reproduction.rehearsal.kinds import Kind
 from reproduction.run import execution
@@ -20,7 +20,7 @@ from reproduction.run.execution import WorkUnit
 from reproduction.run.plan import Plan
 from reproduction.run.results import weights_path
 from reproduction.run.workers import Workers
-from rotquant.foundation.data import Frozen
+from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError, RotquantError
 from rotquant.foundation.files import read_json, write_json, write_text
@@ -119,13 +119,25 @@ def rehearse(
 def _started(record: Path, about: dict[str, Any]) -> Rehearsal:
     if not record.exists():
         return Rehearsal(**about, environment=environment())
-    found = Rehearsal.model_validate(read_json(record, "record of a rehearsal"))
+    found = read_rehearsal(record)
     other = [name for name, value in about.items() if getattr(found, name) != value]
     if other:
         raise ResultError(
             f"{record} is of another {other[0]} ({getattr(found, other[0])}): delete it, or name another."
         )
     return found
+
+
+def read_rehearsal(record: Path) -> Rehearsal:
+    """Read a record.
+
+    Raises:
+        ResultError: it is missing or damaged.
+    """
+    try:
+        return Rehearsal.model_validate(read_json(record, "record of a rehearsal"))
+    except ValidationError as error:
+        raise ResultError(f"record {record} is damaged ({first_problem(error)}); delete it to begin anew.") from None
 
 
 def _with(rehearsal: Rehearsal, found: Sequence[KindOutcome]) -> Rehearsal:
