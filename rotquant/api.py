@@ -103,6 +103,7 @@ def quantize(
     rotations: str | Path | None = None,
     batch_size: int | None = None,
     training: "Checkpoint | None" = None,
+    placed: bool = True,
 ) -> Model:
     """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
@@ -116,8 +117,9 @@ def quantize(
             them; an interrupted learning continues.
         batch_size: sequences that pass the model together, where weights are made; default by their length.
         training: where a method that trains weights continues if it was interrupted.
+        placed: whether the quantized network ends on the device, if it fits there; else it stays on the host.
 
-    The model passes the device one layer at a time, and lies there at the end if it fits.
+    The model passes the device one layer at a time.
 
     Raises:
         RotquantError: bad input, in one sentence, before the expensive part.
@@ -166,9 +168,9 @@ def quantize(
         checkpoint=training,
     )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
-    if fits(network, device):
+    if placed and fits(network, device):
         network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
-    else:
+    elif placed:
         warnings.warn(
             f"{device} has no room for the model, which stays on the host: save it, or run it there", stacklevel=2
         )

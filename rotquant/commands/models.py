@@ -13,11 +13,15 @@ from rotquant.commands.options import (
     Corpus,
     Device,
     Dtype,
+    Method,
     Quantized,
+    Samples,
     Seed,
+    SequenceLength,
     changed,
     changes_of,
     corpus_spec,
+    named_recipe,
     rotation_fields,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
@@ -26,7 +30,6 @@ from rotquant.foundation.files import check_output_file, check_output_folder, fo
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare
 from rotquant.models.folders import MANIFEST
-from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -40,20 +43,11 @@ if TYPE_CHECKING:
 def quantize(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
-    method: Annotated[
-        str, typer.Option(help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are.")
-    ] = "quarot",
+    method: Method = "quarot",
     changes: Changes = None,
     corpus: Corpus = "modules",
-    samples: Annotated[int, typer.Option(min=1, help="Calibration samples.")] = 128,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help="Tokens per calibration sample, and per sequence that rotations are learned on. "
-            "Default: what model and tokenizer allow, at most 2048.",
-        ),
-    ] = None,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
     rotations: Annotated[
         Path | None,
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
@@ -70,7 +64,7 @@ def quantize(
     methods.llm_qat.samples=256 --set methods.llm_qat.sequence_length=128 --set methods.llm_qat.steps=128 --set
     methods.llm_qat.learning_rate=5e-4`
     """
-    recipe = _recipe(preset(method), samples, sequence_length, changes)
+    recipe = _recipe(named_recipe(method), samples, sequence_length, changes)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     bits = recipe.weights.scheme.bits if recipe.weights else 16
@@ -84,8 +78,7 @@ def quantize(
         from rotquant.models.checkpoints import local_folder
 
     place = local_folder(model)
-    short = _recipe(api.limits_of(place).shorten(preset(method)), samples, sequence_length, changes)
-    recipe, changed_to_fit = api.fit(place, short, rotation_fields(changes))
+    recipe, changed_to_fit = recipe_for(place, named_recipe(method), samples, sequence_length, changes)
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(
@@ -96,6 +89,7 @@ def quantize(
         device=torch_device(device),
         dtype=torch_dtype(dtype),
         rotations=rotations,
+        placed=False,  # it is saved, not run
     )
     quantized.save(output)
     stored = cast("StoredModel", quantized.stored)
@@ -115,6 +109,16 @@ def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: 
     texts = {name: {"text": length} for name, method in recipe.methods.items() if method.own_text}
     recipe = override(recipe, {"methods": texts}, "calibration options")
     return changed(recipe, changes)
+
+
+def recipe_for(
+    place: Path, recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None
+) -> tuple[Recipe, str]:
+    """A method's recipe for a model, with what the command line says, and a sentence on what changed to fit."""
+    from rotquant import api
+
+    short = _recipe(api.limits_of(place).shorten(recipe), samples, sequence_length, changes)
+    return api.fit(place, short, rotation_fields(changes))
 
 
 def _check_rotations(rotations: Path, output: Path) -> None:

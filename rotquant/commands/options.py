@@ -12,9 +12,11 @@ from rich.table import Table
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError
+from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
-from rotquant.recipes.recipe import Recipe, override_all
+from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
 from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
 
 
@@ -58,6 +60,22 @@ Corpus = Annotated[
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
 ]
+Method = Annotated[
+    str,
+    typer.Option(
+        help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are. Or a file, .yaml or "
+        ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it."
+    ),
+]
+Samples = Annotated[int, typer.Option(min=1, help="Calibration samples.")]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Tokens per calibration sample, and per sequence that rotations are learned on. "
+        "Default: what model and tokenizer allow, at most 2048.",
+    ),
+]
 AllowCode = Annotated[
     bool,
     typer.Option(
@@ -91,6 +109,21 @@ def corpus_spec(text: str) -> CorpusSpec:
     if hub is None or path.exists() or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
         return CorpusSpec(name=path.stem, source="local", path=str(path))
     return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
+
+
+def named_recipe(method: str) -> Recipe:
+    """The recipe that a user names: a preset, or a file that holds one.
+
+    Raises:
+        ConfigError, RecipeError, ResultError: no such method, or a file that cannot be read or holds no recipe.
+    """
+    path = Path(method).expanduser()
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return preset(method)
+    data = yaml_value(read_text(path, "recipe"), f"recipe {path}")
+    if not isinstance(data, dict):
+        raise RecipeError(f"recipe {path} holds no fields: write it as `rotquant recipe METHOD --format yaml` does.")
+    return parse_recipe(data, f"recipe {path}")
 
 
 def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:

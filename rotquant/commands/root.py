@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import convert, diagnose, distil, families, methods, models, tasks
+from rotquant.commands import convert, diagnose, distil, families, methods, models, plan, tasks
 
 #: Entry points of this group are functions that take the tree and add their commands to it.
 GROUP = "rotquant.commands"
@@ -21,6 +21,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 cli.command()(models.quantize)
+cli.command()(plan.plan)
 cli.command()(models.evaluate)
 cli.command()(models.export)
 cli.command()(distil.train_quantized)

@@ -6,7 +6,6 @@ import pytest
 from safetensors import safe_open
 
 from reproduction.frame.values import Values
-from reproduction.metrics.bits import bits_per_weight
 from reproduction.render.pages.grids import BITS, value_grids
 from reproduction.render.pages.origins import row_bits
 from reproduction.run.results import RunResult
@@ -15,6 +14,7 @@ from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
 from tests.helpers.families import method

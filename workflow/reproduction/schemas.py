@@ -35,6 +35,7 @@ FILES = {
     "config/config.yaml": "config",
     "config/paper.yaml": "config",
     "config/thorough.yaml": "config",
+    "config/rehearsal.yaml": "config",
     "config/widths.yaml": "config",
     "config/targets.yaml": "targets",
     "config/training/*.yaml": "training",

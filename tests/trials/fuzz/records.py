@@ -11,6 +11,7 @@ from reproduction.frame.speed import read_numbers
 from reproduction.identity.run import Run
 from reproduction.metrics.settings import TrainingLoss
 from reproduction.planning.current import current_plan
+from reproduction.rehearsal.running import read_rehearsal, write_page
 from reproduction.render.figures.arrays import array_of, history_of
 from reproduction.render.html.pages import render_pages
 from reproduction.render.pages.benchmarks import speed_report
@@ -56,6 +57,9 @@ def formats(root: Path) -> list[Format]:
         return [*_plans(root, plan, project), *_results(root, project), *_rendered(root)]
 
 
+REHEARSAL = """{"shape": "tiny", "layers": 2, "gpu": null, "environment": {"cpu": "one"}, "kinds": [{"name": "gptq",
+"cells": 3, "run": "0123456789abcdef", "code": "0123456789abcdef", "state": "done", "value": 5.5, "steps": [{"name":
+"weights", "seconds": 1.5, "gpu_bytes": 1, "host_bytes": 2, "stages": {"GPTQ": [1.0, 7]}, "problem": ""}]}]}"""
 DRAWING = """<?xml version="1.0"?>
 <!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd" [<!ENTITY a "a">]>
 <svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="10" height="10">
@@ -214,6 +218,9 @@ def _rendered(root: Path) -> list[Format]:
         markdown(speed_report(project, table, measured))
         _ = measured.frame
 
+    def rehearsal(folder: Path) -> None:
+        write_page(folder / "done.md", read_rehearsal(folder / "done.json"))
+
     def gallery(folder: Path) -> None:
         from reproduction.commands.report import gallery as copy
 
@@ -228,6 +235,7 @@ def _rendered(root: Path) -> list[Format]:
         Format("records of times", files, kinds(f"results/speed/{SPEED_NAME}.json"), speed),
         Format("committed records of times", without, kinds(bench, bench.replace("some", "another")), speed),
         Format("records of machines", files, kinds(MACHINES), scoreboard.machine_noise, 0.5),
+        Format("records of rehearsals", {"done.json": REHEARSAL.encode()}, kinds("done.json"), rehearsal, 0.5),
         Format("records of tunings", tuning, kinds(TUNING), lambda folder: recorded_runs(folder / TUNING), 0.5),
         Format(
             "rendered reports", files, {f"reports/{NAME}.md": "md", f"reports/figures/{NAME}.svg": "svg"}, pages, 0.7

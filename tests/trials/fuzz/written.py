@@ -12,7 +12,7 @@ from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
 from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
-from rotquant.commands.options import changed, changes_of, rotation_fields
+from rotquant.commands.options import changed, changes_of, named_recipe, rotation_fields
 from rotquant.recipes.presets import preset
 from tests.trials.fuzz.example import ELSEWHERE, SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
@@ -107,10 +107,11 @@ def _text(folder: Path, name: str) -> str:
 
 
 def _recipe(folder: Path) -> None:
-    """The whole recipe as `--set` takes it, section by section where it is a mapping in flow style."""
+    """The whole recipe as `--set` takes it, section by section where it is a mapping in flow style, and as a file."""
     text = _text(folder, "recipe.yaml")
     sections = [line.partition(": ") for line in text.split("\n")] if not text.startswith("{") else []
     changed(preset("quarot"), [f"{name}={value}" for name, _, value in sections] or [f"rotation={text}"])
+    named_recipe(str(folder / "recipe.yaml"))
 
 
 def _options(folder: Path) -> None:

@@ -76,3 +76,23 @@ def measure(
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)
     typer.echo(f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}")
+
+
+@bench_app.command()
+def costs(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file that the library reads.")] = Path(
+        "rotquant/costs/records.json"
+    ),
+) -> None:
+    """Write the times that `rotquant plan` scales, from the records below results/bench/.
+
+    Example: `rotquant bench costs`, after a new record of spinquant_table15, prefixquant_table10 or rcp_table8
+    """
+    from reproduction.benchmarks.costs import time_records
+    from reproduction.tables.configuration import find_root
+    from rotquant.foundation.files import check_output_file, write_json
+
+    check_output_file(output)
+    found = time_records(find_root())
+    write_json(output, {"records": [record.model_dump(mode="json", exclude_defaults=True) for record in found]})
+    typer.echo(f"{len(found)} times in {output}")

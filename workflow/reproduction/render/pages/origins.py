@@ -64,7 +64,7 @@ def has_groups(recipe: Recipe) -> bool:
 
 
 def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, str]:
-    """Effective bits per weight of each row, with scales and all else stored (`reproduction.metrics.bits`).
+    """Effective bits per weight of each row, with scales and all else stored (`rotquant.weights.bits`).
 
     The range covers columns and seeds; empty without a record of any quantized row.
     """

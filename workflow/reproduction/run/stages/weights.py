@@ -88,9 +88,9 @@ def compute_weights(
 
 
 def _bits(stored: "StoredModel") -> dict[str, float]:
-    """Effective bits per weight by part (`reproduction.metrics.bits`)."""
-    from reproduction.metrics.bits import bits_per_weight
+    """Effective bits per weight by part (`rotquant.weights.bits`)."""
     from rotquant.models.architectures import architecture_of
+    from rotquant.weights.bits import bits_per_weight
 
     floats = 8 * stored.model.dtype.itemsize
     shapes = stored.manifest.quantized

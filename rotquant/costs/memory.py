@@ -1,0 +1,271 @@
+"""Memory on the device, phase by phase: what lies there at the same time while a recipe is applied to a model.
+
+Each part is a number of elements times their size, from the shapes and from the bounds of the code that holds it. Bytes
+that torch allocates are counted; its context and the fragments between tensors are not (`RESERVE`). Recorded peaks
+(`results/bench`) are met within 5 % (`tests/reproduction/test_costs.py`).
+"""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rotquant.costs.work import WAYS, Work, text_of, way_of
+from rotquant.models.rotation.fusing import _BLOCK_ELEMENTS
+from rotquant.models.stream import _RECORD_BYTES, _SHARE_OF_FREE_MEMORY, _TOKENS_AT_ONCE
+from rotquant.qat.method import SelfDistillation
+from rotquant.qat.training import KEPT_BYTES
+from rotquant.recipes.recipe import Method
+from rotquant.recipes.schemes import Calibration
+from rotquant.tensors.devices import of_device
+
+#: Bytes of a GPU that torch's context, its libraries and fragments take.
+RESERVE = 2**30
+#: Logits that a method holds at once, where its module has no bound of its own.
+_LOGITS = {"cpu": 2**23, "cuda": 2**30}
+#: Parameters of a group's quantizer, float32, by the kind of quantizer.
+_OF_GROUP = {"learned_range": 2, "ldp": 4, "n2uq": 4, "nf3_ldp": 3}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that lies in memory: its name, its bytes, and what these follow from."""
+
+    name: str
+    bytes: int
+    follows: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What lies on the device at the same time in one phase of the work.
+
+    on_host: hidden states that are too large for the device.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    on_host: tuple[Part, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """All parts together."""
+        return sum(part.bytes for part in self.parts)
+
+
+def phases(work: Work) -> list[Phase]:
+    """The phases of the work on its device, in their order."""
+    recipe, found = work.recipe, [Phase("loading", ())]  # the host's work
+    if recipe.learner is not None:
+        found.append(_network(work, recipe.learner))
+    if recipe.rotation is not None:
+        found.append(_rotation(work))
+    for method in recipe.methods.values():
+        if method is not recipe.learner:
+            found.append(_OF_WAY[way_of(method, recipe)](work, method))
+    if recipe.weights is not None and not recipe.has_role("rounding"):
+        found.append(Phase("round-to-nearest", (*_layer(work), _copies(work, work.shapes.largest))))
+    if recipe.has_static_scales and not recipe.has_role("scales") and recipe.calibration is not None:
+        found.append(_stream(work, "static scales", recipe.calibration))
+    return found
+
+
+def peak(work: Work) -> Phase:
+    """The phase with most bytes on the device."""
+    return max(phases(work), key=lambda phase: phase.bytes)
+
+
+def _rotation(work: Work) -> Phase:
+    """A weight, or rows of a large one, in float64: as it is, in two steps of its product, and changed; with R1."""
+    hidden = work.shapes.architecture.hidden_size
+    elements = min(max(work.shapes.largest, work.shapes.embedding), max(_BLOCK_ELEMENTS, work.shapes.largest))
+    parts = (
+        Part("a weight in float64", 4 * 8 * elements, f"4 copies of {elements:,} numbers"),
+        Part("R1", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
+    )
+    return Phase("rotation", (*_layer(work), *parts))
+
+
+def _stream(work: Work, name: str, text: Calibration, more: tuple[Part, ...] = ()) -> Phase:
+    """A text on its way through the decoder layers, one of which lies on the device."""
+    here, there = _hidden(work, text, work.itemsize)
+    return Phase(name, (*_layer(work), *here, *more, _activations(work, text)), there)
+
+
+def _of_stream(work: Work, method: Method) -> Phase:
+    text = text_of(method, work.recipe)
+    if text is None:
+        return Phase(method.title, _layer(work))
+    searched = getattr(method, "samples", None)
+    if searched is not None:
+        text = text.model_copy(update={"samples": min(text.samples, searched)})
+    kept: tuple[Part, ...] = ()
+    if "scales" in method.roles:
+        shape, tokens = work.shapes.architecture, text.samples * text.sequence_length
+        width = shape.hidden_size + (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        scores = 3 * 4 * shape.num_heads * text.sequence_length**2
+        kept = (
+            Part("outputs, queries, keys, values", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,}"),
+            Part("attention of a sequence", scores, f"3 x {shape.num_heads} heads x {text.sequence_length}^2, float32"),
+        )
+    return _stream(work, method.title, text, kept)
+
+
+def _sites(work: Work, method: Method) -> Phase:
+    """The phase of the site with most bytes: its X^T X next to what earlier sites of the layer gave."""
+    text = text_of(method, work.recipe)
+    itemsize = 8 if getattr(method, "arithmetic", "model") == "float64" else work.itemsize
+    exact, shape = max(itemsize, 4), work.shapes.architecture
+    here, there = ((), ()) if text is None else _hidden(work, text, itemsize)
+    kept, best = 0, Phase(method.title, ())
+    for site in shape.sites:
+        tokens = 0 if text is None else text.samples * text.sequence_length
+        inputs = tokens * site.features * itemsize
+        if site.name.endswith("_output") and not site.experts and inputs <= of_device(_RECORD_BYTES, _device(work)):
+            kept += inputs
+        count, square = len(site.linears) if site.experts else 1, site.features**2
+        matrices = Part(
+            f"X^T X of {site.name}", count * square * exact, f"{count} x {site.features}^2, {8 * exact} bits"
+        )
+        rows = work.shapes.rows(site.linears[0])
+        copies = _copies(work, rows * site.features)
+        if hasattr(method, "damping"):  # errors are spread by the inverse of X^T X, over all weights of the site
+            every = rows * (1 if site.experts else len(site.linears)) * site.features
+            factor = Part("its inverse's factor", 4 * 8 * square, f"4 x {site.features}^2 in float64")
+            columns = Part("weights in columns", 3 * exact * every, f"3 x {every:,} numbers of {8 * exact} bits")
+            copies = max(factor, columns, key=lambda part: part.bytes)
+        inputs_kept = Part("inputs of o_proj and down_proj", kept, f"{tokens:,} tokens, kept until the layer is done")
+        parts = (*_layer(work), *here, *((inputs_kept,) if kept else ()), matrices, copies)
+        best = max(best, Phase(method.title, parts, there), key=lambda phase: phase.bytes)
+    return best if text is None else max(best, _stream(work, method.title, text), key=lambda phase: phase.bytes)
+
+
+def _blocks(work: Work, method: Method) -> Phase:
+    """A decoder layer with what is learned of it, and the hidden states of both networks."""
+    text = text_of(method, work.recipe)
+    if text is None:
+        return Phase(method.title, _layer(work))
+    here, there = _hidden(work, text, work.itemsize, streams=2)
+    layer = work.shapes.of_layer
+    tokens = getattr(method, "batch_size", 1) * text.sequence_length
+    kept = Part(
+        "kept for the backward pass", 4 * tokens * _width(work), f"{tokens:,} tokens x {_width(work):,}, float32"
+    )
+    learned = Part("the layer's training", 16 * layer, f"{layer:,} weights x 16 bytes: float32, gradient, two moments")
+    return Phase(method.title, (*_layer(work), *here, learned, kept), there)
+
+
+def _network(work: Work, method: Method) -> Phase:
+    """The whole network with a batch's activations, or with logits, which go before the layers' backward pass."""
+    shapes, text = work.shapes, text_of(method, work.recipe)
+    parts = [Part("the network", shapes.parameters * work.itemsize, f"{shapes.parameters:,} numbers of {work.dtype}")]
+    if text is not None:
+        length, device = text.sequence_length, _device(work)
+        bound = getattr(importlib.import_module(method.actions), "_LOGITS_AT_ONCE", _LOGITS)
+        room = max(1, of_device(bound, device) // (length * shapes.vocabulary))
+        tokens = min(getattr(method, "batch_size", 1), room) * length
+        logits = Part("logits", 3 * 4 * tokens * shapes.vocabulary, f"3 x {tokens:,} tokens x {shapes.vocabulary:,}")
+        parts += _kept(work, tokens, logits)
+    return Phase(method.title, tuple(parts))
+
+
+def _kept(work: Work, tokens: int, beside: Part) -> Iterator[Part]:
+    """What a forward pass keeps for the backward one; layers are computed again where that is too much."""
+    shape, width = work.shapes.architecture, _width(work)
+    every = tokens * width * shape.num_layers * work.itemsize
+    if every <= of_device(KEPT_BYTES, _device(work)):
+        yield Part("kept for the backward pass", every, f"{tokens:,} tokens x {width:,} x {shape.num_layers} layers")
+        yield beside
+        return
+    states = tokens * shape.hidden_size * shape.num_layers * work.itemsize
+    yield Part("inputs of all layers", states, f"{tokens:,} tokens; layers are computed again (checkpointing)")
+    again = Part("a layer computed again", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,}")
+    yield max(again, beside, key=lambda part: part.bytes)
+
+
+def _training(work: Work, method: Method) -> Phase:
+    """Student, gradients and moments in float32, and the teacher; then what a layer keeps."""
+    text, parameters = method.budget(work.recipe), work.parameters
+    parts = [
+        Part("student", 16 * parameters, f"{parameters:,} x 16 bytes: float32, gradient, two moments of AdamW"),
+        Part("teacher", work.itemsize * parameters, f"{parameters:,} numbers of {work.dtype}"),
+    ]
+    itemsize = min(work.itemsize, 4) if work.device == "cuda" else max(work.itemsize, 4)
+    if isinstance(method, SelfDistillation):
+        scheme = work.recipe.rounded.scheme
+        shares = _OF_GROUP.get(method.quantizer_settings(work.recipe).kind, 0)
+        groups = sum(
+            rows * columns // (scheme.group_size or columns) for rows, columns in work.shapes.quantized.values()
+        )
+        parts.append(Part("quantizers", 16 * shares * groups, f"{groups:,} groups x {shares} x 16 bytes"))
+        again = itemsize * text.seen * _width(work)
+        parts.append(Part("a layer computed again", again, f"{text.seen:,} tokens x {_width(work):,}"))
+    else:
+        layers, weights = work.shapes.architecture.num_layers, work.shapes.quantized_parameters
+        parts.append(Part("quantized weights", 4 * weights, f"{weights:,} in float32"))
+        kept = 4 * text.seen * _width(work) * layers
+        parts.append(Part("kept for the backward pass", kept, f"{text.seen:,} tokens, no checkpointing"))
+        logits = 3 * 4 * text.seen * work.shapes.vocabulary
+        parts.append(Part("logits", logits, f"3 x {text.seen:,} tokens x {work.shapes.vocabulary:,}"))
+    return Phase(method.title, tuple(parts))
+
+
+_OF_WAY: dict[str, Any] = {
+    "network": _network,
+    "training": _training,
+    "blocks": _blocks,
+    "sites": _sites,
+    "stream": _of_stream,
+}
+assert _OF_WAY.keys() == WAYS.keys()
+
+
+def _layer(work: Work) -> tuple[Part, ...]:
+    """The decoder layer at work: one that is streamed, or the network where that lies on the GPU; on a CPU none."""
+    if work.device == "cpu":
+        return ()
+    if work.resident:
+        return (Part("the network", work.parameters * work.itemsize, f"{work.parameters:,} numbers of {work.dtype}"),)
+    layer = work.shapes.of_layer
+    return (Part("a decoder layer", layer * work.itemsize, f"{layer:,} numbers of {work.dtype}"),)
+
+
+def _hidden(
+    work: Work, text: Calibration, itemsize: int, streams: int = 1
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """The hidden states of a text: on the device, or on the host where they exceed their share of a GPU."""
+    width = work.shapes.architecture.hidden_size
+    one = text.samples * text.sequence_length * width * itemsize
+    follows = (
+        f"{streams} x {text.samples} samples x {text.sequence_length} tokens x {width:,} features x {itemsize} bytes"
+    )
+    found = (Part("hidden states", streams * one, follows),)
+    fits = work.device == "cpu" or one <= _SHARE_OF_FREE_MEMORY * work.memory
+    return (found, ()) if fits else ((), found)
+
+
+def _activations(work: Work, text: Calibration) -> Part:
+    """What a layer has while a batch of the text passes it."""
+    shape, length = work.shapes.architecture, text.sequence_length
+    bound = max(1, of_device(_TOKENS_AT_ONCE, _device(work)) // length) * length
+    tokens = min(bound, text.samples * length)
+    width = 3 * shape.intermediate_size + 4 * shape.hidden_size
+    return Part("a batch in the layer", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,} features")
+
+
+def _copies(work: Work, elements: int) -> Part:
+    """What searching scales and rounding makes of a weight."""
+    exact = max(4, work.itemsize)
+    return Part("copies of the weights at work", 5 * exact * elements, f"5 x {elements:,} numbers of {8 * exact} bits")
+
+
+def _width(work: Work) -> int:
+    """Features that a token keeps in a layer for the backward pass, as `models.batches.kept_bytes` counts them."""
+    shape = work.shapes.architecture
+    return 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
+
+
+def _device(work: Work) -> torch.device:
+    return torch.device(work.device)

@@ -1,0 +1,121 @@
+"""The shapes of a model's parameters from its configuration alone, and where that comes from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from rotquant.foundation.errors import CheckpointError
+from rotquant.models import deltas
+from rotquant.models.architectures import Architecture
+from rotquant.models.checkpoints import first_line
+from rotquant.models.folders import check_kind, is_delta, located
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """Shapes of a model's parameters by their Hugging Face names; tied embeddings are one parameter.
+
+    quantized: [out, in] of the weights that a recipe quantizes, each expert's apart.
+    floats: shapes of all other parameters.
+    vocabulary: number of token ids. tied: whether embedding and head are one parameter.
+    """
+
+    architecture: Architecture
+    quantized: Mapping[str, tuple[int, int]]
+    floats: Mapping[str, tuple[int, ...]]
+    vocabulary: int
+    tied: bool
+
+    @property
+    def quantized_parameters(self) -> int:
+        """Number of the weights that a recipe quantizes."""
+        return sum(rows * columns for rows, columns in self.quantized.values())
+
+    @property
+    def embedding(self) -> int:
+        """Number of the token embedding's parameters."""
+        return self.vocabulary * self.architecture.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Number of all parameters, shared ones once."""
+        return self.quantized_parameters + sum(map(prod, self.floats.values()))
+
+    @property
+    def untied(self) -> int:
+        """Number of all parameters once embedding and head are apart, as R1 makes them."""
+        return self.parameters + (self.embedding if self.tied else 0)
+
+    @property
+    def of_layer(self) -> int:
+        """Number of the parameters of one decoder layer."""
+        outside = ("embed_tokens.weight", "lm_head.weight", "model.norm.weight")
+        ends = sum(prod(shape) for name, shape in self.floats.items() if name.endswith(outside))
+        return (self.parameters - ends) // self.architecture.num_layers
+
+    def rows(self, linear: str) -> int:
+        """Output features of a linear layer, by its name in a decoder layer."""
+        return next(shape[0] for name, shape in self.quantized.items() if name.endswith(f".{linear}.weight"))
+
+    @property
+    def largest(self) -> int:
+        """Number of the elements of the largest quantized weight."""
+        return max(rows * columns for rows, columns in self.quantized.values())
+
+
+def shapes_of(config: Any) -> ModelShapes:
+    """The shapes of a transformers configuration, of a model that is built without memory.
+
+    Raises:
+        UnsupportedArchitectureError: no adapter knows its family.
+    """
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from rotquant.models.architectures import architecture_of, base_model, decoder_layers, linear_of
+    from rotquant.models.experts import stacked_names
+
+    architecture = architecture_of(config)
+    with torch.device("meta"):
+        model: Any = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
+    prefix = f"{model.base_model_prefix}.layers"
+    quantized: dict[str, tuple[int, int]] = {}
+    for index, layer in enumerate(decoder_layers(model)):
+        for name in architecture.linears:
+            rows, columns = linear_of(layer, name).weight.shape
+            quantized[f"{prefix}.{index}.{name}.weight"] = (rows, columns)
+    stacked = stacked_names(quantized)
+    named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    floats = {name: shape for name, shape in named.items() if name not in stacked}
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied)
+
+
+def settings_folder(checkpoint: str | Path) -> Path:
+    """A folder with a checkpoint's config.json: the local one or, of low-rank deltas, their base's; of a hub id only
+    settings are fetched, no weights.
+
+    Raises:
+        CheckpointError: neither a folder nor a hub id; the hub gives no config.json; or the folder holds a quantized
+            model.
+    """
+    folder, name, revision = located(checkpoint)
+    if folder is None:
+        return _fetched(name, revision)
+    check_kind(folder, "plain")
+    return settings_folder(deltas.checked_base(folder)) if is_delta(folder) else folder
+
+
+def _fetched(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(name, revision=revision, allow_patterns=["config.json", "tokenizer_config.json"])
+    except Exception as error:  # no connection shows as one of many libraries' exceptions
+        raise CheckpointError(
+            f"{name} is no folder here, and the hub gives no config.json of that name ({first_line(error)}): correct "
+            "it, accept its licence where it is gated, or give a folder that holds config.json."
+        ) from None
+    return Path(folder)

@@ -1,0 +1,183 @@
+"""`rotquant plan`: from config.json alone, for GPUs that are not here, with errors that are sentences."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING, LlamaConfig
+
+from rotquant.costs.plan import costs_of
+from rotquant.costs.shapes import shapes_of
+from rotquant.costs.work import Work
+from rotquant.models.architectures import FAMILIES
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from tests.helpers.commands import rotquant
+from tests.helpers.models import tiny_model
+
+LLAMA = LlamaConfig(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
+LARGE = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder with a config.json of Llama-2-7B's shape and nothing else."""
+    LLAMA.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert rotquant(monkeypatch, "plan", *arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_only_the_configuration_is_needed(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(monkeypatch, capsys, folder, "--device", "cuda", "--dtype", "bfloat16")
+    assert found["parameters"] == 6_738_415_616
+    assert found["time"]["complete"]
+    assert found["time"]["seconds"] == pytest.approx(54.3, abs=0.1)
+    parts = found["disk"]["parts"]
+    assert found["disk"]["bytes"] == sum(part["bytes"] for part in parts)
+    assert [one["fits"] for one in found["fits"][:2]] == [True, True]
+    largest = max(phase["bytes"] for phase in found["device_memory"]["phases"])
+    assert found["device_memory"]["peak_bytes"] == largest
+
+
+def test_the_table_says_what_each_figure_follows_from(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rotquant(monkeypatch, "plan", folder, "--device", "cuda", "--dtype", "bfloat16") == 0
+    shown = capsys.readouterr().out
+    assert "llama, 6,738,415,616 parameters; quarot in bfloat16 on a GPU" in shown
+    assert "128 samples x 2048 tokens x 4,096 features x 2 bytes" in shown
+    assert "results/bench/nvidia-h200/quantize-llama-2-7b-quarot.json" in shown
+    assert "GPU of 24 GB: fits" in shown
+
+
+def test_what_is_not_recorded_is_said_to_be_unknown(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rotquant(monkeypatch, "plan", folder, "--method", "omniquant", "--device", "cpu") == 0
+    shown = capsys.readouterr().out
+    assert "nothing is recorded on a CPU" in shown
+    assert "GPU" not in shown
+
+
+def test_a_recipe_that_changes_no_weight_takes_nothing_on_the_gpu(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(monkeypatch, capsys, folder, "--method", "rtn", "--set", "weights=null", "--device", "cuda")
+    assert found["device_memory"]["peak_bytes"] == 0
+    assert found["disk"]["bytes"] > 4 * found["parameters"]  # all of it, in float32
+
+
+def test_a_method_may_be_a_file(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    assert rotquant(monkeypatch, "recipe", "quarot", "--set", "weights.scheme.bits=8", "--format", "yaml") == 0
+    file.write_text(capsys.readouterr().out)
+    eight = planned(monkeypatch, capsys, folder, "--method", str(file), "--device", "cpu")
+    four = planned(monkeypatch, capsys, folder, "--method", "quarot", "--device", "cpu")
+    assert eight["recipe"]["weights"]["scheme"]["bits"] == 8
+    assert eight["disk"]["bytes"] - four["disk"]["bytes"] == pytest.approx(6_476_005_376 / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "nowhere"),
+        (["MODEL", "--method", "quarrot"], "unknown method 'quarrot'"),
+        (["MODEL", "--method", "none.yaml"], "none.yaml does not exist"),
+        (["MODEL", "--method", "baseline"], "nothing to plan"),
+        (["MODEL", "--set", "weights.scheme.bits=99"], "weights.scheme.bits"),
+        (["MODEL", "--device", "tpu"], "unknown device 'tpu'"),
+        (["MODEL", "--dtype", "int3"], "unknown dtype 'int3'"),
+        (["EMPTY"], "has no config.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"MODEL": folder, "EMPTY": str(tmp_path / "empty")}
+    assert rotquant(monkeypatch, "plan", *(places.get(one, one) for one in arguments)) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("rotquant: ")
+    assert sentence in said
+
+
+def test_a_model_of_the_hub_without_a_hub_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert rotquant(monkeypatch, "plan", "nobody/no-such-model") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "the hub gives no config.json of that name" in said
+
+
+def fits(work: Work) -> dict[str, Any]:
+    return {one.gpu: one for one in costs_of(work).fits}
+
+
+def test_what_does_not_fit_comes_with_the_changes_that_make_it_fit() -> None:
+    recipe = override(preset("spinquant-hard"), {"methods": {"spinquant": {"batch_size": 64}}}, "test")
+    work = Work(shapes_of(LLAMA), recipe, "float32", "cuda")
+    found = fits(work)["24 GB"]
+    assert not found.fits
+    assert found.changes[0] == "--dtype=bfloat16"
+    assert found.then is not None
+    assert found.then < found.peak
+    assert found.then + 2**30 <= found.memory
+    changed = override(recipe, {"methods": {"spinquant": {"batch_size": int(found.changes[1].split("=")[1])}}}, "test")
+    assert fits(Work(work.shapes, changed, "bfloat16", "cuda"))["24 GB"].fits
+
+
+def test_what_no_smaller_amount_makes_fit_says_so() -> None:
+    found = fits(Work(shapes_of(LLAMA), preset("rcp"), "bfloat16", "cuda"))["80 GB"]
+    assert (found.fits, found.changes, found.then) == (False, (), None)
+    assert found.least is not None
+    assert found.memory < found.least < found.peak
+
+
+def test_a_large_model_is_streamed_through_a_small_gpu_with_hidden_states_on_the_host() -> None:
+    recipe = preset("quarot")
+    large = Work(shapes_of(LARGE), recipe, "bfloat16", "cuda", 12 * 2**30)
+    streamed = costs_of(large)
+    assert any(part.name == "hidden states" for part in streamed.host)
+    assert streamed.peak.bytes < large.parameters * large.itemsize / 3
+    roomy = costs_of(Work(large.shapes, recipe, "bfloat16", "cuda", 79 * 2**30))
+    assert not any(part.name == "hidden states" for part in roomy.host)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_plan(family: str) -> None:
+    shapes = shapes_of(CONFIG_MAPPING[family]())
+    rtn = costs_of(Work(shapes, preset("rtn"), "bfloat16", "cuda", 79 * 2**30))
+    assert 0 < sum(part.bytes for part in rtn.disk) < 2 * shapes.parameters
+    assert all(part.bytes > 0 for part in (*rtn.peak.parts, *rtn.host, *rtn.disk))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_are_those_of_the_model(tied: bool) -> None:
+    model = tiny_model(tied=tied)
+    shapes = shapes_of(model.config)
+    assert shapes.parameters == sum(parameter.numel() for parameter in model.parameters())
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    assert shapes.of_layer == layer
+    assert shapes.untied - shapes.parameters == (shapes.embedding if tied else 0)
