@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from rotquant.commands.answers import Answer, answers
 from rotquant.commands.options import (
     AllowCode,
     AnyModel,
@@ -20,9 +21,9 @@ from rotquant.commands.options import (
     corpus_spec,
     rotation_fields,
 )
-from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
+from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
+from rotquant.foundation.files import check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare
 from rotquant.models.folders import MANIFEST
@@ -36,7 +37,18 @@ if TYPE_CHECKING:
     from rotquant.recipes.corpus import Split
     from rotquant.weights.storage import StoredModel
 
+_MADE = {"model": "", "output": "the folder", "bytes": "of the folder"}
 
+
+@answers(
+    {
+        **_MADE,
+        "method": "",
+        "note": "where the rotation was changed to fit",
+        "weights": "how many",
+        "seconds": "by stage",
+    }
+)
 def quantize(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
@@ -61,7 +73,7 @@ def quantize(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> None:
+) -> Answer:
     """Rotate and quantize MODEL into a folder that `rotquant evaluate` and `rotquant.api.load` read.
 
     Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
@@ -99,12 +111,13 @@ def quantize(
     )
     quantized.save(output)
     stored = cast("StoredModel", quantized.stored)
-    size = folder_size(output) / 2**20
+    size = folder_size(output)
     learned = stored.manifest.source.get("rotation", {})
-    seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
-    stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **stored.seconds}.items())
-    found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
-    typer.echo(found)
+    seconds = ({"learning": learned["seconds"]} if "seconds" in learned else {}) | stored.seconds
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size / 2**20:.1f} MiB"
+    data = {"model": model, "output": str(output), "bytes": size, "method": method, "note": changed_to_fit}
+    return Answer({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
 
 
 def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
@@ -124,6 +137,7 @@ def _check_rotations(rotations: Path, output: Path) -> None:
     check_output_file(rotations)
 
 
+@answers({**_MADE, "format": "", "for": "the engine", "quant_method": "what the folder asks for", "notes": ""})
 def export(
     model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
@@ -143,7 +157,7 @@ def export(
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
     ] = None,
     changes: Changes = None,
-) -> None:
+) -> Answer:
     """Write a quantized MODEL as a checkpoint that other runtimes load.
 
     A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
@@ -161,22 +175,40 @@ def export(
         from rotquant.weights.storage import read_manifest
 
     kind = None if dtype is None else torch_dtype(dtype)
+    how, method, notes = "exported", None, ()
     if form == "plain":
         export_plain(model, output, kind)
-        how = "exported"
     else:
         wanted = changes_of(changes)
         inputs = running(read_manifest(model).recipe, wanted).activations
         method = export_compressed(model, output, engine, wanted, kind)
         if method != "rotquant" and inputs is not None and inputs.dynamic:
-            typer.echo(
-                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7."
+            notes = (
+                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
             )
-        how = "exported" + (", for transformers after `import rotquant.serving`" if method == "rotquant" else "")
-    size = folder_size(output) / 2**20
-    typer.echo(f"{model}: {how}; {output}, {size:.1f} MiB")
+        how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
+    size = folder_size(output)
+    data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
+    said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
+    return Answer({**data, "for": engine, "notes": notes}, (*notes, said))
 
 
+@answers(
+    {
+        "model": "",
+        "metric": "its settings",
+        "perplexity": "exp of nll",
+        "nll": "nats per token",
+        "nll_standard_error": "over windows",
+        "tokens": "predicted",
+        "windows": "",
+        "text": "digest and share of what was read",
+        "note": "",
+        "each TASK": "what lm-eval quotes, percent; all its measures are TASK.MEASURE, with _stderr",
+        "average": "of the tasks",
+    },
+    file=True,
+)
 def evaluate(
     model: AnyModel,
     metric: Annotated[
@@ -199,14 +231,11 @@ def evaluate(
         int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
     ] = 8,
     device: Device = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
-) -> None:
+) -> Answer:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
     Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
     """
-    if output is not None:
-        check_output_file(output)
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
@@ -234,18 +263,14 @@ def evaluate(
         metrics = api.zero_shot(
             loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution
         )
-        print_accuracies(model, settings, metrics)
-        if settings.bos and loaded.tokenizer.bos_token_id is None:
-            typer.echo(NO_BOS)
+        without = settings.bos and loaded.tokenizer.bos_token_id is None
+        shown = (accuracies(model, settings, metrics), *([NO_BOS] if without else []))
     else:
         text = load_text(spec, settings.split)
         result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
         read = corpus_identity(spec, [settings.split], texts={settings.split: text})
         metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
         notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
-        typer.echo(
-            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {settings.sequence_length} tokens"
-            f"{notes})"
-        )
-    if output:
-        write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
+        windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
+        shown = (f"{model}: {result} on {spec.name} {split} ({windows})",)
+    return Answer({"model": model, "metric": settings.model_dump(mode="json"), **metrics}, shown)

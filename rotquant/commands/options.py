@@ -1,5 +1,4 @@
-"""Options that several commands share: options, their translation into recipes and corpora, and how tables are
-printed."""
+"""Options that several commands share, and their translation into recipes and corpora."""
 
 import re
 from functools import reduce
@@ -7,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError
@@ -140,8 +137,3 @@ def _change(text: str) -> dict[str, Any]:
     for part in reversed(parts):
         nested = {part: nested}
     return nested
-
-
-def print_table(table: Table) -> None:
-    """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture."""
-    Console(markup=False, emoji=False).print(table)
