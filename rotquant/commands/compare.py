@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.answers import Answer, answers
-from rotquant.commands.options import Corpus, Device, corpus_spec, of_a_known_family
+from rotquant.commands.options import Corpus, Device, Split, corpus_spec, of_a_known_family
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Perplexity
@@ -15,7 +15,6 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 
 if TYPE_CHECKING:
     from rotquant.comparison import Comparison
-    from rotquant.recipes.corpus import Split
 
 _SIDE = (
     "model, format, perplexity (with by_window, and of b kl and flips by window), bytes of its weights on disk, "
@@ -38,7 +37,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", callback=of_a_known_family, help="The model to compare with.")],
     b: Annotated[str, typer.Argument(metavar="B", callback=of_a_known_family, help="The model that is compared.")],
     corpus: Corpus = "modules",
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Split = "test",
     sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens per window. Default: what both models allow, at most 2048.")
     ] = None,
@@ -64,7 +63,7 @@ def compare(
         from rotquant.models.checkpoints import local_folder
 
     length = comparison.window_length([local_folder(a), local_folder(b)], sequence_length)
-    metric = Perplexity(corpus=spec.name, split=cast("Split", split), sequence_length=length, max_windows=max_windows)
+    metric = Perplexity(corpus=spec.name, split=cast(Any, split), sequence_length=length, max_windows=max_windows)
     found = comparison.compare(a, b, spec, metric=metric, batch_size=batch_size, device=place, dtype=kind)
     windows = f"{found.a.perplexity.windows} windows of {length} tokens of {spec.name} {split}"
     shown = (_table(found), *_sentences(found), f"on {windows}")

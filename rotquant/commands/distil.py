@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from rotquant.commands import completion
 from rotquant.commands.answers import Answer, answers
 from rotquant.commands.options import (
     Changes,
@@ -55,7 +56,13 @@ if TYPE_CHECKING:
 def train_quantized(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
-    method: Annotated[str, typer.Option(help="What trains the whole model, for example rcp or bitdistiller-rotated.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            autocompletion=completion.methods,
+            help="What trains the whole model, for example rcp or bitdistiller-rotated.",
+        ),
+    ],
     changes: Changes = None,
     corpus: Corpus = "modules",
     resume: Annotated[bool, typer.Option("--resume", help="Continue a training that was interrupted.")] = False,

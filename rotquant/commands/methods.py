@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from rich.table import Column, Table
 
 from rotquant.commands.answers import Answer, answers
-from rotquant.commands.options import Changes, changed
+from rotquant.commands.options import Changes, Method, changed
 from rotquant.foundation.data import field_meanings
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import ROLES, Recipe, find_method
@@ -47,7 +47,7 @@ def methods() -> Answer:
 
 @answers({"every field of the recipe": "its value, to be copied"})
 def recipe(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    method: Method,
     changes: Changes = None,
     format: Annotated[
         Literal["table", "yaml"],

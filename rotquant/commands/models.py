@@ -1,10 +1,11 @@
 """`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from rotquant.commands import completion
 from rotquant.commands.answers import Answer, answers
 from rotquant.commands.options import (
     AllowCode,
@@ -16,6 +17,7 @@ from rotquant.commands.options import (
     Dtype,
     Quantized,
     Seed,
+    Split,
     changed,
     changes_of,
     corpus_spec,
@@ -34,7 +36,6 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import NO_BOS
 
 if TYPE_CHECKING:
-    from rotquant.recipes.corpus import Split
     from rotquant.weights.storage import StoredModel
 
 _MADE = {"model": "", "output": "the folder", "bytes": "of the folder"}
@@ -53,7 +54,11 @@ def quantize(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     method: Annotated[
-        str, typer.Option(help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are.")
+        str,
+        typer.Option(
+            autocompletion=completion.methods,
+            help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are.",
+        ),
     ] = "quarot",
     changes: Changes = None,
     corpus: Corpus = "modules",
@@ -215,7 +220,7 @@ def evaluate(
         str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
     ] = "perplexity",
     corpus: Corpus = "modules",
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Split = "test",
     sequence_length: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
@@ -255,9 +260,7 @@ def evaluate(
     place = local_folder(model)
     if settings is None:
         length = api.limits_of(place).length(sequence_length)
-        settings = Perplexity(
-            corpus=spec.name, split=cast("Split", split), sequence_length=length, max_windows=max_windows
-        )
+        settings = Perplexity(corpus=spec.name, split=cast(Any, split), sequence_length=length, max_windows=max_windows)
     loaded = api.load(place, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(

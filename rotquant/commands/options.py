@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rotquant.commands import completion
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.written import yaml_value
@@ -48,6 +49,7 @@ Corpus = Annotated[
     str,
     typer.Option(
         callback=not_empty,
+        autocompletion=completion.corpora,
         help="Text: `modules` or `docstrings` (source files, documentation strings of the installed packages); a "
         "folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the first 80 % "
         "are for training and calibration, the next "
@@ -55,6 +57,11 @@ Corpus = Annotated[
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
 ]
+Method = Annotated[
+    str,
+    typer.Argument(metavar="METHOD", autocompletion=completion.methods, help="A method of `rotquant methods`."),
+]
+Split = Annotated[str, typer.Option(autocompletion=completion.splits, help="train, validation or test.")]
 AllowCode = Annotated[
     bool,
     typer.Option(

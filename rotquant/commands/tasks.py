@@ -8,6 +8,7 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from rotquant.commands import completion
 from rotquant.commands.answers import Answer, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
@@ -17,7 +18,10 @@ from rotquant.text import CorpusSpec
 
 Tasks = Annotated[
     str | None,
-    typer.Option(help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's."),
+    typer.Option(
+        autocompletion=completion.tasks,
+        help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's.",
+    ),
 ]
 Suite = Annotated[str | None, typer.Option(help="paper or shipped. Default: the one that has the tasks.")]
 Shots = Annotated[int, typer.Option(min=0, help="How many solved examples stand before each item of a task.")]

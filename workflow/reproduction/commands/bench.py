@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from reproduction.commands import completion
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.answers import Answer, answers
+from rotquant.commands.completion import methods
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -19,7 +21,7 @@ bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", n
 @answers({"every key of the record": "seconds by stage, peak_gpu_bytes, gpu, layers, recipe, environment"}, file=True)
 def quantize(
     shape: Annotated[str, typer.Option(help="llama-2-7b, llama-2-13b or llama-2-70b.")] = "llama-2-7b",
-    method: Annotated[str, typer.Option(help="A method of `rotquant quantize`.")] = "quarot",
+    method: Annotated[str, typer.Option(autocompletion=methods, help="A method of `rotquant quantize`.")] = "quarot",
     changes: Changes = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many decoder layers: a quick trial.")] = None,
     device: Device = "auto",
@@ -44,7 +46,9 @@ def quantize(
 @bench_app.command()
 @answers({"every key of the record": "its cells, the GPU, the environment"})
 def measure(
-    table: Annotated[str, typer.Argument(help="A speed table's id, e.g. quarot_table14.")],
+    table: Annotated[
+        str, typer.Argument(autocompletion=completion.tables, help="A speed table's id, e.g. quarot_table14.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,

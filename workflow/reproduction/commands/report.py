@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from reproduction.commands import completion
 from reproduction.commands.runs import Configs, PlanFile, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.sources import Source, source_of
@@ -18,7 +19,7 @@ from rotquant.foundation.files import atomic_path, read_text, write_text
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
-TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
+TableName = Annotated[str, typer.Argument(autocompletion=completion.tables, help="A table's id, e.g. quarot_table1.")]
 TableForm = Literal["latex", "markdown", "csv"]
 FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
 

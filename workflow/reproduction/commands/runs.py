@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
+from reproduction.commands import completion
 from reproduction.planning.current import current_plan
 from reproduction.run import execution
 from reproduction.run.plan import Plan, config_file, read_plan
@@ -91,7 +92,10 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
 @runs_app.command("list")
 @answers({"runs": "each with its keys, table, row, column, metric, seed, and value, null where it is not computed"})
 def list_runs(
-    table: Annotated[str | None, typer.Argument(help="Only the runs of this table, e.g. quarot_table1.")] = None,
+    table: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completion.tables, help="Only the runs of this table, e.g. quarot_table1."),
+    ] = None,
     config: Configs = None,
 ) -> Answer:
     """List the runs of all tables or of one: its keys, cell, seed, and the value where it is computed.
@@ -146,7 +150,10 @@ def tasks(
 def execute(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all."),
+        typer.Argument(
+            autocompletion=completion.tables,
+            help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all.",
+        ),
     ] = None,
     jobs: Jobs = None,
     device: OtherDevice = None,

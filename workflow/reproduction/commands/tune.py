@@ -11,7 +11,7 @@ from reproduction.commands.runs import Configs, Jobs, OtherDevice, device_of, op
 from reproduction.run.tuning import RECORDS, at_an_end, points, read_grid, tune
 from reproduction.run.workers import usual_workers
 from rotquant.commands.answers import Answer, answers
-from rotquant.commands.options import Changes, changes_of
+from rotquant.commands.options import Changes, Method, changes_of
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
 from rotquant.recipes.presets import preset
@@ -25,7 +25,7 @@ from rotquant.recipes.recipe import override_all
     }
 )
 def tune_method(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    method: Method,
     slots: Annotated[list[str], typer.Argument(metavar="SLOT...", help="Models by their names in the configuration.")],
     grid: Annotated[
         list[str] | None,
