@@ -77,6 +77,9 @@ def answers(
     return decorate
 
 
+#: Characters of a line of a table that is printed whole.
+_WHOLE = 270
+
 _OUTPUT = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")]
 
 
@@ -89,9 +92,10 @@ def _json(keys: Mapping[str, str]) -> Any:
 def print_table(table: Table) -> None:
     """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture.
 
-    A table with a width of its own keeps it.
+    One of columns that never wrap is printed whole where no terminal limits it.
     """
-    Console(markup=False, emoji=False).print(table, crop=table.width is None)
+    whole = all(column.no_wrap for column in table.columns) and not sys.stdout.isatty()
+    Console(markup=False, emoji=False, width=_WHOLE if whole else None).print(table)
 
 
 def _print(part: str | Table) -> None:

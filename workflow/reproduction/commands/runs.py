@@ -6,7 +6,6 @@ config/config.yaml as the configuration or with the files given by --config on t
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -105,9 +104,8 @@ def list_runs(
     project = open_project(config)
     head = ("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
     shown, listed = RichTable(*head), []
-    shown.width = None if sys.stdout.isatty() else 270  # keys must be whole where they are piped
     for column in shown.columns:
-        column.no_wrap = True
+        column.no_wrap = True  # keys must be whole where they are piped
     for name in [table] if table else project.tables:
         for cell in project.cells(name):
             for run in cell.runs:
