@@ -43,6 +43,7 @@ def test_a_learned_rotation_is_drawn(text, tmp_path, monkeypatch, capsys) -> Non
     shown = run(monkeypatch, capsys, tmp_path, "learn_a_rotation.py", *small)
     times = dict(re.findall(r"^(.*): largest feature ([\d.]+) times", shown, re.MULTILINE))
     assert float(times["random Hadamard rotation"]) < float(times["as it is"])
+    assert set(re.findall(r"^rotation (.*): perplexity \d", shown, re.MULTILINE)) == {"as drawn", "learned"}
     drawn = ElementTree.parse(tmp_path / "rotation.svg").getroot()
     assert drawn.tag.endswith("svg")
     assert (tmp_path / "rotation.safetensors").is_file()
