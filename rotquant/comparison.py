@@ -68,7 +68,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Model B measured against model A on the same windows; each pair is a mean and its standard error over windows.
 
     ratio: B's perplexity over A's. kl: KL(A || B) of the next token, nats. flips: share of positions at which the
@@ -95,7 +95,7 @@ def compare(
     batch_size: int = 8,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Measure two models on the same windows of a text.
 
     Args:
@@ -119,7 +119,7 @@ def compare(
     other = _side(str(b), folders[1], second.network, tokens, metric, batch_size, exact)
     found = other.perplexity
     ratio = paired_ratio(found, side.perplexity)
-    return Comparison(
+    return ModelComparison(
         side, other, ratio, mean_with_error(found.kl), mean_with_error([100 * one for one in found.flips])
     )
 

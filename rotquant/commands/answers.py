@@ -1,7 +1,7 @@
 """How commands print what they found: words and tables for people, or with `--json` one JSON document for programs.
 
-A command that prints numbers is decorated by `answers` and returns an `Answer`. Only this module knows the options
-`--json` and `--output`, documents the keys of the document, and prints.
+A command that prints numbers is decorated by `answers` and returns a `CommandResult`. Only this module knows the
+options `--json` and `--output`, documents the keys of the document, and prints.
 """
 
 import functools
@@ -21,7 +21,7 @@ from rotquant.foundation.files import check_output_file, json_text, write_text
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """Result of a command.
 
     data: what `--json` prints: text, numbers, lists and mappings with text as keys. Numbers that are not finite become
@@ -36,8 +36,8 @@ class Answer:
 
 def answers(
     keys: Mapping[str, str], *, file: bool = False
-) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
-    """Make a command of a function that returns an `Answer`: with `--json`, and with `--output` where `file` is set.
+) -> Callable[[Callable[..., CommandResult | None]], Callable[..., None]]:
+    """Make a command of a function that returns a `CommandResult`: it has `--json`, and `--output` where `file` is set.
 
     With `--json` standard output holds the document alone: whatever else is printed meanwhile goes to standard error.
     None in place of an answer prints nothing: another process of the same work answers.
@@ -47,7 +47,7 @@ def answers(
         file: whether the document can be written to a file too; that place is checked before the work.
     """
 
-    def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., CommandResult | None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(*arguments: Any, json: bool, **options: Any) -> None:
             output: Path | None = options.pop("output") if file else None
@@ -71,7 +71,7 @@ def answers(
             added.append(inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_OUTPUT))
         parameters = [*own.parameters.values(), *added]
         run.__signature__ = own.replace(parameters=parameters, return_annotation=None)  # pyright: ignore
-        run.keys = keys  # pyright: ignore[reportFunctionMemberAccess]
+        vars(run)["keys"] = keys
         return run
 
     return decorate

@@ -33,7 +33,7 @@ _ROOM = 15e9
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """A finding.
 
     state: ok; absent: works without; slow: works, and slower than it could; broken: something needed does not work.
@@ -46,9 +46,9 @@ class Check:
     advice: str = ""
 
 
-def examine() -> list[Check]:
+def examine() -> list[CheckResult]:
     """All findings, in the order in which one depends on those before."""
-    checks: list[Callable[[], Iterator[Check]]] = [
+    checks: list[Callable[[], Iterator[CheckResult]]] = [
         _python,
         _packages,
         _optional,
@@ -61,45 +61,51 @@ def examine() -> list[Check]:
     return [found for check in checks for found in _guarded(check)]
 
 
-def _guarded(check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+def _guarded(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
     """The findings of a check; an exception that it meets is a finding too."""
     try:
         yield from check()
     except Exception as error:
         name = check.__name__.strip("_")
-        yield Check(name, "broken", one_line(f"{type(error).__name__}: {error}"), "reinstall: pip install rotquant")
+        yield CheckResult(
+            name, "broken", one_line(f"{type(error).__name__}: {error}"), "reinstall: pip install rotquant"
+        )
 
 
-def _python() -> Iterator[Check]:
+def _python() -> Iterator[CheckResult]:
     old = sys.version_info < (3, 11)
     advice = "rotquant needs Python 3.11 or newer" if old else ""
-    yield Check("Python", "broken" if old else "ok", f"{platform.python_version()}, {sys.executable}", advice)
-    yield Check("system", "ok", platform.platform())
+    yield CheckResult("Python", "broken" if old else "ok", f"{platform.python_version()}, {sys.executable}", advice)
+    yield CheckResult("system", "ok", platform.platform())
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[CheckResult]:
     """Required packages and whether their versions are those that rotquant asks for."""
     from packaging.requirements import Requirement
 
-    yield Check("rotquant", "ok", f"{_version('rotquant')}, {Path(__file__).parents[1]}")
+    yield CheckResult("rotquant", "ok", f"{_version('rotquant')}, {Path(__file__).parents[1]}")
     for line in importlib.metadata.requires("rotquant") or ():
         needed = Requirement(line)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
             continue
         version = _version(needed.name)
         if version is None:
-            yield Check(needed.name, "broken", "not installed", f"pip install '{needed.name}{needed.specifier}'")
+            yield CheckResult(needed.name, "broken", "not installed", f"pip install '{needed.name}{needed.specifier}'")
         elif not needed.specifier.contains(version, prereleases=True):
             advice = f"pip install '{needed.name}{needed.specifier}'"
-            yield Check(needed.name, "broken", f"{version}, outside of {needed.specifier}", advice)
+            yield CheckResult(needed.name, "broken", f"{version}, outside of {needed.specifier}", advice)
         else:
-            yield Check(needed.name, "ok", version)
+            yield CheckResult(needed.name, "ok", version)
 
 
-def _optional() -> Iterator[Check]:
+def _optional() -> Iterator[CheckResult]:
     for name, purpose in OPTIONAL.items():
         version = _version(name)
-        yield Check(name, "absent", "not installed", purpose) if version is None else Check(name, "ok", version)
+        yield (
+            CheckResult(name, "absent", "not installed", purpose)
+            if version is None
+            else CheckResult(name, "ok", version)
+        )
 
 
 def _version(name: str) -> str | None:
@@ -109,7 +115,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _gpu() -> Iterator[Check]:
+def _gpu() -> Iterator[CheckResult]:
     """Every GPU that torch sees; why it sees none where there is a driver."""
     import torch
 
@@ -120,24 +126,24 @@ def _gpu() -> Iterator[Check]:
             yield _of_gpu(torch.cuda.get_device_properties(index), index)
     elif not has_driver():
         advice = "all commands work on the CPU; models of a billion parameters and more want an NVIDIA GPU"
-        yield Check("GPU", "absent", "no NVIDIA GPU or driver", advice)
+        yield CheckResult("GPU", "absent", "no NVIDIA GPU or driver", advice)
     elif torch.version.cuda is None:
         advice = "install torch's CUDA build, e.g. pip install torch --index-url of CUDA wheels"
-        yield Check("GPU", "slow", f"a driver, and torch {torch.__version__} built without CUDA", advice)
+        yield CheckResult("GPU", "slow", f"a driver, and torch {torch.__version__} built without CUDA", advice)
     else:
         advice = f"torch needs a driver for CUDA {torch.version.cuda}: update it, and see CUDA_VISIBLE_DEVICES"
-        yield Check("GPU", "slow", "a driver, and torch sees no GPU", advice)
+        yield CheckResult("GPU", "slow", "a driver, and torch sees no GPU", advice)
 
 
-def _of_gpu(gpu: Any, index: int) -> Check:
+def _of_gpu(gpu: Any, index: int) -> CheckResult:
     found = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}"
     if gpu.major < 8:
         advice = "the CUDA kernels need 8.0 (A100, RTX 30) or newer: simulations run, decoders do not"
-        return Check(f"GPU {index}", "slow", found, advice)
-    return Check(f"GPU {index}", "ok", found)
+        return CheckResult(f"GPU {index}", "slow", found, advice)
+    return CheckResult(f"GPU {index}", "ok", found)
 
 
-def _kernels() -> Iterator[Check]:
+def _kernels() -> Iterator[CheckResult]:
     """Whether the sources are here, and whether NVRTC compiles for, and the driver runs, the GPU's architecture."""
     import torch
 
@@ -146,17 +152,23 @@ def _kernels() -> Iterator[Check]:
 
     files = len(list(SOURCES.glob("*.cu")))
     if not files:
-        yield Check("CUDA sources", "broken", f"none in {SOURCES}", "install the wheel, or keep the link in a checkout")
+        yield CheckResult(
+            "CUDA sources", "broken", f"none in {SOURCES}", "install the wheel, or keep the link in a checkout"
+        )
         return
-    yield Check("CUDA sources", "ok", f"{files} files in {SOURCES}")
+    yield CheckResult("CUDA sources", "ok", f"{files} files in {SOURCES}")
     there, gpu = "sm_90a", torch.cuda.is_available()
     needed: State = "broken" if gpu else "absent"  # without a GPU nothing compiles them
     try:
         there = architecture_of_device(torch.device("cuda", 0)) if gpu else there
         compile_source(launch.sources(there)[0], there)
-        yield Check("NVRTC", "ok", f"{_compiler()} compiles for {there}" + ("" if gpu else ", tried without a GPU"))
+        yield CheckResult(
+            "NVRTC", "ok", f"{_compiler()} compiles for {there}" + ("" if gpu else ", tried without a GPU")
+        )
     except KernelError as error:
-        yield Check("NVRTC", needed, str(error).splitlines()[0], "pip install cupy-cuda13x 'cuda-toolkit[nvrtc,cccl]'")
+        yield CheckResult(
+            "NVRTC", needed, str(error).splitlines()[0], "pip install cupy-cuda13x 'cuda-toolkit[nvrtc,cccl]'"
+        )
     driver = _driver()
     if gpu and driver is not None:
         yield _driver_check(driver, _compiler())
@@ -172,7 +184,7 @@ def _compiler() -> str:
 def _driver() -> tuple[int, int] | None:
     """The newest CUDA that the driver runs; None where it does not say."""
     try:
-        from cuda.bindings import driver
+        from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]  # compiled, without stubs
 
         status, version = driver.cuDriverGetVersion()
     except (ImportError, RuntimeError, OSError):
@@ -180,16 +192,16 @@ def _driver() -> tuple[int, int] | None:
     return None if int(status) else (version // 1000, version % 1000 // 10)
 
 
-def _driver_check(driver: tuple[int, int], compiler: str) -> Check:
+def _driver_check(driver: tuple[int, int], compiler: str) -> CheckResult:
     """Machine code of a CUDA runs on drivers of its major version or a newer one."""
     found = "driver of CUDA {}.{}, kernels of {}".format(*driver, compiler)
     major = int(re.findall(r"\d+", compiler)[0])
     if driver[0] < major:
-        return Check("driver", "broken", found, f"update the driver to one of CUDA {major}")
-    return Check("driver", "ok", found)
+        return CheckResult("driver", "broken", found, f"update the driver to one of CUDA {major}")
+    return CheckResult("driver", "ok", found)
 
 
-def _cpu() -> Iterator[Check]:
+def _cpu() -> Iterator[CheckResult]:
     """Threads that compute, next to cores that may be used; whether the CPU kernels compile."""
     import torch
 
@@ -199,19 +211,19 @@ def _cpu() -> Iterator[Check]:
     threads, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     found = f"{cpu_name()}, {cores} cores, {threads} threads" + (f" (OMP_NUM_THREADS={setting})" if setting else "")
     if threads > cores:
-        yield Check("CPU", "slow", found, f"threads wait for each other: export OMP_NUM_THREADS={cores}")
+        yield CheckResult("CPU", "slow", found, f"threads wait for each other: export OMP_NUM_THREADS={cores}")
     elif threads < cores:
-        yield Check("CPU", "slow", found, f"cores are idle in a single command: export OMP_NUM_THREADS={cores}")
+        yield CheckResult("CPU", "slow", found, f"cores are idle in a single command: export OMP_NUM_THREADS={cores}")
     else:
-        yield Check("CPU", "ok", found)
+        yield CheckResult("CPU", "ok", found)
     try:
-        yield Check("CPU kernels", "ok", f"compiled, {functions().instructions().decode()}")
+        yield CheckResult("CPU kernels", "ok", f"compiled, {functions().instructions().decode()}")
     except KernelError as error:
         advice = "decoders on the CPU run as plain torch: install g++ or clang++"
-        yield Check("CPU kernels", "absent", str(error).splitlines()[0], advice)
+        yield CheckResult("CPU kernels", "absent", str(error).splitlines()[0], advice)
 
 
-def _caches() -> Iterator[Check]:
+def _caches() -> Iterator[CheckResult]:
     from huggingface_hub import constants
 
     from rotquant.foundation.files import cache_folder
@@ -221,29 +233,29 @@ def _caches() -> Iterator[Check]:
         lost = folder.is_relative_to(tempfile.gettempdir()) and not os.environ.get("ROTQUANT_CACHE")
         advice = "it is lost when a command ends, and made again: set ROTQUANT_CACHE to a folder that can be written"
         found = f"{folder}, {sum(1 for _ in folder.glob('*')):,} files" if folder.is_dir() else f"{folder}"
-        yield Check(f"cache of {name}", "slow" if lost else "ok", found, advice if lost else "")
+        yield CheckResult(f"cache of {name}", "slow" if lost else "ok", found, advice if lost else "")
     hub = Path(constants.HF_HUB_CACHE)
     models = sum(1 for _ in hub.glob("models--*"))
     offline = ", offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
     there = next(folder for folder in (hub, *hub.parents) if folder.exists())
     found = f"{hub}, {models} models, {shutil.disk_usage(there).free / 1e9:,.0f} GB free{offline}"
     if not os.access(there, os.W_OK):
-        yield Check("hub cache", "slow", found, "it cannot be written: set HF_HOME to a folder that can")
+        yield CheckResult("hub cache", "slow", found, "it cannot be written: set HF_HOME to a folder that can")
     elif shutil.disk_usage(there).free < _ROOM:
-        yield Check("hub cache", "slow", found, "room for no 7B model: make room, or set HF_HOME to another disk")
+        yield CheckResult("hub cache", "slow", found, "room for no 7B model: make room, or set HF_HOME to another disk")
     else:
-        yield Check("hub cache", "ok", found)
+        yield CheckResult("hub cache", "ok", found)
 
 
-def _places() -> Iterator[Check]:
+def _places() -> Iterator[CheckResult]:
     """Whether results can be written here, and temporary files."""
     for name, folder in (("working folder", Path.cwd()), ("temporary folder", Path(tempfile.gettempdir()))):
         free = f"{folder}, {shutil.disk_usage(folder).free / 1e9:,.0f} GB free"
         if os.access(folder, os.W_OK):
-            yield Check(name, "ok", free)
+            yield CheckResult(name, "ok", free)
         else:
             advice = (
                 "name outputs elsewhere" if name == "working folder" else "set TMPDIR to a folder that can be written"
             )
             state: State = "absent" if name == "working folder" else "broken"
-            yield Check(name, state, f"{free}, cannot be written", advice)
+            yield CheckResult(name, state, f"{free}, cannot be written", advice)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Corpus, Device, Split, corpus_spec, of_a_known_family
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
@@ -14,7 +14,7 @@ from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
 
 if TYPE_CHECKING:
-    from rotquant.comparison import Comparison
+    from rotquant.comparison import ModelComparison
 
 _SIDE = (
     "model, format, perplexity (with by_window, and of b kl and flips by window), bytes of its weights on disk, "
@@ -47,7 +47,7 @@ def compare(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: a folder's own; float32 of a plain one.")
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """Compare two models on the same text: perplexity, KL divergence, first choices, size, bits, speed.
 
     Each is plain or quantized: a folder or hub id, or a folder of `rotquant quantize`, `export`, `convert` or of
@@ -67,10 +67,10 @@ def compare(
     found = comparison.compare(a, b, spec, metric=metric, batch_size=batch_size, device=place, dtype=kind)
     windows = f"{found.a.perplexity.windows} windows of {length} tokens of {spec.name} {split}"
     shown = (_table(found), *_sentences(found), f"on {windows}")
-    return Answer(dataclasses.asdict(found) | {"metric": metric.model_dump(mode="json")}, shown)
+    return CommandResult(dataclasses.asdict(found) | {"metric": metric.model_dump(mode="json")}, shown)
 
 
-def _table(found: "Comparison") -> Table:
+def _table(found: "ModelComparison") -> Table:
     table = Table("", "A", "B", "B over A", caption="speed: of a forward pass here; only a decoder runs on integers")
     sides = (found.a, found.b)
     table.add_row("model", *(side.model for side in sides), "")
@@ -87,7 +87,7 @@ def _table(found: "Comparison") -> Table:
     return table
 
 
-def _sentences(found: "Comparison") -> tuple[str, ...]:
+def _sentences(found: "ModelComparison") -> tuple[str, ...]:
     def shown(pair: tuple[float, float], digits: int) -> str:
         return " ± ".join(f"{value:.{digits}f}" for value in pair)
 

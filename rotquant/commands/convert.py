@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import check_output_folder, folder_size
@@ -20,7 +20,7 @@ def convert(
     dtype: Annotated[
         str, typer.Option(help="Floating-point type of all that is not an integer: float16, bfloat16 or float32.")
     ] = "float16",
-) -> Answer:
+) -> CommandResult:
     """Turn a fake-quantized MODEL into a decoder that multiplies its integers: CUDA kernels on a GPU, torch elsewhere.
 
     Example: `rotquant convert quantized/ -o decoder/`, then `rotquant evaluate decoder/`
@@ -41,7 +41,7 @@ def convert(
     size, layers, window = folder_size(output), decoder.config.layers, decoder.config.window
     context = "" if window is None else f"; texts of up to {window} tokens, the window of its attention"
     data = {"model": str(model), "output": str(output), "layers": layers, "bytes": size, "window": window}
-    return Answer(data, (f"{model}: {layers} layers converted; {output}, {size / 2**20:.1f} MiB{context}",))
+    return CommandResult(data, (f"{model}: {layers} layers converted; {output}, {size / 2**20:.1f} MiB{context}",))
 
 
 @answers({"model": "", "prompt": "", "text": "what continues it", "tokens": "their ids"})
@@ -50,7 +50,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 64,
     device: Device = "auto",
-) -> Answer:
+) -> CommandResult:
     """Continue a text greedily with a converted MODEL.
 
     Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
@@ -76,4 +76,4 @@ def generate(
     with task(f"writing {tokens} tokens"):
         new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)[0].tolist()
     text = str(stored.tokenizer.decode(new))
-    return Answer({"model": str(model), "prompt": prompt, "text": text, "tokens": new}, (f"{prompt}{text}",))
+    return CommandResult({"model": str(model), "prompt": prompt, "text": text, "tokens": new}, (f"{prompt}{text}",))

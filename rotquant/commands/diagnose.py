@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, read_text, write_text
@@ -72,7 +72,7 @@ def diagnose(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> Answer:
+) -> CommandResult:
     """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
 
     Nothing is tuned: weights are rounded to nearest. One copy of MODEL is in memory at a time; it is loaded five times.
@@ -127,7 +127,7 @@ def diagnose(
     about["text"] = corpus_identity(spec, [part], texts={part: text})
     about |= {"note": changed} if changed else {}
     last = f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}")
-    return Answer(about | _numbers(costs, sinks, decode), (*map(_table, shown), last))
+    return CommandResult(about | _numbers(costs, sinks, decode), (*map(_table, shown), last))
 
 
 def _measured(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rotquant.commands import completion
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import (
     Changes,
     Checkpoint,
@@ -76,7 +76,7 @@ def train_quantized(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "bfloat16",
-) -> Answer | None:
+) -> CommandResult | None:
     """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
 
     Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. Several GPUs share
@@ -136,7 +136,7 @@ class _Job:
     seed: int
     dtype: str
 
-    def run(self, device: "torch.device") -> Answer | None:
+    def run(self, device: "torch.device") -> CommandResult | None:
         """Run the training in one process; the first one writes the result and answers."""
         from rotquant import api
         from rotquant.models.checkpoints import config_of
@@ -180,7 +180,7 @@ class _Job:
         place = self.output.with_name(f"{self.output.name}.unfinished") / "training"
         return Kept(place, short_hash(canonical_json(about)), every=self.every)
 
-    def _answer(self, stored: "StoredModel", seconds: float) -> Answer:
+    def _answer(self, stored: "StoredModel", seconds: float) -> CommandResult:
         losses, size = [step["loss"] for step in stored.history], folder_size(self.output)
         tokens = len(losses) * self.settings.batch_size * self.settings.text.sequence_length
         rate, weights = tokens / stored.seconds[self.settings.title], len(stored.weights)
@@ -191,7 +191,7 @@ class _Job:
         )
         data = {"model": self.model, "output": str(self.output), "bytes": size, "method": self.settings.name}
         data |= {"note": self.changed, "weights": weights, "steps": len(losses), "loss": [losses[0], losses[-1]]}
-        return Answer({**data, "tokens_per_second": rate, "seconds": seconds}, (said,))
+        return CommandResult({**data, "tokens_per_second": rate, "seconds": seconds}, (said,))
 
 
 def _check_unfinished(checkpoint: "Kept | ShardedCheckpoint | None", resume: bool) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 from rich.table import Column, Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.progress import task
 
 
@@ -14,7 +14,7 @@ from rotquant.foundation.progress import task
         "broken": "how many: the exit status is 1 where there are any",
     }
 )
-def doctor() -> Answer:
+def doctor() -> CommandResult:
     """Check this machine and environment: packages, GPU, kernels, caches, threads; what is slow or broken, and why.
 
     Exit status 1 where something that is needed is broken. Without a GPU everything works but for its speed.
@@ -31,4 +31,4 @@ def doctor() -> Answer:
     broken = sum(check.state == "broken" for check in found)
     last = f"{broken} broken: see what to do" if broken else "all that is needed works"
     data = {"checks": [dataclasses.asdict(check) for check in found], "broken": broken}
-    return Answer(data, (table, last), status=int(broken > 0))
+    return CommandResult(data, (table, last), status=int(broken > 0))

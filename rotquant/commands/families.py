@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 from rotquant.recipes.presets import preset
@@ -21,7 +21,7 @@ def families(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint, folder or hub id, to ask for its own sizes.")
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.
 
     Sizes are those of transformers' default configuration. Whether a transform fits also depends on sizes: one across
@@ -42,7 +42,7 @@ def families(
     for name, *cells in map(_row, configs):
         table.add_row(name, *cells)
         found[name] = dict(zip(head, cells, strict=True))
-    return Answer({"families": found}, (table,))
+    return CommandResult({"families": found}, (table,))
 
 
 def _row(config: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from rich.table import Column, Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Changes, Method, changed
 from rotquant.foundation.data import field_meanings
 from rotquant.recipes.presets import all_presets, preset
@@ -23,7 +23,7 @@ from rotquant.recipes.registry import method_names
 
 
 @answers({"methods": "by name: bits of weights, inputs, KV cache; what it is", "parts": "of recipes: roles, source"})
-def methods() -> Answer:
+def methods() -> CommandResult:
     """List the methods that `rotquant quantize --method` takes: weights, inputs and KV cache in bits, what it is.
 
     Below them, what recipes are made of: `--set methods.NAME={}` adds one to a recipe, null takes it out.
@@ -42,7 +42,7 @@ def methods() -> Answer:
     found = {
         name: {"bits": list(map(int, widths.split("-"))), "what": words} for name, (widths, words) in named.items()
     }
-    return Answer({"methods": found, "parts": parts}, (table, lower))
+    return CommandResult({"methods": found, "parts": parts}, (table, lower))
 
 
 @answers({"every field of the recipe": "its value, to be copied"})
@@ -53,7 +53,7 @@ def recipe(
         Literal["table", "yaml"],
         typer.Option(help="table: each field with value, default and meaning; yaml: the values, to be copied."),
     ] = "table",
-) -> Answer:
+) -> CommandResult:
     """Show what a METHOD does: every field of its recipe with value, default and meaning, as `--set` changes them.
 
     A section that the method leaves at null shows its fields with `--set SECTION={}`.
@@ -63,11 +63,11 @@ def recipe(
     chosen = changed(preset(method), changes)
     data = chosen.model_dump(mode="json")
     if format == "yaml":
-        return Answer(data, (yaml.safe_dump(data, sort_keys=False),))
+        return CommandResult(data, (yaml.safe_dump(data, sort_keys=False),))
     table = Table("field", "value", "default", "meaning")
     for path, value, default, meaning in _rows(Recipe, data):
         table.add_row(path, value, default, meaning)
-    return Answer(data, (f"{method}: {_first_paragraph(all_presets()[method])}", "", table))
+    return CommandResult(data, (f"{method}: {_first_paragraph(all_presets()[method])}", "", table))
 
 
 def _widths(recipe: Recipe) -> str:

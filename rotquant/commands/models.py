@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rotquant.commands import completion
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import (
     AllowCode,
     AnyModel,
@@ -78,7 +78,7 @@ def quantize(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> Answer:
+) -> CommandResult:
     """Rotate and quantize MODEL into a folder that `rotquant evaluate` and `rotquant.api.load` read.
 
     Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
@@ -122,7 +122,7 @@ def quantize(
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size / 2**20:.1f} MiB"
     data = {"model": model, "output": str(output), "bytes": size, "method": method, "note": changed_to_fit}
-    return Answer({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
+    return CommandResult({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
 
 
 def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
@@ -162,7 +162,7 @@ def export(
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
     ] = None,
     changes: Changes = None,
-) -> Answer:
+) -> CommandResult:
     """Write a quantized MODEL as a checkpoint that other runtimes load.
 
     A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
@@ -195,7 +195,7 @@ def export(
     size = folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
     said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
-    return Answer({**data, "for": engine, "notes": notes}, (*notes, said))
+    return CommandResult({**data, "for": engine, "notes": notes}, (*notes, said))
 
 
 @answers(
@@ -236,7 +236,7 @@ def evaluate(
         int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
     ] = 8,
     device: Device = "auto",
-) -> Answer:
+) -> CommandResult:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
     Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
@@ -276,4 +276,4 @@ def evaluate(
         notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
         windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
         shown = (f"{model}: {result} on {spec.name} {split} ({windows})",)
-    return Answer({"model": model, "metric": settings.model_dump(mode="json"), **metrics}, shown)
+    return CommandResult({"model": model, "metric": settings.model_dump(mode="json"), **metrics}, shown)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from rotquant.commands import completion
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
 from rotquant.metrics.zeroshot import TASKS, identity, prepare, quoted, suite_of, task_names
@@ -41,7 +41,7 @@ def tasks(
         Path | None,
         typer.Option("--output", "-o", help="Write the tasks' definitions for lm-eval here; local data is checked."),
     ] = None,
-) -> Answer:
+) -> CommandResult:
     """List the zero-shot tasks; with -o, write a suite as a folder for lm-eval's own command line.
 
     Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
@@ -57,7 +57,7 @@ def tasks(
                 table.add_row(name, key, task.measure, chance, task.description)
                 about = {"measure": task.measure, "chance": task.chance, "asks": task.description}
                 listed.setdefault(name, {})[key] = about
-    return Answer({"tasks": listed}, (table,))
+    return CommandResult({"tasks": listed}, (table,))
 
 
 def zero_shot_metric(
@@ -99,7 +99,7 @@ def accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> Table
     return table
 
 
-def _write(metric: ZeroShot, output: Path) -> Answer:
+def _write(metric: ZeroShot, output: Path) -> CommandResult:
     check_output_folder(output)
     made = prepare(metric)
     entries = identity(metric, made)["tasks"]
@@ -107,4 +107,6 @@ def _write(metric: ZeroShot, output: Path) -> Answer:
         shutil.copytree(made, new, dirs_exist_ok=True)
     items = {name: entry.get("items") for name, entry in entries.items()}
     said = (f"{name}: {'on the hub' if count is None else f'{count} items'}" for name, count in items.items())
-    return Answer({"tasks": {metric.suite: {name: {"items": count} for name, count in items.items()}}}, tuple(said))
+    return CommandResult(
+        {"tasks": {metric.suite: {name: {"items": count} for name, count in items.items()}}}, tuple(said)
+    )

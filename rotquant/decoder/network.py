@@ -21,7 +21,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class States:
+class HiddenStates:
     """Output of `Network.states`: [batch, tokens, hidden]."""
 
     last_hidden_state: Tensor
@@ -55,9 +55,9 @@ class Network(nn.Module):
     def tie_weights(self) -> None:
         """Asked for by lm-eval; there is nothing to tie."""
 
-    def states(self, input_ids: Tensor, use_cache: bool = False) -> States:
+    def states(self, input_ids: Tensor, use_cache: bool = False) -> HiddenStates:
         """int64 [batch, tokens] -> what `lm_head` reads."""
-        return States(self.decoder.states(input_ids))
+        return HiddenStates(self.decoder.states(input_ids))
 
     def lm_head(self, states: Tensor) -> Tensor:
         """[..., hidden] -> logits [..., vocabulary]; it contains the last norm."""

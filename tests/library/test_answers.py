@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.root import cli
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
@@ -106,9 +106,9 @@ def answering(data: dict[str, Any], status: int = 0, *, file: bool = False) -> t
 
     @app.command()
     @answers({"value": "what it found"}, file=file)
-    def find() -> Answer:
+    def find() -> CommandResult:
         print("a library speaks")
-        return Answer(data, ("found",), status)
+        return CommandResult(data, ("found",), status)
 
     return app
 

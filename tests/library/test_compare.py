@@ -10,7 +10,7 @@ import torch
 
 from rotquant import api
 from rotquant.commands.options import corpus_spec
-from rotquant.comparison import Comparison, compare
+from rotquant.comparison import ModelComparison, compare
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import checkpoints
 from rotquant.models.limits import metric_windows
@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def compared(a: Path, b: Path, text: str) -> Comparison:
+def compared(a: Path, b: Path, text: str) -> ModelComparison:
     metric = Perplexity(corpus=corpus_spec(text).name, sequence_length=LENGTH)
     return compare(a, b, corpus_spec(text), metric=metric)
 

@@ -116,7 +116,7 @@ def test_a_cache_that_is_lost_is_slow(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_check_that_fails_is_a_finding() -> None:
     def _broken():
-        yield checks.Check("first", "ok", "")
+        yield checks.CheckResult("first", "ok", "")
         raise OSError("no such disk")
 
     first, second = checks._guarded(_broken)

@@ -8,7 +8,7 @@ import typer
 from reproduction.commands.runs import Configs, Jobs, PlanFile, open_plan
 from reproduction.run import archives, execution
 from reproduction.run.workers import usual_workers
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_output_file
 
@@ -43,7 +43,7 @@ def export(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> Answer:
+) -> CommandResult:
     """Write all runs behind tables to one file: every seed, window and item, without models.
 
     `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
@@ -55,7 +55,7 @@ def export(
     count = archives.export(chosen, names, output)
     size = output.stat().st_size
     data = {"output": str(output), "tables": list(names), "runs": count, "bytes": size}
-    return Answer(data, (f"{output.name}: {count} runs, {size / 1e6:.1f} MB",))
+    return CommandResult(data, (f"{output.name}: {count} runs, {size / 1e6:.1f} MB",))
 
 
 @answers(
@@ -65,7 +65,7 @@ def import_(
     archived: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`.")] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> Answer:
+) -> CommandResult:
     """Take runs out of files, but for those that are here and current, and record the parts of tables.
 
     Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
@@ -84,4 +84,4 @@ def import_(
     said = [f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else "")]
     said += [f"{len(others)} runs of other settings or code were left out"] if others else []
     data = {"runs": [run for run, planned in runs.items() if planned], "others": others, "whole": whole}
-    return Answer(data, tuple(said))
+    return CommandResult(data, tuple(said))

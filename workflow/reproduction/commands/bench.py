@@ -8,7 +8,7 @@ import typer
 
 from reproduction.commands import completion
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.completion import methods
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.foundation.progress import task
@@ -26,7 +26,7 @@ def quantize(
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many decoder layers: a quick trial.")] = None,
     device: Device = "auto",
     dtype: Dtype = "bfloat16",
-) -> Answer:
+) -> CommandResult:
     """Rotate and quantize a random-weight model of a paper's shape; print and record time and peak GPU memory.
 
     Example: `rotquant bench quantize --shape llama-2-7b -o results/bench/nvidia-h200/quantize-llama-2-7b.json`
@@ -40,7 +40,7 @@ def quantize(
     )
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in record["seconds"].items())
     peak = f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})"
-    return Answer(record, (f"{shape}, {record['layers']} layers, {method}: {stages}", peak))
+    return CommandResult(record, (f"{shape}, {record['layers']} layers, {method}: {stages}", peak))
 
 
 @bench_app.command()
@@ -52,7 +52,7 @@ def measure(
     output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
-) -> Answer:
+) -> CommandResult:
     """Measure a speed table on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
 
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
@@ -77,4 +77,4 @@ def measure(
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)
     said = f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}"
-    return Answer(record.model_dump(mode="json"), (said,))
+    return CommandResult(record.model_dump(mode="json"), (said,))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Device, corpus_spec
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS
 from rotquant.tensors.devices import torch_device
@@ -21,7 +21,7 @@ def corpus(
     corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "modules",
     split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
-) -> Answer:
+) -> CommandResult:
     """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
 
     Example: `rotquant corpus modules --split test -o corpus/`
@@ -49,7 +49,7 @@ def corpus(
         found[name] = {**about, "recorded": recorded.get(name)}
         if output:
             write_text(output / f"{name}.txt", text)
-    return Answer({"corpus": spec.name, "splits": found}, (table,))
+    return CommandResult({"corpus": spec.name, "splits": found}, (table,))
 
 
 @answers({"output": "the folder", "files": "how many"})
@@ -58,7 +58,7 @@ def pack(
     characters: Annotated[
         int, typer.Option(min=1, help="Of the train split only the head, of so many characters of each corpus.")
     ] = CALIBRATION_CHARACTERS,
-) -> Answer:
+) -> CommandResult:
     """Copy the source files that the corpora modules and docstrings are read from, for a machine without them.
 
     There ROTQUANT_PACKAGES, set to the folder, makes them the text that it is here.
@@ -70,7 +70,7 @@ def pack(
 
     check_output_folder(output)
     files = packing.pack(output, cache_folder("corpora"), characters)
-    return Answer({"output": str(output), "files": files}, (f"{files:,} files in {output}",))
+    return CommandResult({"output": str(output), "files": files}, (f"{files:,} files in {output}",))
 
 
 def train(

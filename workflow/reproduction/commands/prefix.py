@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
@@ -51,7 +51,7 @@ def prefix(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> Answer:
+) -> CommandResult:
     """Show which tokens of a text are MODEL's outlier tokens, and which prefix takes them to itself (PrefixQuant).
 
     The prefix is the one that a recipe with the same text, samples, seed and threshold finds; nothing is written into
@@ -96,7 +96,7 @@ def prefix(
     tables = [_layers(found, threshold)] + [_positions(found)] * bool(outliers)
     tables += [_contents(found["no prefix"])] if found["no prefix"]["others"] else []
     data = {"model": model, "settings": settings, "text": about, "prefix": told, "found": found}
-    return Answer(data, (*tables, f"{words}; {on}"))
+    return CommandResult(data, (*tables, f"{words}; {on}"))
 
 
 def _check(threshold: float, figure: Path | None) -> None:

@@ -13,7 +13,7 @@ from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.sources import Source, source_of
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, read_text, write_text
 
@@ -69,7 +69,7 @@ def table(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> Answer:
+) -> CommandResult:
     """Collect a table's numbers into `results/tables/<name>.csv` and `.parquet`, or print them.
 
     They are those of the run files, of the record of this machine or a committed one, or of what the table names.
@@ -84,7 +84,7 @@ def table(
     else:
         frame, shown = source.frame(source.written(project, chosen)), exported(project, name, form)
     lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return Answer({"table": name, "title": chosen.title, "values": lines}, (shown,))
+    return CommandResult({"table": name, "title": chosen.title, "values": lines}, (shown,))
 
 
 @report_app.command()

@@ -22,7 +22,7 @@ from reproduction.run.workers import usual_workers
 from reproduction.sources import load_project
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import AllowCode
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import json_text, read_json
@@ -96,7 +96,7 @@ def list_runs(
         typer.Argument(autocompletion=completion.tables, help="Only the runs of this table, e.g. quarot_table1."),
     ] = None,
     config: Configs = None,
-) -> Answer:
+) -> CommandResult:
     """List the runs of all tables or of one: its keys, cell, seed, and the value where it is computed.
 
     Example: `rotquant runs list quarot_table1`
@@ -116,12 +116,12 @@ def list_runs(
                 listed.append(dict(zip(head, (*line, value), strict=True)))
                 cells = ("-" if part is None else str(part) for part in line)
                 shown.add_row(*cells, "-" if value is None else f"{value:.4f}")
-    return Answer({"runs": listed}, (shown,))
+    return CommandResult({"runs": listed}, (shown,))
 
 
 @runs_app.command()
 @answers({"run": "model, recipe, metric, seed", "metrics, provenance and others": "once it is computed; else its keys"})
-def show(key: Key, config: Configs = None) -> Answer:
+def show(key: Key, config: Configs = None) -> CommandResult:
     """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
     path = find_root() / run_path(key)
     if path.exists():
@@ -131,7 +131,7 @@ def show(key: Key, config: Configs = None) -> Answer:
         run = open_plan(config, None).run(key)
         keys = {"key": key, "weights_key": run.weights_key, "rotation_key": run.rotation_key}
         found = {**keys, "run": run.model_dump(mode="json")}
-    return Answer(found, (json_text(found),))
+    return CommandResult(found, (json_text(found),))
 
 
 @runs_app.command()

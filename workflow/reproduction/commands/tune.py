@@ -10,7 +10,7 @@ from rich.table import Table
 from reproduction.commands.runs import Configs, Jobs, OtherDevice, device_of, open_project
 from reproduction.run.tuning import RECORDS, at_an_end, points, read_grid, tune
 from reproduction.run.workers import usual_workers
-from rotquant.commands.answers import Answer, answers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Changes, Method, changes_of
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
@@ -43,7 +43,7 @@ def tune_method(
     device: OtherDevice = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the records.")] = RECORDS,
     config: Configs = None,
-) -> Answer:
+) -> CommandResult:
     """Choose settings of METHOD for each SLOT: the least perplexity on the *validation* text, as a mean over seeds.
 
     Amounts of text and work are the configuration's. Each record lies in the folder as METHOD-SLOT.json; what it has
@@ -80,7 +80,7 @@ def tune_method(
         for field in at_an_end(found):
             shown.append(f"{field} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
     shown += [f"\nIn the configuration (records in {output}):\n", yaml.safe_dump({"slots": said}, sort_keys=False)]
-    return Answer({"slots": said, "records": kept}, tuple(shown))
+    return CommandResult({"slots": said, "records": kept}, tuple(shown))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
