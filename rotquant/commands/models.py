@@ -145,10 +145,13 @@ def _check_rotations(rotations: Path, output: Path) -> None:
 @answers({**_MADE, "format": "", "for": "the engine", "quant_method": "what the folder asks for", "notes": ""})
 def export(
     model: Quantized,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, or with --format gguf a file.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="plain: dequantized weights; compressed-tensors: packed, and what acts on them."),
+        typer.Option(
+            "--format",
+            help="plain: dequantized weights; compressed-tensors: packed, and what acts on them; gguf: for llama.cpp.",
+        ),
     ] = "plain",
     engine: Annotated[
         str,
@@ -167,13 +170,14 @@ def export(
 
     A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
     and KV cache are left to the runtime. With --format compressed-tensors weights stay packed; --set changes what acts
-    at run time, e.g. --set keys=null --set values=null.
+    at run time, e.g. --set keys=null --set values=null. GGUF takes recipes without transforms at run time too; integers
+    stay integers in blocks of 32 where their groups allow it, and --dtype writes dequantized numbers.
 
     Example: `rotquant export quantized/ -o served/ --format compressed-tensors --for vllm`
     """
-    if form not in ("plain", "compressed-tensors"):
-        raise RecipeError(f"no format is called {form!r}: choose plain or compressed-tensors.")
-    if form == "plain" and (changes or engine != "transformers"):
+    if form not in ("plain", "compressed-tensors", "gguf"):
+        raise RecipeError(f"no format is called {form!r}: choose plain, compressed-tensors or gguf.")
+    if form != "compressed-tensors" and (changes or engine != "transformers"):
         raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
     with task("starting"):
         from rotquant.weights.export import export_compressed, export_plain, running
@@ -183,6 +187,10 @@ def export(
     how, method, notes = "exported", None, ()
     if form == "plain":
         export_plain(model, output, kind)
+    elif form == "gguf":
+        from rotquant.weights.gguf_export import export_gguf
+
+        how = f"exported, weights as {export_gguf(model, output, kind)}"
     else:
         wanted = changes_of(changes)
         inputs = running(read_manifest(model).recipe, wanted).activations
@@ -192,7 +200,7 @@ def export(
                 "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
             )
         how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
-    size = folder_size(output)
+    size = output.stat().st_size if form == "gguf" else folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
     said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
     return CommandResult({**data, "for": engine, "notes": notes}, (*notes, said))
