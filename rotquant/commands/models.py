@@ -203,7 +203,8 @@ def export(
     size = output.stat().st_size if form == "gguf" else folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
     said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
-    return CommandResult({**data, "for": engine if form == "compressed-tensors" else None, "notes": notes}, (*notes, said))
+    data |= {"for": engine if form == "compressed-tensors" else None, "notes": notes}
+    return CommandResult(data, (*notes, said))
 
 
 @answers(

@@ -272,8 +272,8 @@ def _tokenizer(source: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is of another kind.
     """
-    tokenizer = load_tokenizer(source)
-    content = json.loads(tokenizer.backend_tokenizer.to_str())  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer: Any = load_tokenizer(source)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     model, split = content["model"], _split(content["pre_tokenizer"])
     if model["type"] != "BPE" or split not in _SPLITS or content["normalizer"] not in (None, {"type": "NFC"}):
         raise CheckpointError(
