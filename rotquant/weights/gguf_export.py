@@ -42,8 +42,8 @@ _SPLITS = {"": "gpt-2", _WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": 
 
 
 @dataclass(frozen=True)
-class Block:
-    """Data of a tensor in GGUF: bytes, uint8 [out, bytes of a row], or numbers; kind is gguf's name of its type."""
+class GGUFTensor:
+    """A tensor as GGUF has it: bytes, uint8 [out, bytes of a row], or numbers; kind is gguf's name of its type."""
 
     data: np.ndarray
     kind: str
@@ -132,7 +132,7 @@ def _check(recipe: Recipe, config: Any) -> None:
         )
 
 
-def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str, Block], str]:
+def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str, GGUFTensor], str]:
     """All tensors by their own names, rows in llama.cpp's order, and the type of the quantized weights."""
     config, kind = stored.config, "F32"
     architecture = architecture_of(config)
@@ -166,16 +166,16 @@ def paired_rows(rows: int, heads: int) -> Tensor:
     return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()
 
 
-def _floats(tensor: Tensor, exact: bool = False) -> Block:
+def _floats(tensor: Tensor, exact: bool = False) -> GGUFTensor:
     """Floating-point numbers in their type; of vectors, `exact`, in float32, as llama.cpp asks."""
     if exact or tensor.dtype in (torch.float32, torch.float64):
-        return Block(tensor.float().numpy(), "F32")
+        return GGUFTensor(tensor.float().numpy(), "F32")
     if tensor.dtype == torch.float16:
-        return Block(tensor.numpy(), "F16")
-    return Block(tensor.contiguous().view(torch.uint8).numpy(), "BF16")
+        return GGUFTensor(tensor.numpy(), "F16")
+    return GGUFTensor(tensor.contiguous().view(torch.uint8).numpy(), "BF16")
 
 
-def integers(name: str, weight: Weight, rows: Tensor) -> Block:
+def integers(name: str, weight: Weight, rows: Tensor) -> GGUFTensor:
     """A weight as GGUF's blocks, its rows in the order `rows`.
 
     Raises:
@@ -211,7 +211,7 @@ def _by_block(part: Tensor, shape: torch.Size) -> Tensor:
     return groups.repeat_interleave(columns // BLOCK // groups.shape[1], dim=1)
 
 
-def _packed(name: str, codes: Tensor, scale: Any, zero: Tensor | None, bits: int) -> Block:
+def _packed(name: str, codes: Tensor, scale: Any, zero: Tensor | None, bits: int) -> GGUFTensor:
     """Blocks of codes [out, blocks, 32] and scales [out, blocks] as bytes."""
     halves = [scale.to(torch.float16)]
     moved = (halves[0].float() - scale).abs() * 2 ** (bits - (zero is None))  # the weight of the largest code, at most
@@ -230,7 +230,7 @@ def _packed(name: str, codes: Tensor, scale: Any, zero: Tensor | None, bits: int
         body = unsigned[..., : BLOCK // 2] | unsigned[..., BLOCK // 2 :] << 4
     heads = [half.contiguous().view(torch.uint8).unflatten(1, (-1, 2)) for half in halves]
     data = torch.cat([*heads, body], dim=-1).flatten(1)
-    return Block(data.contiguous().numpy(), "Q8_0" if bits > 4 else "Q4_0" if zero is None else "Q4_1")
+    return GGUFTensor(data.contiguous().numpy(), "Q8_0" if bits > 4 else "Q4_0" if zero is None else "Q4_1")
 
 
 def _describe(writer: Any, gguf: Any, config: Any, kind: str) -> None:
