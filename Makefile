@@ -63,10 +63,10 @@ schemas: $(READY)
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra slurm \
-		--extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
+	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra study \
+		--extra slurm --extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
 		--upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
-		--output-file requirements.lock pyproject.toml workflow/pyproject.toml
+		--output-file requirements.lock pyproject.toml
 	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock
 
 gallery: $(READY)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Converted, Device, Quantized
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import check_output_folder, folder_size
@@ -12,13 +13,14 @@ from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device
 
 
+@answers({"model": "", "output": "the folder", "layers": "", "bytes": "of the folder", "window": "of its attention"})
 def convert(
     model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     dtype: Annotated[
         str, typer.Option(help="Floating-point type of all that is not an integer: float16, bfloat16 or float32.")
     ] = "float16",
-) -> None:
+) -> CommandResult:
     """Turn a fake-quantized MODEL into a decoder that multiplies its integers: CUDA kernels on a GPU, torch elsewhere.
 
     Example: `rotquant convert quantized/ -o decoder/`, then `rotquant evaluate decoder/`
@@ -36,18 +38,19 @@ def convert(
         decoder = conversion.convert(model, dtype=dtype)
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
     save_decoder(output, decoder, load_tokenizer(model), origin)
-    size = folder_size(output) / 2**20
-    window = decoder.config.window
+    size, layers, window = folder_size(output), decoder.config.layers, decoder.config.window
     context = "" if window is None else f"; texts of up to {window} tokens, the window of its attention"
-    typer.echo(f"{model}: {decoder.config.layers} layers converted; {output}, {size:.1f} MiB{context}")
+    data = {"model": str(model), "output": str(output), "layers": layers, "bytes": size, "window": window}
+    return CommandResult(data, (f"{model}: {layers} layers converted; {output}, {size / 2**20:.1f} MiB{context}",))
 
 
+@answers({"model": "", "prompt": "", "text": "what continues it", "tokens": "their ids"})
 def generate(
     model: Converted,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 64,
     device: Device = "auto",
-) -> None:
+) -> CommandResult:
     """Continue a text greedily with a converted MODEL.
 
     Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
@@ -71,5 +74,6 @@ def generate(
     what = "the prefix, the prompt and its continuation" if config.prefix else "the prompt and its continuation"
     limits.check_length(config.prefix + capacity, what)
     with task(f"writing {tokens} tokens"):
-        new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)
-    typer.echo(f"{prompt}{stored.tokenizer.decode(new[0].tolist())}")
+        new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)[0].tolist()
+    text = str(stored.tokenizer.decode(new))
+    return CommandResult({"model": str(model), "prompt": prompt, "text": text, "tokens": new}, (f"{prompt}{text}",))

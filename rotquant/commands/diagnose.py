@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, print_table
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, read_text, write_json, write_text
+from rotquant.foundation.files import check_output_file, read_text, write_text
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
 from rotquant.recipes.presets import preset
@@ -31,7 +32,20 @@ if TYPE_CHECKING:
 
 CARD_START, CARD_END = "<!-- diagnose:start -->", "<!-- diagnose:end -->"
 
+KEYS = {
+    "model": "",
+    "settings": "of the windows, threshold, seed, type",
+    "tasks": "definitions and items, null where none are asked",
+    "text": "its digest",
+    "note": "where a rotation was changed to fit",
+    "asked": "each figure with what is asked of a stand-in",
+    "perplexity": "by variant, with each window's loss",
+    "accuracy": "by variant and task, percent",
+    "outlier_tokens": "by prefix, ratios by layer",
+}
 
+
+@answers(KEYS, file=True)
 def diagnose(
     context: typer.Context,
     model: Checkpoint,
@@ -55,20 +69,18 @@ def diagnose(
     card: Annotated[
         Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> None:
+) -> CommandResult:
     """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
 
     Nothing is tuned: weights are rounded to nearest. One copy of MODEL is in memory at a time; it is loaded five times.
 
     Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """
-    for file in (card, output):
-        if file is not None:
-            check_output_file(file)
+    if card is not None:
+        check_output_file(card)
     if card and CARD_START not in read_text(card, "model card"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
     spec, part, tasks = corpus_spec(corpus), _part(split), _tasks(tasks_limit)
@@ -110,15 +122,12 @@ def diagnose(
     on += f"; {changed.rstrip('.')}" if changed else ""
     if card:
         _write_card(card, f"Printed by `{_command(context)}`, on {on}.", shown)
-    if output:
-        settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
-        about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
-        about["text"] = corpus_identity(spec, [part], texts={part: text})
-        about |= {"note": changed} if changed else {}
-        write_json(output, about | _numbers(costs, sinks, decode))
-    for table in shown:
-        _print(table)
-    typer.echo(f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}"))
+    settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
+    about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
+    about["text"] = corpus_identity(spec, [part], texts={part: text})
+    about |= {"note": changed} if changed else {}
+    last = f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}")
+    return CommandResult(about | _numbers(costs, sinks, decode), (*map(_table, shown), last))
 
 
 def _measured(
@@ -159,7 +168,7 @@ def _tasks(limit: int) -> ZeroShot | None:
 def _command(context: typer.Context) -> str:
     """The command as a user would repeat it, without where its result goes and what it runs on."""
     usual = {str(parameter.name): parameter.default for parameter in context.command.params}
-    left_out = ("model", "card", "output", "device")
+    left_out = ("model", "card", "output", "json", "device")
     given = {name: value for name, value in context.params.items() if name not in left_out and value != usual[name]}
     words = [f"--{name.replace('_', '-')} {given[name]}" for name in usual if name in given]
     return " ".join(["rotquant diagnose", context.params["model"], *words])
@@ -187,11 +196,11 @@ def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any
     }
 
 
-def _print(part: "FigureTable") -> None:
+def _table(part: "FigureTable") -> Table:
     table = Table(*part.head, title=part.title, caption=part.help)
     for row in part.rows:
         table.add_row(*row)
-    print_table(table)
+    return table
 
 
 def _write_card(card: Path, head: str, parts: "list[FigureTable]") -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from rotquant.commands import completion
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import (
     Changes,
     Checkpoint,
@@ -37,10 +39,30 @@ if TYPE_CHECKING:
     from rotquant.weights.storage import StoredModel
 
 
+@answers(
+    {
+        "model": "",
+        "output": "the folder",
+        "bytes": "of the folder",
+        "method": "",
+        "note": "where the rotation was changed to fit",
+        "weights": "how many",
+        "steps": "",
+        "loss": "at the first and the last step",
+        "tokens_per_second": "",
+        "seconds": "in all",
+    }
+)
 def train_quantized(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
-    method: Annotated[str, typer.Option(help="What trains the whole model, for example rcp or bitdistiller-rotated.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            autocompletion=completion.methods,
+            help="What trains the whole model, for example rcp or bitdistiller-rotated.",
+        ),
+    ],
     changes: Changes = None,
     corpus: Corpus = "modules",
     resume: Annotated[bool, typer.Option("--resume", help="Continue a training that was interrupted.")] = False,
@@ -54,7 +76,7 @@ def train_quantized(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "bfloat16",
-) -> None:
+) -> CommandResult | None:
     """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
 
     Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. Several GPUs share
@@ -80,10 +102,9 @@ def train_quantized(
     settings = _settings(recipe, method)
     job = _Job(model, output, recipe, changed_to_fit, settings, spec, resume, batch_size, every, seed, dtype)
     if not launched():
-        job.run(torch_device(device))
-        return
+        return job.run(torch_device(device))
     with processes(device) as own:
-        job.run(own)
+        return job.run(own)
 
 
 def _settings(recipe: Recipe, method: str) -> SelfDistillation:
@@ -115,8 +136,8 @@ class _Job:
     seed: int
     dtype: str
 
-    def run(self, device: "torch.device") -> None:
-        """Run the training in one process; the first one says and writes the result."""
+    def run(self, device: "torch.device") -> CommandResult | None:
+        """Run the training in one process; the first one writes the result and answers."""
         from rotquant import api
         from rotquant.models.checkpoints import config_of
         from rotquant.qat.engine import make_engine
@@ -144,10 +165,11 @@ class _Job:
                 batch_size=self.batch_size,
                 training=kept,
             )
-            if engine.rank == 0:
-                trained.save(self.output)
-                shutil.rmtree(kept.path.parent)
-                self._say(cast("StoredModel", trained.stored), time.perf_counter() - started)
+            if engine.rank:
+                return None
+            trained.save(self.output)
+            shutil.rmtree(kept.path.parent)
+            return self._answer(cast("StoredModel", trained.stored), time.perf_counter() - started)
 
     def _checkpoint(self) -> "Kept":
         from rotquant.models.digests import checkpoint_digest
@@ -158,15 +180,18 @@ class _Job:
         place = self.output.with_name(f"{self.output.name}.unfinished") / "training"
         return Kept(place, short_hash(canonical_json(about)), every=self.every)
 
-    def _say(self, stored: "StoredModel", seconds: float) -> None:
-        history, size = stored.history, folder_size(self.output) / 2**20
-        rate = len(history) * self.settings.batch_size * self.settings.text.sequence_length
-        taken = stored.seconds[self.settings.title]
-        typer.echo(
-            f"{self.settings.title}: {len(stored.weights)} weights trained and quantized, loss "
-            f"{history[0]['loss']:.3f} at the first and {history[-1]['loss']:.3f} at the last of {len(history)} steps, "
-            f"{rate / taken:,.0f} tokens/s, {seconds:.0f} s in all; {self.output}, {size:.1f} MiB"
+    def _answer(self, stored: "StoredModel", seconds: float) -> CommandResult:
+        losses, size = [step["loss"] for step in stored.history], folder_size(self.output)
+        tokens = len(losses) * self.settings.batch_size * self.settings.text.sequence_length
+        rate, weights = tokens / stored.seconds[self.settings.title], len(stored.weights)
+        said = (
+            f"{self.settings.title}: {weights} weights trained and quantized, loss {losses[0]:.3f} at the first and "
+            f"{losses[-1]:.3f} at the last of {len(losses)} steps, {rate:,.0f} tokens/s, {seconds:.0f} s in all; "
+            f"{self.output}, {size / 2**20:.1f} MiB"
         )
+        data = {"model": self.model, "output": str(self.output), "bytes": size, "method": self.settings.name}
+        data |= {"note": self.changed, "weights": weights, "steps": len(losses), "loss": [losses[0], losses[-1]]}
+        return CommandResult({**data, "tokens_per_second": rate, "seconds": seconds}, (said,))
 
 
 def _check_unfinished(checkpoint: "Kept | ShardedCheckpoint | None", resume: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from rotquant.commands.options import print_table
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 from rotquant.recipes.presets import preset
@@ -16,11 +16,12 @@ from rotquant.recipes.schemes import ROTATION_FIELDS, RotationScheme
 from rotquant.recipes.traits import TRAITS
 
 
+@answers({"families": "by name: each rotation, methods, convert, export, and what its layers have"})
 def families(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint, folder or hub id, to ask for its own sizes.")
     ] = None,
-) -> None:
+) -> CommandResult:
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.
 
     Sizes are those of transformers' default configuration. Whether a transform fits also depends on sizes: one across
@@ -36,10 +37,12 @@ def families(
         from rotquant.models.checkpoints import config_of
 
     configs = [CONFIG_MAPPING[name]() for name in FAMILIES] if model is None else [config_of(model)]
-    table = Table(Column("family", no_wrap=True), *ROTATION_FIELDS, "methods", "convert", "export", "layers have")
-    for config in configs:
-        table.add_row(*_row(config))
-    print_table(table)
+    head = (*ROTATION_FIELDS, "methods", "convert", "export", "layers have")
+    table, found = Table(Column("family", no_wrap=True), *head), {}
+    for name, *cells in map(_row, configs):
+        table.add_row(name, *cells)
+        found[name] = dict(zip(head, cells, strict=True))
+    return CommandResult({"families": found}, (table,))
 
 
 def _row(config: Any) -> Iterator[str]:

@@ -14,14 +14,16 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from rich.table import Column, Table
 
-from rotquant.commands.options import Changes, changed, print_table
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import Changes, MethodName, changed
 from rotquant.foundation.data import field_meanings
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import ROLES, Recipe, find_method
 from rotquant.recipes.registry import method_names
 
 
-def methods() -> None:
+@answers({"methods": "by name: bits of weights, inputs, KV cache; what it is", "parts": "of recipes: roles, source"})
+def methods() -> CommandResult:
     """List the methods that `rotquant quantize --method` takes: weights, inputs and KV cache in bits, what it is.
 
     Below them, what recipes are made of: `--set methods.NAME={}` adds one to a recipe, null takes it out.
@@ -29,24 +31,29 @@ def methods() -> None:
     Example: `rotquant methods`, then `rotquant recipe quarot` for one of them
     """
     table = Table("method", "W-A-KV", "what it is")
-    for name, make in all_presets().items():
-        table.add_row(name, _widths(make()), _first_paragraph(make))
-    print_table(table)
-    parts = Table(Column("in a recipe", no_wrap=True), "does", "what it is")
+    named = {name: (_widths(make()), _first_paragraph(make)) for name, make in all_presets().items()}
+    for name, (widths, words) in named.items():
+        table.add_row(name, widths, words)
+    lower, parts = Table(Column("in a recipe", no_wrap=True), "does", "what it is"), {}
     for method in map(find_method, method_names()):
-        roles = ", ".join(role for role in ROLES if role in method.roles)
-        parts.add_row(f"methods.{method.name}", roles, f"{_first_paragraph(method)} [{method.source}]")
-    print_table(parts)
+        roles, words = [role for role in ROLES if role in method.roles], _first_paragraph(method)
+        lower.add_row(f"methods.{method.name}", ", ".join(roles), f"{words} [{method.source}]")
+        parts[method.name] = {"roles": roles, "what": words, "source": method.source}
+    found = {
+        name: {"bits": list(map(int, widths.split("-"))), "what": words} for name, (widths, words) in named.items()
+    }
+    return CommandResult({"methods": found, "parts": parts}, (table, lower))
 
 
+@answers({"every field of the recipe": "its value, to be copied"})
 def recipe(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    method: MethodName,
     changes: Changes = None,
     format: Annotated[
-        Literal["table", "yaml", "json"],
-        typer.Option(help="table: each field with value, default and meaning; yaml or json: the values, to be copied."),
+        Literal["table", "yaml"],
+        typer.Option(help="table: each field with value, default and meaning; yaml: the values, to be copied."),
     ] = "table",
-) -> None:
+) -> CommandResult:
     """Show what a METHOD does: every field of its recipe with value, default and meaning, as `--set` changes them.
 
     A section that the method leaves at null shows its fields with `--set SECTION={}`.
@@ -55,16 +62,12 @@ def recipe(
     """
     chosen = changed(preset(method), changes)
     data = chosen.model_dump(mode="json")
-    if format == "json":
-        typer.echo(json.dumps(data, indent=2))
-    elif format == "yaml":
-        typer.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
-    else:
-        typer.echo(f"{method}: {_first_paragraph(all_presets()[method])}\n")
-        table = Table("field", "value", "default", "meaning")
-        for path, value, default, meaning in _rows(Recipe, data):
-            table.add_row(path, value, default, meaning)
-        print_table(table)
+    if format == "yaml":
+        return CommandResult(data, (yaml.safe_dump(data, sort_keys=False),))
+    table = Table("field", "value", "default", "meaning")
+    for path, value, default, meaning in _rows(Recipe, data):
+        table.add_row(path, value, default, meaning)
+    return CommandResult(data, (f"{method}: {_first_paragraph(all_presets()[method])}", "", table))
 
 
 def _widths(recipe: Recipe) -> str:

@@ -1,10 +1,11 @@
 """`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import (
     AllowCode,
     AnyModel,
@@ -18,15 +19,16 @@ from rotquant.commands.options import (
     Samples,
     Seed,
     SequenceLength,
+    Split,
     changed,
     changes_of,
     corpus_spec,
     named_recipe,
     rotation_fields,
 )
-from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, print_accuracies, zero_shot_metric
+from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, check_output_folder, folder_size, write_json
+from rotquant.foundation.files import check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare
 from rotquant.models.folders import MANIFEST
@@ -36,10 +38,20 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import NO_BOS
 
 if TYPE_CHECKING:
-    from rotquant.recipes.corpus import Split
     from rotquant.weights.storage import StoredModel
 
+_MADE = {"model": "", "output": "the folder", "bytes": "of the folder"}
 
+
+@answers(
+    {
+        **_MADE,
+        "method": "",
+        "note": "where the rotation was changed to fit",
+        "weights": "how many",
+        "seconds": "by stage",
+    }
+)
 def quantize(
     model: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
@@ -55,7 +67,7 @@ def quantize(
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> None:
+) -> CommandResult:
     """Rotate and quantize MODEL into a folder that `rotquant evaluate` and `rotquant.api.load` read.
 
     Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
@@ -93,12 +105,13 @@ def quantize(
     )
     quantized.save(output)
     stored = cast("StoredModel", quantized.stored)
-    size = folder_size(output) / 2**20
+    size = folder_size(output)
     learned = stored.manifest.source.get("rotation", {})
-    seconds = {"learning": learned["seconds"]} if "seconds" in learned else {}
-    stages = ", ".join(f"{name} {value:.1f} s" for name, value in {**seconds, **stored.seconds}.items())
-    found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size:.1f} MiB"
-    typer.echo(found)
+    seconds = ({"learning": learned["seconds"]} if "seconds" in learned else {}) | stored.seconds
+    stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+    found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size / 2**20:.1f} MiB"
+    data = {"model": model, "output": str(output), "bytes": size, "method": method, "note": changed_to_fit}
+    return CommandResult({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
 
 
 def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
@@ -128,12 +141,16 @@ def _check_rotations(rotations: Path, output: Path) -> None:
     check_output_file(rotations)
 
 
+@answers({**_MADE, "format": "", "for": "the engine", "quant_method": "what the folder asks for", "notes": ""})
 def export(
     model: Quantized,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, or with --format gguf a file.")],
     form: Annotated[
         str,
-        typer.Option("--format", help="plain: dequantized weights; compressed-tensors: packed, and what acts on them."),
+        typer.Option(
+            "--format",
+            help="plain: dequantized weights; compressed-tensors: packed, and what acts on them; gguf: for llama.cpp.",
+        ),
     ] = "plain",
     engine: Annotated[
         str,
@@ -147,47 +164,71 @@ def export(
         str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
     ] = None,
     changes: Changes = None,
-) -> None:
+) -> CommandResult:
     """Write a quantized MODEL as a checkpoint that other runtimes load.
 
     A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
     and KV cache are left to the runtime. With --format compressed-tensors weights stay packed; --set changes what acts
-    at run time, e.g. --set keys=null --set values=null.
+    at run time, e.g. --set keys=null --set values=null. GGUF takes recipes without transforms at run time too; integers
+    stay integers in blocks of 32 where their groups allow it, and --dtype writes dequantized numbers.
 
     Example: `rotquant export quantized/ -o served/ --format compressed-tensors --for vllm`
     """
-    if form not in ("plain", "compressed-tensors"):
-        raise RecipeError(f"no format is called {form!r}: choose plain or compressed-tensors.")
-    if form == "plain" and (changes or engine != "transformers"):
+    if form not in ("plain", "compressed-tensors", "gguf"):
+        raise RecipeError(f"no format is called {form!r}: choose plain, compressed-tensors or gguf.")
+    if form != "compressed-tensors" and (changes or engine != "transformers"):
         raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
     with task("starting"):
         from rotquant.weights.export import export_compressed, export_plain, running
         from rotquant.weights.storage import read_manifest
 
     kind = None if dtype is None else torch_dtype(dtype)
+    how, method, notes = "exported", None, ()
     if form == "plain":
         export_plain(model, output, kind)
-        how = "exported"
+    elif form == "gguf":
+        from rotquant.weights.gguf_export import export_gguf
+
+        how = f"exported, weights as {export_gguf(model, output, kind)}"
     else:
         wanted = changes_of(changes)
         inputs = running(read_manifest(model).recipe, wanted).activations
         method = export_compressed(model, output, engine, wanted, kind)
         if method != "rotquant" and inputs is not None and inputs.dynamic:
-            typer.echo(
-                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7."
+            notes = (
+                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
             )
-        how = "exported" + (", for transformers after `import rotquant.serving`" if method == "rotquant" else "")
-    size = folder_size(output) / 2**20
-    typer.echo(f"{model}: {how}; {output}, {size:.1f} MiB")
+        how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
+    size = output.stat().st_size if form == "gguf" else folder_size(output)
+    data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
+    said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
+    data |= {"for": engine if form == "compressed-tensors" else None, "notes": notes}
+    return CommandResult(data, (*notes, said))
 
 
+@answers(
+    {
+        "model": "",
+        "metric": "its settings",
+        "perplexity": "exp of nll",
+        "nll": "nats per token",
+        "nll_standard_error": "over windows",
+        "tokens": "predicted",
+        "windows": "",
+        "text": "digest and share of what was read",
+        "note": "",
+        "each TASK": "what lm-eval quotes, percent; all its measures are TASK.MEASURE, with _stderr",
+        "average": "of the tasks",
+    },
+    file=True,
+)
 def evaluate(
     model: AnyModel,
     metric: Annotated[
         str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
     ] = "perplexity",
     corpus: Corpus = "modules",
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Split = "test",
     sequence_length: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
@@ -203,14 +244,11 @@ def evaluate(
         int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
     ] = 8,
     device: Device = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
-) -> None:
+) -> CommandResult:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
     Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
     """
-    if output is not None:
-        check_output_file(output)
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
         settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
@@ -230,26 +268,20 @@ def evaluate(
     place = local_folder(model)
     if settings is None:
         length = api.limits_of(place).length(sequence_length)
-        settings = Perplexity(
-            corpus=spec.name, split=cast("Split", split), sequence_length=length, max_windows=max_windows
-        )
+        settings = Perplexity(corpus=spec.name, split=cast(Any, split), sequence_length=length, max_windows=max_windows)
     loaded = api.load(place, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(
             loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution
         )
-        print_accuracies(model, settings, metrics)
-        if settings.bos and loaded.tokenizer.bos_token_id is None:
-            typer.echo(NO_BOS)
+        without = settings.bos and loaded.tokenizer.bos_token_id is None
+        shown = (accuracies(model, settings, metrics), *([NO_BOS] if without else []))
     else:
         text = load_text(spec, settings.split)
         result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
         read = corpus_identity(spec, [settings.split], texts={settings.split: text})
         metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
         notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
-        typer.echo(
-            f"{model}: {result} on {spec.name} {split} ({result.windows} windows of {settings.sequence_length} tokens"
-            f"{notes})"
-        )
-    if output:
-        write_json(output, {"model": model, "metric": settings.model_dump(mode="json"), **metrics})
+        windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
+        shown = (f"{model}: {result} on {spec.name} {split} ({windows})",)
+    return CommandResult({"model": model, "metric": settings.model_dump(mode="json"), **metrics}, shown)

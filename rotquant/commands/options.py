@@ -1,5 +1,4 @@
-"""Options that several commands share: options, their translation into recipes and corpora, and how tables are
-printed."""
+"""Options that several commands share, and their translation into recipes and corpora."""
 
 import re
 from functools import reduce
@@ -7,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from rotquant.commands import completion
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
@@ -53,6 +51,7 @@ Corpus = Annotated[
     str,
     typer.Option(
         callback=not_empty,
+        autocompletion=completion.corpora,
         help="Text: `modules` or `docstrings` (source files, documentation strings of the installed packages); a "
         "folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the first 80 % "
         "are for training and calibration, the next "
@@ -63,8 +62,9 @@ Corpus = Annotated[
 Method = Annotated[
     str,
     typer.Option(
+        autocompletion=completion.methods,
         help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are. Or a file, .yaml or "
-        ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it."
+        ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it.",
     ),
 ]
 Samples = Annotated[int, typer.Option(min=1, help="Calibration samples.")]
@@ -76,6 +76,11 @@ SequenceLength = Annotated[
         "Default: what model and tokenizer allow, at most 2048.",
     ),
 ]
+MethodName = Annotated[
+    str,
+    typer.Argument(metavar="METHOD", autocompletion=completion.methods, help="A method of `rotquant methods`."),
+]
+Split = Annotated[str, typer.Option(autocompletion=completion.splits, help="train, validation or test.")]
 AllowCode = Annotated[
     bool,
     typer.Option(
@@ -173,8 +178,3 @@ def _change(text: str) -> dict[str, Any]:
     for part in reversed(parts):
         nested = {part: nested}
     return nested
-
-
-def print_table(table: Table) -> None:
-    """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture."""
-    Console(markup=False, emoji=False).print(table)

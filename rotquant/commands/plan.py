@@ -1,12 +1,11 @@
 """`rotquant plan`: memory, time and disk space that quantizing a model takes, before anything is computed."""
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
 from rich.table import Column, Table
 
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.models import recipe_for
 from rotquant.commands.options import (
     Changes,
@@ -18,7 +17,6 @@ from rotquant.commands.options import (
     SequenceLength,
     changed,
     named_recipe,
-    print_table,
 )
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
@@ -34,6 +32,21 @@ _OTHERWISE = {
 }
 
 
+@answers(
+    {
+        "model": "",
+        "method": "",
+        "parameters": "",
+        "device": "cpu or cuda",
+        "dtype": "",
+        "recipe": "",
+        "device_memory": "peak_bytes and the bytes of each phase",
+        "host_memory": "bytes and their parts",
+        "disk": "bytes and their parts",
+        "time": "seconds, whether every part is known, the parts",
+        "fits": "for each GPU whether it fits, and what makes it fit",
+    }
+)
 def plan(
     model: Checkpoint,
     method: Method = "quarot",
@@ -42,8 +55,7 @@ def plan(
     sequence_length: SequenceLength = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, in bytes and seconds.")] = False,
-) -> None:
+) -> CommandResult:
     """Print what `rotquant quantize` with the same options takes: memory, time, disk space. Nothing is computed.
 
     Of MODEL only config.json is read, so weights need not be here. `--device cuda` plans for a GPU that need not be
@@ -68,12 +80,8 @@ def plan(
         here = _gpu_here()
         work = Work(shapes_of(load_config(folder)), recipe, dtype, kind, next(iter(here.values())))
         found = costs_of(work, folder, here)
-    if as_json:
-        typer.echo(json.dumps(_data(model, method, found), indent=2))
-        return
-    if note:
-        typer.echo(f"note: {note}")
-    _print(model, method, found)
+    notes = (f"note: {note}",) if note else ()
+    return CommandResult(_data(model, method, found), (*notes, *_shown(model, method, found)))
 
 
 def _device_kind(device: str) -> Literal["cpu", "cuda"]:
@@ -131,10 +139,10 @@ def _sum(parts: "list[Part]") -> dict[str, Any]:
     return {"bytes": sum(part.bytes for part in parts), "parts": [asdict(part) for part in parts]}
 
 
-def _print(model: str, method: str, found: "WorkCosts") -> None:
+def _shown(model: str, method: str, found: "WorkCosts") -> "tuple[str | Table, ...]":
     """The plan as a table, and whether it fits in sentences below."""
     work, shapes = found.work, found.work.shapes
-    typer.echo(
+    title = (
         f"{model}: {shapes.architecture.family}, {shapes.parameters:,} parameters; {method} in {work.dtype} on "
         f"{'a GPU' if work.device == 'cuda' else 'the CPU'}"
     )
@@ -148,9 +156,7 @@ def _print(model: str, method: str, found: "WorkCosts") -> None:
     for one in found.time:
         table.add_row(f"  {one.name}", "not known" if one.seconds is None else _time(one.seconds), one.follows)
     _rows(table, "disk space", found.disk, "the folder that is written")
-    print_table(table)
-    for one in found.fits:
-        typer.echo(_sentence(one, found))
+    return (title, table, *(_sentence(one, found) for one in found.fits))
 
 
 def _rows(table: Table, name: str, parts: "tuple[Part, ...] | list[Part]", follows: str) -> None:

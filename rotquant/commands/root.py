@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import convert, diagnose, distil, families, methods, models, plan, tasks
+from rotquant.commands import compare, convert, diagnose, distil, doctor, families, methods, models, plan, tasks
 
 #: Entry points of this group are functions that take the tree and add their commands to it.
 GROUP = "rotquant.commands"
@@ -23,6 +23,7 @@ cli = typer.Typer(
 cli.command()(models.quantize)
 cli.command()(plan.plan)
 cli.command()(models.evaluate)
+cli.command()(compare.compare)
 cli.command()(models.export)
 cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
@@ -32,6 +33,7 @@ cli.command()(families.families)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
 cli.command()(tasks.tasks)
+cli.command()(doctor.doctor)
 for point in sorted(entry_points(group=GROUP)):
     point.load()(cli)
 

@@ -8,7 +8,8 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from rotquant.commands.options import print_table
+from rotquant.commands import completion
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
 from rotquant.metrics.zeroshot import TASKS, identity, prepare, quoted, suite_of, task_names
@@ -17,7 +18,10 @@ from rotquant.text import CorpusSpec
 
 Tasks = Annotated[
     str | None,
-    typer.Option(help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's."),
+    typer.Option(
+        autocompletion=completion.tasks,
+        help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's.",
+    ),
 ]
 Suite = Annotated[str | None, typer.Option(help="paper or shipped. Default: the one that has the tasks.")]
 Shots = Annotated[int, typer.Option(min=0, help="How many solved examples stand before each item of a task.")]
@@ -27,6 +31,7 @@ TaskData = Annotated[
 ]
 
 
+@answers({"tasks": "by suite and name: measure, chance in percent, what it asks; with -o the items of each"})
 def tasks(
     suite: Suite = None,
     tasks: Tasks = None,
@@ -36,22 +41,23 @@ def tasks(
         Path | None,
         typer.Option("--output", "-o", help="Write the tasks' definitions for lm-eval here; local data is checked."),
     ] = None,
-) -> None:
+) -> CommandResult:
     """List the zero-shot tasks; with -o, write a suite as a folder for lm-eval's own command line.
 
     Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
     """
     metric = zero_shot_metric(tasks, suite, task_data, shots, None, CorpusSpec())
     if output is not None:
-        _write(metric, output)
-        return
-    table = Table("suite", "task", "quoted", "chance", "what it asks")
+        return _write(metric, output)
+    table, listed = Table("suite", "task", "quoted", "chance", "what it asks"), {}
     for name, known in TASKS.items():
         for key, task in known.items():
             if suite in (None, name) and key in (metric.tasks or known):
                 chance = "-" if task.chance is None else f"{task.chance:.0f} %"
                 table.add_row(name, key, task.measure, chance, task.description)
-    print_table(table)
+                about = {"measure": task.measure, "chance": task.chance, "asks": task.description}
+                listed.setdefault(name, {})[key] = about
+    return CommandResult({"tasks": listed}, (table,))
 
 
 def zero_shot_metric(
@@ -78,8 +84,8 @@ def zero_shot_metric(
     return metric
 
 
-def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> None:
-    """Print what each task quotes with its standard error and chance level, and the average of the accuracies."""
+def accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> Table:
+    """A table of what each task quotes with its standard error and chance level, and the average of the accuracies."""
     table = Table("task", "measure", "value", "standard error", "chance", "items", title=f"{model}, in percent")
     for name in task_names(metric):
         task = quoted(metric, name)
@@ -90,13 +96,17 @@ def print_accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) ->
     if "average" in metrics:
         table.add_section()
         table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
-    print_table(table)
+    return table
 
 
-def _write(metric: ZeroShot, output: Path) -> None:
+def _write(metric: ZeroShot, output: Path) -> CommandResult:
     check_output_folder(output)
     made = prepare(metric)
-    for name, entry in identity(metric, made)["tasks"].items():
-        typer.echo(f"{name}: {entry['items']} items" if "items" in entry else f"{name}: on the hub")
+    entries = identity(metric, made)["tasks"]
     with atomic_directory(output) as new:
         shutil.copytree(made, new, dirs_exist_ok=True)
+    items = {name: entry.get("items") for name, entry in entries.items()}
+    said = (f"{name}: {'on the hub' if count is None else f'{count} items'}" for name, count in items.items())
+    return CommandResult(
+        {"tasks": {metric.suite: {name: {"items": count} for name, count in items.items()}}}, tuple(said)
+    )

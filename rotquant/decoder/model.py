@@ -165,8 +165,13 @@ class Decoder(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits after every token of complete texts: int64 [batch, tokens] -> [batch, tokens, vocabulary]."""
+        return self.predict(self.states(tokens))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """The residual stream after the last layer, of complete texts: int64 [batch, tokens] -> [batch, tokens,
+        hidden]."""
         cache = self.new_cache(*tokens.shape)
-        return self.predict(self._extend(tokens, cache)).view(*tokens.shape, -1)
+        return self._extend(tokens, cache).view(*tokens.shape, -1)
 
     def _extend(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Append tokens [batch, tokens] to the cache; returns the residual stream [rows, hidden]."""

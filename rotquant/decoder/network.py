@@ -1,6 +1,6 @@
 """A decoder in the place of a transformers model, for evaluation: complete texts in, logits out, and nothing more.
 
-Perplexity and lm-eval's log-likelihoods ask for no more than `Network` has.
+Perplexity, KL divergence and lm-eval's log-likelihoods ask for no more than `Network` has.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,13 @@ class Output:
     logits: Tensor
 
 
+@dataclass(frozen=True)
+class HiddenStates:
+    """Output of `Network.states`: [batch, tokens, hidden]."""
+
+    last_hidden_state: Tensor
+
+
 class Network(nn.Module):
     """A decoder with the call signature of a causal language model.
 
@@ -27,6 +34,7 @@ class Network(nn.Module):
     """
 
     name_or_path = "decoder"
+    base_model_prefix = "states"
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -46,6 +54,14 @@ class Network(nn.Module):
 
     def tie_weights(self) -> None:
         """Asked for by lm-eval; there is nothing to tie."""
+
+    def states(self, input_ids: Tensor, use_cache: bool = False) -> HiddenStates:
+        """int64 [batch, tokens] -> what `lm_head` reads."""
+        return HiddenStates(self.decoder.states(input_ids))
+
+    def lm_head(self, states: Tensor) -> Tensor:
+        """[..., hidden] -> logits [..., vocabulary]; it contains the last norm."""
+        return self.decoder.predict(states)
 
     def forward(self, input_ids: Tensor, use_cache: bool = False, **_: Any) -> Output:
         """int64 [batch, tokens] -> logits."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rotquant.metrics.perplexity import PerplexityResult, perplexity, standard_error
+from rotquant.metrics.perplexity import PerplexityResult, mean_with_error, paired_ratio, perplexity
 from rotquant.metrics.zeroshot import Scores
 from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_maxima
 from rotquant.models.simulation.runtime import Handle
@@ -94,10 +94,8 @@ class Costs:
     scores: dict[str, Scores] = field(default_factory=dict)
 
     def factor(self, name: str, over: str = "unquantized") -> tuple[float, float]:
-        """A variant's perplexity over another's, and its standard error from the differences of the same windows."""
-        ours, theirs = self.perplexity[name], self.perplexity[over]
-        ratio = ours.perplexity / theirs.perplexity
-        return ratio, ratio * _error([a - b for a, b in zip(ours.by_window, theirs.by_window, strict=True)])
+        """`paired_ratio` of a variant's perplexity and another's."""
+        return paired_ratio(self.perplexity[name], self.perplexity[over])
 
     @property
     def recovered(self) -> float:
@@ -115,16 +113,12 @@ class Costs:
             return math.nan, math.nan
         lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
         mean = sum(sum(items) / len(items) for items in lost) / len(lost)
-        return mean, math.hypot(*map(_error, lost)) / len(lost)
+        return mean, math.hypot(*(mean_with_error(items)[1] for items in lost)) / len(lost)
 
 
 def _by_item(scores: Scores) -> dict[str, tuple[float, ...]]:
     """The scores of the items of each task, without log-odds and choices."""
     return {task: items for task, items in scores.items.items() if f"{task}.items" in scores.metrics}
-
-
-def _error(values: list[float]) -> float:
-    return standard_error(torch.tensor(values, dtype=torch.float64))
 
 
 def measure_costs(

@@ -10,6 +10,7 @@ Where the full-precision model's last states are given, the same pass yields eac
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -75,6 +76,18 @@ class PerplexityResult:
 def standard_error(values: Tensor) -> float:
     """Standard error of the mean of independent values [n]; nan for one."""
     return (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+
+
+def mean_with_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of independent values and its standard error; nan for one value."""
+    return fmean(values), standard_error(torch.tensor(values, dtype=torch.float64))
+
+
+def paired_ratio(result: PerplexityResult, base: PerplexityResult) -> tuple[float, float]:
+    """One perplexity over another's, and its standard error from the differences of the same windows' losses."""
+    ratio = result.perplexity / base.perplexity
+    _, error = mean_with_error([a - b for a, b in zip(result.by_window, base.by_window, strict=True)])
+    return ratio, ratio * error
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ def test_a_recipe_is_shown_whole_and_can_be_copied(method):
     words = {line.split()[1] for line in table.splitlines() if line.startswith("│")}
     assert paths(recipe.model_dump(mode="json")) <= words
     assert Recipe.model_validate(yaml.safe_load(shown("recipe", method, "--format", "yaml"))) == recipe
-    assert Recipe.model_validate(json.loads(shown("recipe", method, "--format", "json"))) == recipe
+    assert Recipe.model_validate(json.loads(shown("recipe", method, "--json"))) == recipe
 
 
 def test_a_recipe_shows_changes_beside_the_defaults():

@@ -115,13 +115,14 @@ def test_latex_compiles(kinds: Project, tmp_path: Path) -> None:
     assert done.returncode == 0, (tmp_path / "a.log").read_text()
 
 
-def test_csv_and_json_hold_the_frame(kinds: Project) -> None:
+def test_csv_and_json_hold_the_frame(kinds: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     values, _ = collect(kinds, kinds.table("quarot_table1"))
     place = ("QuaRot", "Llama-2-7B", "perplexity")
     write_values(kinds.root, "quarot_table1", changed(values, place, math.nan, math.inf))
     text = exported(kinds, "quarot_table1", "csv")
     assert text == (kinds.root / "results/tables/quarot_table1.csv").read_text()
-    data = json.loads(exported(kinds, "quarot_table1", "json"))
+    monkeypatch.chdir(kinds.root)
+    data = json.loads(CliRunner().invoke(report_app, ["table", "quarot_table1", "--format", "csv", "--json"]).stdout)
     write_values(kinds.root, "quarot_table1", values)
     lines = [line for line in data["values"] if (line["row"], line["column"]) == place[:2]]
     assert [(line["seed"], line["value"], line["published"]) for line in lines] == [(0, "nan", 8.37), (1, "inf", 8.37)]

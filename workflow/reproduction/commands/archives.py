@@ -8,6 +8,7 @@ import typer
 from reproduction.commands.runs import Configs, Jobs, PlanFile, open_plan
 from reproduction.run import archives, execution
 from reproduction.run.workers import usual_workers
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import check_output_file
 
@@ -34,6 +35,7 @@ def archive(
     archives.pack(chosen, output)
 
 
+@answers({"output": "the file", "tables": "", "runs": "how many", "bytes": ""})
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz.")],
     tables: Annotated[
@@ -41,7 +43,7 @@ def export(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> None:
+) -> CommandResult:
     """Write all runs behind tables to one file: every seed, window and item, without models.
 
     `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
@@ -51,14 +53,19 @@ def export(
     check_output_file(output)
     names = archives.tables_of(chosen, tables or ())
     count = archives.export(chosen, names, output)
-    typer.echo(f"{output.name}: {count} runs, {output.stat().st_size / 1e6:.1f} MB")
+    size = output.stat().st_size
+    data = {"output": str(output), "tables": list(names), "runs": count, "bytes": size}
+    return CommandResult(data, (f"{output.name}: {count} runs, {size / 1e6:.1f} MB",))
 
 
+@answers(
+    {"runs": "keys of those that are here", "others": "keys of those left out", "whole": "parts that are complete"}
+)
 def import_(
     archived: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`.")] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> None:
+) -> CommandResult:
     """Take runs out of files, but for those that are here and current, and record the parts of tables.
 
     Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
@@ -74,6 +81,7 @@ def import_(
             f"none of the {len(runs)} runs is of the settings and the code that this project has: have the commit and "
             "the configuration (--config) that they were computed with."
         )
-    typer.echo(f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else ""))
-    if others:
-        typer.echo(f"{len(others)} runs of other settings or code were left out")
+    said = [f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else "")]
+    said += [f"{len(others)} runs of other settings or code were left out"] if others else []
+    data = {"runs": [run for run, planned in runs.items() if planned], "others": others, "whole": whole}
+    return CommandResult(data, tuple(said))

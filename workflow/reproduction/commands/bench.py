@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from reproduction.commands import completion
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.completion import methods
 from rotquant.commands.options import Changes, Device, Dtype, changed
 from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -15,43 +18,41 @@ bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", n
 
 
 @bench_app.command()
+@answers({"every key of the record": "seconds by stage, peak_gpu_bytes, gpu, layers, recipe, environment"}, file=True)
 def quantize(
     shape: Annotated[str, typer.Option(help="llama-2-7b, llama-2-13b or llama-2-70b.")] = "llama-2-7b",
-    method: Annotated[str, typer.Option(help="A method of `rotquant quantize`.")] = "quarot",
+    method: Annotated[str, typer.Option(autocompletion=methods, help="A method of `rotquant quantize`.")] = "quarot",
     changes: Changes = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many decoder layers: a quick trial.")] = None,
     device: Device = "auto",
     dtype: Dtype = "bfloat16",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the record (JSON) here.")] = None,
-) -> None:
+) -> CommandResult:
     """Rotate and quantize a random-weight model of a paper's shape; print and record time and peak GPU memory.
 
     Example: `rotquant bench quantize --shape llama-2-7b -o results/bench/nvidia-h200/quantize-llama-2-7b.json`
     """
     from reproduction.benchmarks.learning.quantization import benchmark_quantization
-    from rotquant.foundation.files import check_output_file, write_json
     from rotquant.recipes.presets import preset
 
-    if output is not None:
-        check_output_file(output)
     recipe = changed(preset(method), changes)
     record = benchmark_quantization(
         shape, recipe, device=torch_device(device), dtype=torch_dtype(dtype), num_layers=layers
     )
-    if output:
-        write_json(output, record)
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in record["seconds"].items())
-    typer.echo(f"{shape}, {record['layers']} layers, {method}: {stages}")
-    typer.echo(f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})")
+    peak = f"peak GPU memory {record['peak_gpu_bytes'] / 2**30:.2f} GiB ({record['gpu'] or 'no GPU'})"
+    return CommandResult(record, (f"{shape}, {record['layers']} layers, {method}: {stages}", peak))
 
 
 @bench_app.command()
+@answers({"every key of the record": "its cells, the GPU, the environment"})
 def measure(
-    table: Annotated[str, typer.Argument(help="A speed table's id, e.g. quarot_table14.")],
+    table: Annotated[
+        str, typer.Argument(autocompletion=completion.tables, help="A speed table's id, e.g. quarot_table14.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
-) -> None:
+) -> CommandResult:
     """Measure a speed table on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
 
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
@@ -75,7 +76,8 @@ def measure(
 
         record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)
-    typer.echo(f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}")
+    said = f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}"
+    return CommandResult(record.model_dump(mode="json"), (said,))
 
 
 @bench_app.command()

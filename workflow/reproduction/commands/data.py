@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.options import Device, corpus_spec, print_table
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import Device, corpus_spec
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS
 from rotquant.tensors.devices import torch_device
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from rotquant.recipes.corpus import Split
 
 
+@answers({"corpus": "", "splits": "by name: rows, characters, sha256, and the recorded sha256 or null"})
 def corpus(
     corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "modules",
     split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
-) -> None:
+) -> CommandResult:
     """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
 
     Example: `rotquant corpus modules --split test -o corpus/`
@@ -36,23 +38,27 @@ def corpus(
     spec = corpus_spec(corpus)
     recorded = expected_hashes(spec)
     table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
+    found = {}
     for name in names:
         rows = load_rows(spec, name)
         text = spec.separator.join(rows)
         digest = content_hash(text)
         verdict = "-" if name not in recorded else "yes" if recorded[name] == digest else f"no, {recorded[name][:12]}"
         table.add_row(name, f"{len(rows):,}", f"{len(text):,}", digest[:12], verdict)
+        about = {"rows": len(rows), "characters": len(text), "sha256": digest}
+        found[name] = {**about, "recorded": recorded.get(name)}
         if output:
             write_text(output / f"{name}.txt", text)
-    print_table(table)
+    return CommandResult({"corpus": spec.name, "splits": found}, (table,))
 
 
+@answers({"output": "the folder", "files": "how many"})
 def pack(
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     characters: Annotated[
         int, typer.Option(min=1, help="Of the train split only the head, of so many characters of each corpus.")
     ] = CALIBRATION_CHARACTERS,
-) -> None:
+) -> CommandResult:
     """Copy the source files that the corpora modules and docstrings are read from, for a machine without them.
 
     There ROTQUANT_PACKAGES, set to the folder, makes them the text that it is here.
@@ -63,7 +69,8 @@ def pack(
     from rotquant.foundation.files import cache_folder, check_output_folder
 
     check_output_folder(output)
-    typer.echo(f"{packing.pack(output, cache_folder('corpora'), characters):,} files in {output}")
+    files = packing.pack(output, cache_folder("corpora"), characters)
+    return CommandResult({"output": str(output), "files": files}, (f"{files:,} files in {output}",))
 
 
 def train(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, print_table
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import check_output_file, write_json
+from rotquant.foundation.files import check_output_file
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Calibration
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -26,6 +27,16 @@ Found = dict[str, Any]
 """What `reproduction.metrics.outlier_tokens.look` finds."""
 
 
+@answers(
+    {
+        "model": "",
+        "settings": "",
+        "text": "its digest",
+        "prefix": "ids, content, and both in words",
+        "found": "by what stands in front: ratios and outlier tokens by layer, positions, contents",
+    },
+    file=True,
+)
 def prefix(
     model: Checkpoint,
     corpus: Corpus = "modules",
@@ -37,11 +48,10 @@ def prefix(
         float, typer.Option(help="Times the median that make an outlier token: PrefixQuant's eta, above 1.")
     ] = 64.0,
     figure: Annotated[Path | None, typer.Option(help="Also draw what was found, as SVG.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")] = None,
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
-) -> None:
+) -> CommandResult:
     """Show which tokens of a text are MODEL's outlier tokens, and which prefix takes them to itself (PrefixQuant).
 
     The prefix is the one that a recipe with the same text, samples, seed and threshold finds; nothing is written into
@@ -49,7 +59,7 @@ def prefix(
 
     Example: `rotquant prefix workflow/resources/models/rq-7b --figure outliers.svg`
     """
-    _check(threshold, figure, output)
+    _check(threshold, figure)
     spec = corpus_spec(corpus)
     with task("starting"):
         from reproduction.metrics.outlier_tokens import look
@@ -76,30 +86,25 @@ def prefix(
     outliers = found["no prefix"]["first"] + found["no prefix"]["others"]
     words = "; ".join([_chosen(chosen, decode, outliers)] + [NO_BOS] * (tokenizer.bos_token_id is None))
     on = f"on {samples} windows of {length} tokens from the train split of {spec.name}, seed {seed}"
-    if output:
-        settings = {"samples": samples, "sequence_length": length, "threshold": threshold, "seed": seed, "dtype": dtype}
-        told = {"ids": chosen, "content": [decode(token) for token in chosen], "words": words}
-        about = corpus_identity(spec, ["train"], max_characters=text.characters)
-        write_json(output, {"model": model, "settings": settings, "text": about, "prefix": told, "found": found})
     if figure:
         from reproduction.render.figures.tokens import outliers_of_model
 
         outliers_of_model(found, threshold, figure)
-    print_table(_layers(found, threshold))
-    if outliers:
-        print_table(_positions(found))
-    if found["no prefix"]["others"]:
-        print_table(_contents(found["no prefix"]))
-    typer.echo(f"{words}; {on}")
+    settings = {"samples": samples, "sequence_length": length, "threshold": threshold, "seed": seed, "dtype": dtype}
+    told = {"ids": chosen, "content": [decode(token) for token in chosen], "words": words}
+    about = corpus_identity(spec, ["train"], max_characters=text.characters)
+    tables = [_layers(found, threshold)] + [_positions(found)] * bool(outliers)
+    tables += [_contents(found["no prefix"])] if found["no prefix"]["others"] else []
+    data = {"model": model, "settings": settings, "text": about, "prefix": told, "found": found}
+    return CommandResult(data, (*tables, f"{words}; {on}"))
 
 
-def _check(threshold: float, figure: Path | None, output: Path | None) -> None:
+def _check(threshold: float, figure: Path | None) -> None:
     """Refuse what cannot be, before anything is loaded."""
     if not 1 < threshold < math.inf:
         raise RecipeError(f"a threshold of {threshold:g} times the median makes no outlier token: take one above 1.")
-    for file in (figure, output):
-        if file is not None:
-            check_output_file(file)
+    if figure is not None:
+        check_output_file(figure)
     if figure is not None and figure.suffix.lower() != ".svg":
         raise RecipeError(f"{figure}: the figure is SVG; name a file that ends with .svg.")
 

@@ -7,18 +7,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from reproduction.commands import completion
 from reproduction.commands.runs import Configs, PlanFile, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.sources import Source, source_of
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, json_text, read_text, write_text
+from rotquant.foundation.files import atomic_path, read_text, write_text
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
-TableName = Annotated[str, typer.Argument(help="A table's id, e.g. quarot_table1.")]
-TableForm = Literal["latex", "markdown", "csv", "json"]
+TableName = Annotated[str, typer.Argument(autocompletion=completion.tables, help="A table's id, e.g. quarot_table1.")]
+TableForm = Literal["latex", "markdown", "csv"]
 FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
 
 FigureWidth = Annotated[
@@ -40,7 +42,7 @@ def of_name(project: Project, name: str) -> tuple[Table, Source[Any, Any]]:
 
 
 def exported(project: Project, name: str, form: TableForm) -> str:
-    """A table's last collected numbers: LaTeX and Markdown of its grids, CSV and JSON of its frame.
+    """A table's last collected numbers: LaTeX and Markdown of its grids, CSV of its frame.
 
     Raises:
         ConfigError: the table does not exist.
@@ -51,16 +53,14 @@ def exported(project: Project, name: str, form: TableForm) -> str:
 
     chosen, source = of_name(project, name)
     collected = source.written(project, chosen)
-    report, frame = source.report(project, chosen, collected), source.frame(collected)
     if form == "csv":
-        return frame.to_csv(index=False)
-    if form == "json":
-        lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        return json_text({"table": name, "title": report.title, "values": lines})
+        return source.frame(collected).to_csv(index=False)
+    report = source.report(project, chosen, collected)
     return latex(report) if form == "latex" else grids_markdown(report)
 
 
 @report_app.command()
+@answers({"table": "", "title": "", "values": "every line of its CSV: row, column, quantity, seed, value, published"})
 def table(
     name: TableName,
     form: Annotated[
@@ -69,7 +69,7 @@ def table(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
-) -> None:
+) -> CommandResult:
     """Collect a table's numbers into `results/tables/<name>.csv` and `.parquet`, or print them.
 
     They are those of the run files, of the record of this machine or a committed one, or of what the table names.
@@ -77,12 +77,14 @@ def table(
     from reproduction.frame.lines import write_frame
 
     project = open_project(config, plan)
-    if form is not None:
-        typer.echo(exported(project, name, form), nl=False)
-        return
     chosen, source = of_name(project, name)
-    write_frame(project.root / table_path(name), source.frame(source.collect(project, chosen)))
-    typer.echo(str(table_path(name)))
+    if form is None:
+        frame, shown = source.frame(source.collect(project, chosen)), str(table_path(name))
+        write_frame(project.root / table_path(name), frame)
+    else:
+        frame, shown = source.frame(source.written(project, chosen)), exported(project, name, form)
+    lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return CommandResult({"table": name, "title": chosen.title, "values": lines}, (shown,))
 
 
 @report_app.command()

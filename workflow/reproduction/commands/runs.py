@@ -6,14 +6,13 @@ config/config.yaml as the configuration or with the files given by --config on t
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table as RichTable
 
+from reproduction.commands import completion
 from reproduction.planning.current import current_plan
 from reproduction.run import execution
 from reproduction.run.plan import Plan, config_file, read_plan
@@ -23,8 +22,10 @@ from reproduction.run.workers import usual_workers
 from reproduction.sources import load_project
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
+from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import AllowCode
 from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.files import json_text, read_json
 
 runs_app = typer.Typer(
     help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -88,40 +89,49 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
 
 
 @runs_app.command("list")
+@answers({"runs": "each with its keys, table, row, column, metric, seed, and value, null where it is not computed"})
 def list_runs(
-    table: Annotated[str | None, typer.Argument(help="Only the runs of this table, e.g. quarot_table1.")] = None,
+    table: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completion.tables, help="Only the runs of this table, e.g. quarot_table1."),
+    ] = None,
     config: Configs = None,
-) -> None:
+) -> CommandResult:
     """List the runs of all tables or of one: its keys, cell, seed, and the value where it is computed.
 
     Example: `rotquant runs list quarot_table1`
     """
     project = open_project(config)
-    shown = RichTable("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
+    head = ("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
+    shown, listed = RichTable(*head), []
     for column in shown.columns:
-        column.no_wrap = True
+        column.no_wrap = True  # keys must be whole where they are piped
     for name in [table] if table else project.tables:
         for cell in project.cells(name):
             for run in cell.runs:
                 path = project.root / run_path(run.key)
-                value = f"{read_result(path).value:.4f}" if path.exists() else "-"
-                keys = (run.key, run.weights_key or "-", run.rotation_key or "-")
-                shown.add_row(*keys, name, cell.row, cell.column, run.metric.kind, str(run.seed), value)
-    Console(width=None if sys.stdout.isatty() else 270).print(shown)  # keys must be whole where they are piped
+                value = read_result(path).value if path.exists() else None
+                keys = (run.key, run.weights_key, run.rotation_key)
+                line = (*keys, name, cell.row, cell.column, run.metric.kind, run.seed)
+                listed.append(dict(zip(head, (*line, value), strict=True)))
+                cells = ("-" if part is None else str(part) for part in line)
+                shown.add_row(*cells, "-" if value is None else f"{value:.4f}")
+    return CommandResult({"runs": listed}, (shown,))
 
 
 @runs_app.command()
-def show(key: Key, config: Configs = None) -> None:
+@answers({"run": "model, recipe, metric, seed", "metrics, provenance and others": "once it is computed; else its keys"})
+def show(key: Key, config: Configs = None) -> CommandResult:
     """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
     path = find_root() / run_path(key)
-    console = Console()
     if path.exists():
         read_result(path)
-        console.print_json(path.read_text(encoding="utf-8"))
+        found = read_json(path, "run file")
     else:
         run = open_plan(config, None).run(key)
         keys = {"key": key, "weights_key": run.weights_key, "rotation_key": run.rotation_key}
-        console.print_json(data={**keys, "run": run.model_dump(mode="json")})
+        found = {**keys, "run": run.model_dump(mode="json")}
+    return CommandResult(found, (json_text(found),))
 
 
 @runs_app.command()
@@ -138,7 +148,10 @@ def tasks(
 def execute(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all."),
+        typer.Argument(
+            autocompletion=completion.tables,
+            help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all.",
+        ),
     ] = None,
     jobs: Jobs = None,
     device: OtherDevice = None,

@@ -10,15 +10,22 @@ from rich.table import Table
 from reproduction.commands.runs import Configs, Jobs, OtherDevice, device_of, open_project
 from reproduction.run.tuning import RECORDS, at_an_end, points, read_grid, tune
 from reproduction.run.workers import usual_workers
-from rotquant.commands.options import Changes, changes_of, print_table
+from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import Changes, MethodName, changes_of
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override_all
 
 
+@answers(
+    {
+        "slots": "by model: what the configuration should say",
+        "records": "by model: its grid, every point, the chosen one",
+    }
+)
 def tune_method(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method of `rotquant methods`.")],
+    method: MethodName,
     slots: Annotated[list[str], typer.Argument(metavar="SLOT...", help="Models by their names in the configuration.")],
     grid: Annotated[
         list[str] | None,
@@ -36,7 +43,7 @@ def tune_method(
     device: OtherDevice = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the records.")] = RECORDS,
     config: Configs = None,
-) -> None:
+) -> CommandResult:
     """Choose settings of METHOD for each SLOT: the least perplexity on the *validation* text, as a mean over seeds.
 
     Amounts of text and work are the configuration's. Each record lies in the folder as METHOD-SLOT.json; what it has
@@ -56,12 +63,12 @@ def tune_method(
         check_output_file(record)
     place = device_of(device, project.config.device)
     workers = jobs or usual_workers(place)
-    said = {}
+    said, kept, shown = {}, {}, []
     for slot, record in zip(chosen, records, strict=True):
         found = tune(
             project, slot, method, values, wanted, drawn, record, place, max_windows=max_windows, workers=workers
         )
-        said[slot.name] = {"methods": found["chosen"]}
+        said[slot.name], kept[slot.name] = {"methods": found["chosen"]}, found
         table = Table(
             *found["grid"], "perplexity", "deviation", "seconds", title=f"{method} on {slot.name}, validation"
         )
@@ -69,11 +76,11 @@ def tune_method(
             settings = [str(tried[name][field]) for name, field in values]
             deviation = "-" if point["deviation"] is None else f"{point['deviation']:.3f}"
             table.add_row(*settings, f"{point['perplexity']:.3f}", deviation, f"{point['seconds']:.1f}")
-        print_table(table)
+        shown.append(table)
         for field in at_an_end(found):
-            typer.echo(f"{field} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
-    typer.echo(f"\nIn the configuration (records in {output}):\n")
-    typer.echo(yaml.safe_dump({"slots": said}, sort_keys=False), nl=False)
+            shown.append(f"{field} on {slot.name}: the best value is at an end of its grid, so try values beyond it.")
+    shown += [f"\nIn the configuration (records in {output}):\n", yaml.safe_dump({"slots": said}, sort_keys=False)]
+    return CommandResult({"slots": said, "records": kept}, tuple(shown))
 
 
 def _seeds(text: str) -> tuple[int, ...]:

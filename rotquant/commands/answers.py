@@ -1,0 +1,105 @@
+"""How commands print what they found: words and tables for people, or with `--json` one JSON document for programs.
+
+A command that prints numbers is decorated by `answers` and returns a `CommandResult`. Only this module knows the
+options `--json` and `--output`, documents the keys of the document, and prints.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rotquant.foundation.files import check_output_file, json_text, write_text
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Result of a command.
+
+    data: what `--json` prints: text, numbers, lists and mappings with text as keys. Numbers that are not finite become
+        the texts "nan", "inf" and "-inf", since JSON has none.
+    shown: what people read in its place, in order. status: the exit status.
+    """
+
+    data: Mapping[str, Any]
+    shown: tuple[str | Table, ...]
+    status: int = 0
+
+
+def answers(
+    keys: Mapping[str, str], *, file: bool = False
+) -> Callable[[Callable[..., CommandResult | None]], Callable[..., None]]:
+    """Make a command of a function that returns a `CommandResult`: it has `--json`, and `--output` where `file` is set.
+
+    With `--json` standard output holds the document alone: whatever else is printed meanwhile goes to standard error.
+    None in place of an answer prints nothing: another process of the same work answers.
+
+    Args:
+        keys: the meaning of each key of the document, for `--help`.
+        file: whether the document can be written to a file too; that place is checked before the work.
+    """
+
+    def decorate(command: Callable[..., CommandResult | None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*arguments: Any, json: bool, **options: Any) -> None:
+            output: Path | None = options.pop("output") if file else None
+            if output is not None:
+                check_output_file(output)
+            with redirect_stdout(sys.stderr if json else sys.stdout):
+                answer = command(*arguments, **options)
+            if answer is None:
+                return
+            document = json_text(answer.data) if json or output else ""
+            if output is not None:
+                write_text(output, document)
+            for part in (document,) if json else answer.shown:
+                _print(part)
+            if answer.status:
+                raise typer.Exit(answer.status)
+
+        own = inspect.signature(command, eval_str=True)
+        added = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_json(keys))]
+        if file:
+            added.append(inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_OUTPUT))
+        parameters = [*own.parameters.values(), *added]
+        run.__signature__ = own.replace(parameters=parameters, return_annotation=None)  # pyright: ignore
+        vars(run)["keys"] = keys
+        return run
+
+    return decorate
+
+
+#: Characters of a line of a table that is printed whole.
+_WHOLE = 270
+
+_OUTPUT = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the result (JSON) here.")]
+
+
+def _json(keys: Mapping[str, str]) -> Any:
+    """The option `--json`, whose help says what each key means."""
+    meanings = "; ".join(f"{name}: {meaning}" if meaning else name for name, meaning in keys.items())
+    return Annotated[bool, typer.Option("--json", help=f"Print JSON and nothing else. Its keys: {meanings}.")]
+
+
+def print_table(table: Table) -> None:
+    """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture.
+
+    One of columns that never wrap is printed whole where no terminal limits it.
+    """
+    whole = all(column.no_wrap for column in table.columns) and not sys.stdout.isatty()
+    Console(markup=False, emoji=False, width=_WHOLE if whole else None).print(table)
+
+
+def _print(part: str | Table) -> None:
+    if isinstance(part, Table):
+        print_table(part)
+    else:
+        typer.echo(part, nl=not part.endswith("\n"))

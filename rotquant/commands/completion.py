@@ -1,0 +1,26 @@
+"""What a shell completes arguments with (`rotquant --install-completion`): names that a user would look up else."""
+
+from rotquant.recipes.presets import all_presets
+
+
+def methods() -> list[str]:
+    """The methods of `rotquant methods`."""
+    return list(all_presets())
+
+
+def corpora() -> list[str]:
+    """Texts that are known by a name; the shell adds files and folders."""
+    return ["modules", "docstrings"]
+
+
+def splits() -> list[str]:
+    """The parts of a text."""
+    return ["train", "validation", "test"]
+
+
+def tasks(incomplete: str) -> list[str]:
+    """Zero-shot tasks, the last of those that commas separate."""
+    from rotquant.metrics.zeroshot import TASKS
+
+    before = incomplete.rpartition(",")
+    return ["".join(before[:2]) + name for known in TASKS.values() for name in known]

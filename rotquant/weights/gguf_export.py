@@ -1,0 +1,317 @@
+"""A quantized model as a GGUF file, which llama.cpp and what builds on it read.
+
+GGUF says no transform at run time, so only recipes whose rotations are merged have this form. Integers become blocks of
+32 weights with a float16 scale: Q4_0 (symmetric, up to 4 bits), Q4_1 (asymmetric, up to 4), Q8_0 (symmetric, up to 8).
+Codes are exact; scales are rounded to float16. Quantizers of activations and KV cache are left to the runtime.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rotquant.foundation.errors import CheckpointError, RecipeError
+from rotquant.foundation.files import atomic_path, check_output_file
+from rotquant.foundation.progress import task
+from rotquant.models.architectures import architecture_of
+from rotquant.models.checkpoints import load_config, load_tokenizer
+from rotquant.models.limits import ModelLimits
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.transforms import at
+from rotquant.weights.engines import check_methods
+from rotquant.weights.packing import Weight
+from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.storage import StoredTensors, read_manifest, read_quantized
+
+#: Weights that share a scale in a block of GGUF.
+BLOCK = 32
+#: Most that rounding its scale to float16 may move a weight, in steps of its codes.
+MOVED = 1 / 4
+#: Families by the names of llama.cpp's architectures. Llama's rotary embedding pairs neighbours there.
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_PAIRED = "llama"
+#: llama.cpp's names of splits into words, by the regular expression of the tokenizer; "" is GPT-2's.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {"": "gpt-2", _WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """A tensor as GGUF has it: bytes, uint8 [out, bytes of a row], or numbers; kind is gguf's name of its type."""
+
+    data: np.ndarray
+    kind: str
+
+
+@task("exporting")
+def export_gguf(source: str | Path, output: str | Path, dtype: torch.dtype | None = None) -> str:
+    """Write a file that llama.cpp loads.
+
+    Args:
+        source: a folder that `rotquant quantize` wrote.
+        output: the file.
+        dtype: write all weights dequantized in this type; None keeps quantized ones as blocks of integers.
+
+    Returns:
+        The type of the quantized weights, by gguf's name: Q4_0, Q4_1, Q8_0, F16, BF16 or F32.
+
+    Raises:
+        RecipeError: GGUF or llama.cpp cannot say the recipe or the model, or the package gguf is missing.
+        CheckpointError: the tokenizer is of a kind that is not written here, or the source is damaged.
+        ResultError: the output cannot be written, or the source is no quantized model.
+    """
+    source, output = Path(source), Path(output)
+    check_output_file(output)
+    recipe, config = read_manifest(source).recipe, load_config(source)
+    _check(recipe, config)
+    words = _tokenizer(source)
+    gguf = _library()
+    stored = read_quantized(source)
+    blocks, kind = _blocks(stored, dtype)
+    name = ARCHITECTURES[config.model_type]
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, name.upper()), config.num_hidden_layers)
+    with atomic_path(output) as temporary:
+        writer = gguf.GGUFWriter(temporary, name)
+        _describe(writer, gguf, config, kind)
+        for key, values in words.items():
+            getattr(writer, f"add_{key}")(values)
+        for own, block in sorted(blocks.items()):
+            theirs = names.get_name(own, try_suffixes=(".weight", ".bias"))
+            if theirs is None:
+                raise RecipeError(f"GGUF has no name for the tensor {own} of {config.model_type} models.")
+            writer.add_tensor(theirs, block.data, raw_dtype=getattr(gguf.GGMLQuantizationType, block.kind))
+        if (factors := _rope_factors(config)) is not None:
+            writer.add_tensor("rope_freqs.weight", factors)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return kind
+
+
+def _library() -> Any:
+    try:
+        return import_module("gguf")
+    except ImportError:
+        raise RecipeError("GGUF files are written by the package gguf: pip install 'rotquant[serve]'.") from None
+
+
+def _check(recipe: Recipe, config: Any) -> None:
+    """Refuse what GGUF or llama.cpp cannot say, from the recipe and the configuration alone."""
+    online = at(recipe.transforms, "across_heads", "mlp_output", online=True)
+    if online:
+        fields = ", ".join(f"rotation.{ROTATION_FIELDS[one.name]}" for one in online)
+        raise RecipeError(
+            f"the weights undo transforms at run time ({fields}), which GGUF cannot say: quantize with the method "
+            "spinquant-easy, or with these set to false."
+        )
+    check_methods(recipe, "GGUF cannot say: evaluate the quantized folder itself, or quantize without this method")
+    if config.model_type not in ARCHITECTURES:
+        raise RecipeError(
+            f"{config.model_type} models are not written as GGUF here, only {', '.join(ARCHITECTURES)}: export with "
+            "--format plain, and let llama.cpp convert it."
+        )
+    if ModelLimits.of(config).windowed:
+        raise RecipeError(
+            f"the attention of this model has a sliding window, which llama.cpp has not for its architecture "
+            f"{ARCHITECTURES[config.model_type]}: export with --format plain."
+        )
+    if getattr(config, "mlp_bias", False):
+        raise RecipeError("the MLP has biases, which llama.cpp does not add: export with --format plain.")
+    kind = config.rope_parameters["rope_type"]
+    if kind not in ("default", "llama3"):
+        raise RecipeError(
+            f"rotary embeddings of type {kind} are not written as GGUF here: export with --format plain, and let "
+            "llama.cpp convert it."
+        )
+
+
+def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str, GGUFTensor], str]:
+    """All tensors by their own names, rows in llama.cpp's order, and the type of the quantized weights."""
+    config, kind = stored.config, "F32"
+    architecture = architecture_of(config)
+    paired = ARCHITECTURES[config.model_type] == _PAIRED
+    heads = {"q_proj": architecture.num_heads, "k_proj": architecture.num_kv_heads} if paired else {}
+
+    def order(name: str, rows: int) -> Tensor:
+        count = heads.get(name.rpartition(".")[0].rpartition(".")[2])
+        return torch.arange(rows) if count is None else paired_rows(rows, count)
+
+    blocks = {}
+    for name, tensor in stored.floats.items():
+        kept = tensor if dtype is None or tensor.dim() < 2 else tensor.to(dtype)
+        blocks[name] = _floats(kept[order(name, len(kept))], exact=tensor.dim() < 2)
+    while stored.weights:  # one at a time in both forms
+        name, weight = stored.weights.popitem()
+        rows = order(name, weight.shape[0])
+        if dtype is None:
+            blocks[name] = integers(name, weight, rows)
+        else:
+            blocks[name] = _floats(weight.dequantize(dtype)[rows])
+        kind = blocks[name].kind
+    return blocks, kind
+
+
+def paired_rows(rows: int, heads: int) -> Tensor:
+    """Rows of a q or k projection, int64 [rows], in the order in which the two features of a rotation are neighbours.
+
+    transformers rotates feature i of a head with feature i + head_dim / 2, llama.cpp 2 i with 2 i + 1.
+    """
+    return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()
+
+
+def _floats(tensor: Tensor, exact: bool = False) -> GGUFTensor:
+    """Floating-point numbers in their type; of vectors, `exact`, in float32, as llama.cpp asks."""
+    if exact or tensor.dtype in (torch.float32, torch.float64):
+        return GGUFTensor(tensor.float().numpy(), "F32")
+    if tensor.dtype == torch.float16:
+        return GGUFTensor(tensor.numpy(), "F16")
+    return GGUFTensor(tensor.contiguous().view(torch.uint8).numpy(), "BF16")
+
+
+def integers(name: str, weight: Weight, rows: Tensor) -> GGUFTensor:
+    """A weight as GGUF's blocks, its rows in the order `rows`.
+
+    Raises:
+        RecipeError: it has no such form; the sentence says why.
+    """
+    remedy = "write dequantized numbers with --dtype float16, or quantize otherwise"
+    if not isinstance(weight, QuantizedWeight) or weight.outlier_values is not None:
+        raise RecipeError(f"{name} is no matrix of integers with scales alone, as blocks of GGUF are: {remedy}.")
+    scheme, features = weight.scheme, weight.shape[1]
+    size = scheme.group_size or features
+    if features % BLOCK or size % BLOCK:
+        what = f"has {features} inputs" if features % BLOCK else f"has groups of {size}"
+        raise RecipeError(f"{name} {what}, and blocks of GGUF hold {BLOCK}: {remedy}.")
+    if scheme.bits > (8 if scheme.symmetric else 4):
+        kind = "symmetric" if scheme.symmetric else "asymmetric"
+        raise RecipeError(f"{name} has {kind} codes of {scheme.bits} bits, which no type of GGUF holds: {remedy}.")
+    codes = weight.codes
+    if weight.columns is not None:
+        if size < features:
+            raise RecipeError(f"{name} has groups of reordered columns, which GGUF cannot say: {remedy}.")
+        codes = torch.empty_like(codes).index_copy_(1, weight.columns, codes)
+    scale, zero = (
+        None if part is None else _by_block(part, codes.shape)[rows]
+        for part in (weight.qparams.scale, weight.qparams.zero_point)
+    )
+    return _packed(name, codes[rows].unflatten(1, (-1, BLOCK)), scale, zero, scheme.bits)
+
+
+def _by_block(part: Tensor, shape: torch.Size) -> Tensor:
+    """Scales or zero points of any granularity as one for each block: float32 [out, in / 32]."""
+    rows, columns = shape
+    groups = part.float().expand(rows, 1) if part.dim() == 0 else part.float().reshape(rows, -1)
+    return groups.repeat_interleave(columns // BLOCK // groups.shape[1], dim=1)
+
+
+def _packed(name: str, codes: Tensor, scale: Any, zero: Tensor | None, bits: int) -> GGUFTensor:
+    """Blocks of codes [out, blocks, 32] and scales [out, blocks] as bytes."""
+    halves = [scale.to(torch.float16)]
+    moved = (halves[0].float() - scale).abs() * 2 ** (bits - (zero is None))  # the weight of the largest code, at most
+    if zero is not None:  # the value of code 0
+        halves.append((-zero * scale).to(torch.float16))
+        moved += (halves[1].float() + zero * scale).abs()
+    if not bool((moved <= MOVED * scale).all()):
+        raise RecipeError(
+            f"{name} has scales that float16, in which blocks of GGUF have them, does not hold to a fourth of a step "
+            "of its weights: write dequantized numbers with --dtype float32."
+        )
+    if bits > 4:
+        body = codes.to(torch.int8).view(torch.uint8)
+    else:  # the first half of a block in the low, the second in the high halves of bytes
+        unsigned = (codes.to(torch.int16) + (8 if zero is None else 0)).to(torch.uint8)
+        body = unsigned[..., : BLOCK // 2] | unsigned[..., BLOCK // 2 :] << 4
+    heads = [half.contiguous().view(torch.uint8).unflatten(1, (-1, 2)) for half in halves]
+    data = torch.cat([*heads, body], dim=-1).flatten(1)
+    return GGUFTensor(data.contiguous().numpy(), "Q8_0" if bits > 4 else "Q4_0" if zero is None else "Q4_1")
+
+
+def _describe(writer: Any, gguf: Any, config: Any, kind: str) -> None:
+    """What llama.cpp asks of the model's shape."""
+    architecture = architecture_of(config)
+    files = {"Q4_0": "MOSTLY_Q4_0", "Q4_1": "MOSTLY_Q4_1", "Q8_0": "MOSTLY_Q8_0", "F16": "MOSTLY_F16"}
+    files |= {"BF16": "MOSTLY_BF16", "F32": "ALL_F32"}
+    writer.add_file_type(getattr(gguf.LlamaFileType, files[kind]))
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(architecture.num_heads)
+    writer.add_head_count_kv(architecture.num_kv_heads)
+    writer.add_key_length(architecture.head_dim)
+    writer.add_value_length(architecture.head_dim)
+    writer.add_rope_dimension_count(architecture.head_dim)
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    writer.add_layer_norm_rms_eps(float(config.rms_norm_eps))
+
+
+def _rope_factors(config: Any) -> np.ndarray | None:
+    """What llama.cpp divides the rotary frequencies by, float32 [head_dim / 2]; None where they are the usual ones."""
+    if config.rope_parameters["rope_type"] == "default":
+        return None
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, torch.device("cpu"))
+    count = len(scaled)
+    usual = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(count, dtype=torch.float32) / count)
+    return (usual / scaled).numpy()
+
+
+def _tokenizer(source: Path) -> dict[str, Any]:
+    """Arguments of gguf's `add_...` functions for a byte-level BPE tokenizer.
+
+    Raises:
+        CheckpointError: it is of another kind.
+    """
+    tokenizer: Any = load_tokenizer(source)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model, split = content["model"], _split(content["pre_tokenizer"])
+    if model["type"] != "BPE" or split not in _SPLITS or content["normalizer"] not in (None, {"type": "NFC"}):
+        raise CheckpointError(
+            f"the tokenizer of {source} is not byte-level BPE as GPT-2's, Llama 3's and Qwen2's are, and no other is "
+            "written as GGUF here: export with --format plain, and let llama.cpp convert it."
+        )
+    size = load_config(source).vocab_size
+    tokens = {number: text for text, number in tokenizer.get_vocab().items()}
+    added = {one["id"]: one["special"] for one in content["added_tokens"]}
+    found: dict[str, Any] = {
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": _SPLITS[split],
+        "token_list": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
+        "token_types": [_token_type(number, tokens, added) for number in range(size)],
+        "token_merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]],
+        "add_bos_token": tokenizer.bos_token_id is not None,
+    }
+    for name in ("bos", "eos", "unk", "pad"):
+        if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
+            found[f"{name}_token_id"] = number
+    return found
+
+
+def _token_type(number: int, tokens: dict[int, str], added: dict[int, bool]) -> int:
+    """gguf's `TokenType`: normal 1, control 3, user-defined 4, unused 5."""
+    if number in added:
+        return 3 if added[number] else 4
+    return 1 if number in tokens else 5
+
+
+def _split(pre_tokenizer: Any) -> str | None:
+    """The regular expression that splits text into words, "" for GPT-2's own; None where it is another thing."""
+    parts = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
+    last = parts[-1]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return None
+    if len(parts) == 1 and last.get("use_regex", True):
+        return ""
+    if len(parts) == 2 and parts[0].get("type") == "Split" and not last.get("use_regex", True):
+        return parts[0]["pattern"].get("Regex")
+    return None
