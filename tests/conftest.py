@@ -82,11 +82,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(autouse=True)
-def own_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_intervals() -> Generator[None, None, None]:
     """Each test begins its own intervals of progress: what ran just before would make short work show a line."""
-    from rotquant.foundation import progress
+    from rotquant.foundation.progress import shown_on
 
-    monkeypatch.setattr(progress, "_display", progress.Display())
+    with shown_on():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Settings are chosen on validation text: what a grid is, which runs it asks for, what is recorded and what is kept."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +138,9 @@ def test_the_command_prints_what_the_configuration_should_say(
         "--jobs",
         "1",
     ]
-    monkeypatch.setattr(sys, "argv", ["rotquant", *words, "-o", str(tmp_path)])
     monkeypatch.chdir(REPOSITORY)
     with pytest.raises(SystemExit) as stop:
-        app()
+        app([*words, "-o", str(tmp_path)])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     said = yaml.safe_load(printed[printed.index("slots:") :])
