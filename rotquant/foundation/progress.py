@@ -203,13 +203,14 @@ def _moves_cursor(stream: IO[str] | None) -> TypeGuard[IO[str]]:
     return bool(stream and not stream.closed and stream.isatty()) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-_display: ContextVar[Display] = ContextVar("display", default=Display())
+_process = Display()
+_display: ContextVar[Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
 def shown_on(display: Display | None = None) -> Iterator[None]:
     """Show the tasks that the block opens on another display; by default one like this, whose intervals begin anew."""
-    token = _display.set(display or _display.get().anew())
+    token = _display.set(display or (_display.get() or _process).anew())
     try:
         yield
     finally:
@@ -225,7 +226,7 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
         total: how many there are.
         done: steps that an earlier process has done.
     """
-    display = _display.get()
+    display = _display.get() or _process
     under_way = ProgressTask(display, description, unit, total, done)
     silent = _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
     with nullcontext() if silent else display.running(under_way):
