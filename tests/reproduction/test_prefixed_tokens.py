@@ -1,7 +1,7 @@
 """The stand-ins have hardly an outlier token but the first of a text, as notes of PrefixQuant's tables and figures say.
 
-Asked with the tables' own threshold, texts and seeds; the cards' figures have a lower threshold. A model that fails
-here makes the notes of Tables 1, 14 and 15 and of Figures 4 and 7 untrue (workflow/papers/prefixquant).
+Asked with the tables' own threshold and texts and their first seed; the cards' figures have a lower threshold. A model
+that fails here makes the notes of Tables 1, 14 and 15 and of Figures 4 and 7 untrue (workflow/papers/prefixquant).
 """
 
 from functools import cache
@@ -64,15 +64,15 @@ def test_the_models_have_one_tokenizer() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_prefix_of_a_stand_in_is_one_token(model: str) -> None:
-    for run in runs("Prefixed token", "prefixquant_table1")[model]:
-        calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]
-        assert calibration is not None
-        assert isinstance(method, PrefixedOutliers)
-        assert method.text is None
-        text = tokens(run.corpora[calibration.corpus], "train", calibration.characters)
-        samples = calibration_samples(text, calibration, run.seed)
-        ratios = token_maxima(network(model), samples).ratios
-        assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,), run.seed
+    run = runs("Prefixed token", "prefixquant_table1")[model][0]
+    calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]
+    assert calibration is not None
+    assert isinstance(method, PrefixedOutliers)
+    assert method.text is None
+    text = tokens(run.corpora[calibration.corpus], "train", calibration.characters)
+    samples = calibration_samples(text, calibration, run.seed)
+    ratios = token_maxima(network(model), samples).ratios
+    assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,)
 
 
 @pytest.mark.parametrize("model", MODELS)
