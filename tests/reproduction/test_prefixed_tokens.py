@@ -13,8 +13,6 @@ from torch import nn
 
 from reproduction.identity.run import Run
 from reproduction.metrics.outlier_tokens import outlier_tokens
-from reproduction.sources import load_project
-from reproduction.tables.project import Project
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.models.checkpoints import load_tokenizer
@@ -23,16 +21,11 @@ from rotquant.recipes.corpus import CorpusSpec, Split
 from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
 from tests import cards
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project as project
 
 #: The models of these tables and figures.
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-qwen2")
 Runs = dict[str, tuple[Run, ...]]
-
-
-@cache
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def runs(row: str, *tables: str) -> Runs:

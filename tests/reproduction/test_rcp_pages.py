@@ -49,11 +49,6 @@ RCP = [
 ]
 
 
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
-
-
 def two_bits() -> WeightQuantization:
     scheme = QuantizationScheme(bits=2, symmetric=False, granularity="group", group_size=4)
     return WeightQuantization(scheme=scheme, clip_search=False)

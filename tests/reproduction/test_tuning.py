@@ -10,7 +10,6 @@ import yaml
 from reproduction.identity.run import Run
 from reproduction.run import tuning
 from reproduction.run.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.cli import app
 from rotquant.foundation.errors import ConfigError, RecipeError
@@ -18,11 +17,6 @@ from rotquant.foundation.files import read_json
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import Perplexity
 from tests.helpers.project import REPOSITORY
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def parabola(job: TuningJob) -> dict[str, float]:
