@@ -12,6 +12,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests' tensors are tiny: threads would mostly wait for each other, several times slower where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Python's own thresholds cost a sixth of the time: tests make objects by the million, and hardly a cycle among them.
+gc.set_threshold(20_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
