@@ -377,7 +377,7 @@ def test_a_page_without_claims_says_which_rows_are_best_and_worst(kinds: Project
     assert only.startswith("QuaRot has 11.05 in perplexity for 1.0 where Baseline has 10.00")
     best, worst = said_of(kinds, "quarot_switches")
     assert best.startswith(
-        "Of 4 rows besides Baseline, QuaRot is best in both columns, with 11.05 in perplexity for Llama-2-7B"
+        "Of 4 rows other than Baseline, QuaRot is best in both columns, with 11.05 in perplexity for Llama-2-7B"
     )
     assert worst.startswith("One is worst in both columns, with 12.05")
     assert said_of(kinds, "quarot_figure1") == []  # of a largest magnitude no row is best

@@ -227,7 +227,7 @@ def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
         )  # histories are not here
         histories(tmp_path, project, name)
         text = markdown(runs_report(project, table, *made_up(project, name)))
-        lines = text.partition("<summary>What is trained beside the weights")[2].partition("</details>")[0]
+        lines = text.partition("<summary>What is trained in addition to the weights")[2].partition("</details>")[0]
         head = "| Row | Model | lower end | first partition | farthest from a third | centre |"
         assert head in lines
         assert "| RCP 2-4-4 | Llama-" in lines

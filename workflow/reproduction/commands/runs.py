@@ -27,7 +27,7 @@ from rotquant.commands.options import AllowCode
 from rotquant.foundation.errors import ConfigError
 
 runs_app = typer.Typer(
-    help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
+    help="The runs of the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
 )
 
 Configs = Annotated[
