@@ -283,7 +283,7 @@ def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None
     (weights,) = plan.weights
     run = plan.run(plan.weights[weights].run)
     planned = plan.weights[weights].code
-    loaded = code.Loaded.now()
+    loaded = code.LoadedCode.now()
     code.refuse_other_code(planned, plan.sources, "weights", run.recipe, loaded)
     appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n")()
     appended("workflow/reproduction/run/stages/runs.py", "x = 1\n")()
@@ -293,7 +293,7 @@ def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None
         ResultError, match=r"'runs' changed since the plan was made \(workflow/reproduction/run/stages/runs.py\)"
     ):
         code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe, loaded)
-    newer = code.Loaded.now()  # of a process that loads the edited files
+    newer = code.LoadedCode.now()  # of a process that loads the edited files
     with pytest.raises(ResultError, match="'runs' changed since the plan was made: start again"):
         code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe, newer)
 
@@ -308,7 +308,7 @@ def test_a_job_reads_the_planned_text_or_none(project: Path) -> None:
 
 
 def test_jobs_refuse_weights_of_another_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "LOADED", code.Loaded.now())
+    monkeypatch.setattr(code, "LOADED", code.LoadedCode.now())
     plan = current_plan(project, write=False)
     edited(RECORD, "identity", "seed", value=5)()
     with pytest.raises(ResultError, match="delete it and start again"):

@@ -254,21 +254,21 @@ def below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-class Loaded(NamedTuple):
+class LoadedCode(NamedTuple):
     """Files as a process loads them, by path: SHA-256, and metadata that shows a change without reading."""
 
     digests: Mapping[str, str]
     stamps: Mapping[str, Any]
 
     @classmethod
-    def now(cls) -> "Loaded":
+    def now(cls) -> "LoadedCode":
         """The files as they are."""
         digests = sources()
         return cls(digests, {path: stamp(path) for path in digests})
 
 
 #: The files when this process began to load them.
-LOADED = Loaded.now()
+LOADED = LoadedCode.now()
 
 
 def sources_digest(found: Mapping[str, str]) -> str:
@@ -277,7 +277,7 @@ def sources_digest(found: Mapping[str, str]) -> str:
 
 
 def refuse_other_code(
-    planned: str, plan_sources: str, stage: str, recipe: "Recipe", loaded: Loaded | None = None
+    planned: str, plan_sources: str, stage: str, recipe: "Recipe", loaded: LoadedCode | None = None
 ) -> None:
     """Refuse to compute with other code than planned, or to record results that edited files may have computed.
 
