@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,15 +17,19 @@ from typing import Any
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-def app() -> None:
-    """Run the command line; an expected error is one sentence on standard error and exit status 2."""
+def app(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an expected error is one sentence on standard error and exit status 2.
+
+    Args:
+        arguments: of the command; by default those of this process.
+    """
     _end_with(os.environ.pop("ROTQUANT_ENDS_WITH", ""))
     earlier = signal.getsignal(signal.SIGINT)
     listens = earlier is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     if listens:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        status = _run()
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         status = _INTERRUPTED
     finally:
@@ -65,7 +70,7 @@ def _end_with(process: str) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _run() -> int:
+def _run(arguments: list[str]) -> int:
     """Run the command that the arguments name; its exit status."""
     import typer
 
@@ -73,9 +78,9 @@ def _run() -> int:
     from rotquant.foundation.errors import RotquantError
 
     try:
-        return cli(prog_name="rotquant", standalone_mode=False) or 0
+        return cli(arguments, prog_name="rotquant", standalone_mode=False) or 0
     except typer.TyperException as error:
-        return _stop(_usage(error))
+        return _stop(_usage(error, arguments))
     except RotquantError as error:
         return _stop(error)
     except OSError as error:
@@ -89,7 +94,7 @@ def _run() -> int:
         return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, arguments: list[str]) -> str:
     """Typer's message about arguments that it refuses, as a sentence; nothing where it has printed the help."""
     from typer.main import get_command
 
@@ -97,7 +102,7 @@ def _usage(error: Any) -> str:
 
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx else "rotquant"
-    asked = next(iter(sys.argv[1:]), "")
+    asked = next(iter(arguments), "")
     if asked in REPRODUCTION and asked not in get_command(cli).commands:  # pyright: ignore[reportAttributeAccessIssue]
         return f"`rotquant {asked}` is a command of the reproduction, which is not installed: see the README."
     return message and f"{message}; see `{command} --help`."

@@ -12,6 +12,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests' tensors are tiny: threads would mostly wait for each other, several times slower where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Python's own thresholds cost a sixth of the time: tests make objects by the million, and hardly a cycle among them.
+gc.set_threshold(20_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,11 +84,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(autouse=True)
-def own_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_intervals() -> Generator[None, None, None]:
     """Each test begins its own intervals of progress: what ran just before would make short work show a line."""
-    from rotquant.foundation import progress
+    from rotquant.foundation.progress import shown_on
 
-    monkeypatch.setattr(progress, "_display", progress.Display())
+    with shown_on():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,10 @@ class Display:
         self._due = self._ended = -math.inf
         self._lock, self._stop = RLock(), Event()
 
+    def anew(self) -> "Display":
+        """A display like this one on which nothing was shown."""
+        return Display(self.clock, self._choose, self._thread)
+
     @contextmanager
     def running(self, task: ProgressTask) -> Iterator[None]:
         """Show a task, within those under way, while the block runs."""
@@ -199,7 +203,18 @@ def _moves_cursor(stream: IO[str] | None) -> TypeGuard[IO[str]]:
     return bool(stream and not stream.closed and stream.isatty()) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-_display = Display()
+_process = Display()
+_display: ContextVar[Display | None] = ContextVar("display", default=None)
+
+
+@contextmanager
+def shown_on(display: Display | None = None) -> Iterator[None]:
+    """Show the tasks that the block opens on another display; by default one like this, whose intervals begin anew."""
+    token = _display.set(display or (_display.get() or _process).anew())
+    try:
+        yield
+    finally:
+        _display.reset(token)
 
 
 @contextmanager
@@ -211,9 +226,10 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
         total: how many there are.
         done: steps that an earlier process has done.
     """
-    under_way = ProgressTask(_display, description, unit, total, done)
+    display = _display.get() or _process
+    under_way = ProgressTask(display, description, unit, total, done)
     silent = _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
-    with nullcontext() if silent else _display.running(under_way):
+    with nullcontext() if silent else display.running(under_way):
         yield under_way
 
 

@@ -30,8 +30,9 @@ def random_codebook(weight: Tensor, group_size: int | None, bits: int, generator
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     inner = torch.rand(*groups.shape[:2], 2**bits - 2, generator=generator).sort(-1).values
     levels = torch.cat([low, low + inner * (high - low), high], dim=-1).half()
-    codes = (groups[..., None] - levels[..., None, :].float()).abs().argmin(-1)
-    return CodebookWeight(codes.flatten(1).to(torch.uint8), levels)
+    middles = (levels[..., 1:].float() + levels[..., :-1].float()) / 2
+    codes = sum((groups > middle).to(torch.uint8) for middle in middles.split(1, dim=-1))
+    return CodebookWeight(codes.flatten(1), levels)
 
 
 def build_levels(model: Any, recipe: Recipe, tokenizer: Any = None, seed: int = 0, **options: Any) -> StoredModel:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.sources import load_project
 from reproduction.tables import project as projects
 from rotquant.foundation.files import short_hash
 from tests.helpers import forked
@@ -199,6 +200,12 @@ def compiled() -> Path:
     checked = py_compile.PycInvalidationMode.CHECKED_HASH
     assert compileall.compile_dir(folder, quiet=1, invalidation_mode=checked)
     return Path(folder)
+
+
+@cache
+def shipped_project() -> projects.Project:
+    """This repository's project, expanded once in a process; tests leave it as it is."""
+    return load_project(root=REPOSITORY)
 
 
 def packages_in(root: Path) -> dict[str, Path]:

@@ -24,5 +24,5 @@ def long_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A block in which all work is long: half a minute passes at every look at the clock."""
     with monkeypatch.context() as patch:
         patch.delenv("ROTQUANT_QUIET", raising=False)
-        patch.setattr(progress, "_display", progress.Display(Clock(each=30.0), thread=False))
-        yield
+        with progress.shown_on(progress.Display(Clock(each=30.0), thread=False)):
+            yield

@@ -132,9 +132,8 @@ def test_an_unknown_family_has_a_next_step_before_torch_is_loaded(config, step, 
     if not config:
         return
     monkeypatch.setitem(sys.modules, "torch", None)  # to import it would be an error
-    monkeypatch.setattr(sys, "argv", ["rotquant", "quantize", str(tmp_path), "-o", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="2"):
-        app()
+        app(["quantize", str(tmp_path), "-o", str(tmp_path / "out")])
     assert capsys.readouterr().err == f"rotquant: {raised.value}\n"
 
 

@@ -152,10 +152,11 @@ def test_gptq_keeps_the_hidden_states_closer_than_rounding_to_nearest() -> None:
     assert errors["gptq"] < 0.8 * errors["rtn"]
 
 
-def test_rounding_to_nearest_needs_no_calibration_and_runs_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_to_nearest_needs_no_calibration_and_runs_no_layer() -> None:
     model = tiny_model()
     original = tiny_model()
-    monkeypatch.setattr(type(decoder_layers(model)[0]), "forward", None)
+    for layer in decoder_layers(model):
+        layer.register_forward_pre_hook(lambda *_: pytest.fail("a layer runs"))
     stored = build_weights(model, None, RECIPES["rtn"], 0, progress=False)
     for name, weight in stored.weights.items():
         expected = quantize_rtn(original.get_parameter(name).detach(), RECIPES["rtn"].weights)

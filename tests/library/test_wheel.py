@@ -1,6 +1,6 @@
 """The library's sdist and wheel work alone: far from a checkout, in an environment without the reproduction.
 
-The wheel of the environment is built from the sdist, as `pip install rotquant-0.1.0.tar.gz` does.
+The wheel of the environment is built from the sdist, as `pip install rotquant-0.2.0.tar.gz` does.
 """
 
 import ast
@@ -82,7 +82,7 @@ def test_sdist_and_wheel_hold_all_sources_and_nothing_else(built: Path) -> None:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     kernels = {f"rotquant/kernels/sources/{path.relative_to(REPOSITORY / 'kernels')}" for path in sources()}
     modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "rotquant").rglob("*.py")}
-    assert of_wheel == kernels | modules | {"rotquant/py.typed"}
+    assert of_wheel == kernels | modules | {"rotquant/py.typed", "rotquant/costs/records.json"}
     assert {name for name in names if name.startswith("rotquant/")} == of_wheel
     others = {name.partition("/")[0] for name in names} - {"rotquant", "rotquant.egg-info"}
     assert others == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}

@@ -9,22 +9,18 @@ import pytest
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures import panels, speed
 from reproduction.render.figures.style import PUBLISHED, PUBLISHED_MARK, styled
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
 from tests.helpers import drawings
-from tests.helpers.project import REPOSITORY, checkpoints_by_name
 
 
 @pytest.fixture(scope="module")
-def project() -> Iterator[Project]:
+def project(project: Project) -> Iterator[Project]:
     """The project's own tables, of which nothing is computed."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        checkpoints_by_name(monkeypatch)
-        loaded = load_project(root=REPOSITORY)
-        drawings.replace_files(monkeypatch, loaded)
-        yield loaded
+        drawings.replace_files(monkeypatch, project)
+        yield project
 
 
 def draw(project: Project, name: str, width: str | None) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -41,11 +40,10 @@ def run_line(places, tmp_path, monkeypatch):
 
     def run(line: str, place: str | None) -> int:
         arguments = [Template(word).substitute(places) for word in shlex.split(line)]
-        monkeypatch.setattr(sys, "argv", ["rotquant", *arguments])
         monkeypatch.setenv("COLUMNS", "200")  # so that no table is cut
         monkeypatch.chdir(places[place] if place else tmp_path)
         with pytest.raises(SystemExit) as stop:
-            app()
+            app(arguments)
         return stop.value.code
 
     return run

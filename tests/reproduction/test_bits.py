@@ -9,7 +9,7 @@ from reproduction.frame.values import Values
 from reproduction.render.pages.grids import BITS, value_grids
 from reproduction.render.pages.origins import row_bits
 from reproduction.run.results import RunResult
-from reproduction.sources import load_project
+from reproduction.tables.project import Project
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
@@ -19,7 +19,6 @@ from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
 from tests.helpers.families import method
 from tests.helpers.models import tiny_model, tiny_tokens
-from tests.helpers.project import REPOSITORY
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 STORING = [name for name in all_presets() if preset(name).weights is not None]
@@ -89,8 +88,7 @@ def test_weights_that_are_not_quantized_have_sixteen_bits() -> None:
     assert bits_per_weight(Recipe(), architecture_of(tiny_model()), {})["total"] == 16
 
 
-def test_a_page_shows_the_range_over_columns_and_nothing_without_records() -> None:
-    project = load_project(root=REPOSITORY)
+def test_a_page_shows_the_range_over_columns_and_nothing_without_records(project: Project) -> None:
     table = project.table("quarot_table1")
     cells = project.cells(table.id)
     totals = {"Llama-2-7B": 5.5, "Llama-2-13B": 5.25, "Llama-2-70B": 5.0}

@@ -1,6 +1,5 @@
 """No claim of a paper is vacuous, and none is counted twice: for each some arrangement of numbers says the opposite."""
 
-import functools
 import itertools
 import json
 import random
@@ -12,20 +11,13 @@ import pytest
 
 from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Values, known_quantities, printed
-from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, named_by, named_by_experiment, quantities_in
-from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project as project
 
 Numbers = dict[tuple[str, str, str], Number]
-
-
-@functools.cache
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def claims() -> Iterator[Any]:

@@ -15,6 +15,7 @@ import yaml
 
 from reproduction.run.cluster import lost_jobs
 from rotquant.foundation.data import merge
+from tests.helpers import forked
 from tests.helpers.project import CONFIG, REPOSITORY, Copy
 from tests.helpers.workflows import REPORT, one_column
 
@@ -39,7 +40,8 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 def submitted(project: Copy, *arguments: str) -> tuple[list[dict[str, int]], str]:
     """What a run asks of the cluster, job by job, and its output."""
-    status, output = project.run("snakemake", "--profile", "profiles/slurm", REPORT, *arguments)
+    command = ("--profile", "profiles/slurm", REPORT, *arguments)
+    status, output = forked.snakemake(project.root, project.environment(), *command)
     assert status != 0
     calls = (project.root / "submitted").read_text().splitlines()
     options = {

@@ -1,6 +1,5 @@
 """Experiments that explain what is not reproduced: each is computed, and can speak for its cause and against it."""
 
-import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -10,18 +9,11 @@ import pytest
 
 from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Place
-from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, named_by_experiment, quantities_in
-from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project as project
 
 DRAWS = 100
-
-
-@functools.cache
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def experiments() -> Iterator[Any]:

@@ -6,7 +6,6 @@ import pytest
 
 from reproduction.identity.run import Run
 from reproduction.render.pages.effort import given
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.recipes.presets import PRESETS, preset
@@ -15,11 +14,6 @@ from tests.helpers.project import REPOSITORY
 
 #: Widths of the papers' models, which their numbers of groups and outlier features are made for.
 WIDTHS = {"Llama-2-7B": 4096, "Llama-2-13B": 5120, "Llama-2-70B": 8192, "Llama-3-8B": 4096, "Llama-3-70B": 8192}
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("baseline", "rtn")])

@@ -8,20 +8,13 @@ from pydantic import ValidationError
 
 from reproduction.claims.claims import Verdict, judge
 from reproduction.frame.values import Number
-from reproduction.sources import load_project
 from reproduction.tables.checks import Given
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import OUTLIER_TOKENS, PERPLEXITY
 from tests.helpers.claims import Measured, measured, table
-from tests.helpers.project import REPOSITORY
 
 DIFFER = Given(differ=("QuaRot", "Atom"), otherwise="The two are one")
 CHECK = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def cells(columns: dict[str, float]) -> Measured:

@@ -277,26 +277,25 @@ def test_a_run_file_under_another_name_is_refused_and_computed_again(project: Pa
     assert to_do() == {"runs"}
 
 
-def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None:
     """Whether files were edited since this process loaded them, or since the plan was made; other edits do not stop."""
     plan = current_plan(project, write=False)
     (weights,) = plan.weights
     run = plan.run(plan.weights[weights].run)
     planned = plan.weights[weights].code
-    monkeypatch.setattr(code, "LOADED", code.sources())
-    monkeypatch.setattr(code, "_STAMPS", {})
-    code.refuse_other_code(planned, plan.sources, "weights", run.recipe)
+    loaded = code.LoadedCode.now()
+    code.refuse_other_code(planned, plan.sources, "weights", run.recipe, loaded)
     appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n")()
     appended("workflow/reproduction/run/stages/runs.py", "x = 1\n")()
     forget()
-    code.refuse_other_code(planned, "another", "weights", run.recipe)
+    code.refuse_other_code(planned, "another", "weights", run.recipe, loaded)
     with pytest.raises(
         ResultError, match=r"'runs' changed since the plan was made \(workflow/reproduction/run/stages/runs.py\)"
     ):
-        code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe)
-    monkeypatch.setattr(code, "LOADED", code.sources())  # a process that loads the edited files
+        code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe, loaded)
+    newer = code.LoadedCode.now()  # of a process that loads the edited files
     with pytest.raises(ResultError, match="'runs' changed since the plan was made: start again"):
-        code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe)
+        code.refuse_other_code(plan.runs[run.key].code, "another", "runs", run.recipe, newer)
 
 
 def test_a_job_reads_the_planned_text_or_none(project: Path) -> None:
@@ -309,8 +308,7 @@ def test_a_job_reads_the_planned_text_or_none(project: Path) -> None:
 
 
 def test_jobs_refuse_weights_of_another_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "LOADED", code.sources())
-    monkeypatch.setattr(code, "_STAMPS", {})
+    monkeypatch.setattr(code, "LOADED", code.LoadedCode.now())
     plan = current_plan(project, write=False)
     edited(RECORD, "identity", "seed", value=5)()
     with pytest.raises(ResultError, match="delete it and start again"):

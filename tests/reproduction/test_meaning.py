@@ -1,6 +1,5 @@
 """What a page means: each rule on made-up numbers, and for every page of the papers sentences that can be read."""
 
-import functools
 import hashlib
 import itertools
 import math
@@ -32,7 +31,6 @@ from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.verdicts import claims_of
 from reproduction.run.results import table_path
 from reproduction.scoreboard import page as html
-from reproduction.sources import load_project
 from reproduction.tables.checks import Claim, headline
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, MAGNITUDES, PERPLEXITY, Quantity
@@ -40,7 +38,8 @@ from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable, WidthEffect
 from rotquant.foundation.errors import ConfigError
-from tests.helpers.project import REPOSITORY, TABLES
+from tests.helpers.project import TABLES
+from tests.helpers.project import shipped_project as project
 from tests.helpers.reports import compute, every_kind, load, page, table
 
 BETTER: dict[str, Any] = {"mechanism": {"better": {"row": "Ours", "than": ["Theirs"]}}}
@@ -378,7 +377,7 @@ def test_a_page_without_claims_says_which_rows_are_best_and_worst(kinds: Project
     assert only.startswith("QuaRot has 11.05 in perplexity for 1.0 where Baseline has 10.00")
     best, worst = said_of(kinds, "quarot_switches")
     assert best.startswith(
-        "Of 4 rows besides Baseline, QuaRot is best in both columns, with 11.05 in perplexity for Llama-2-7B"
+        "Of 4 rows other than Baseline, QuaRot is best in both columns, with 11.05 in perplexity for Llama-2-7B"
     )
     assert worst.startswith("One is worst in both columns, with 12.05")
     assert said_of(kinds, "quarot_figure1") == []  # of a largest magnitude no row is best
@@ -432,11 +431,6 @@ def test_a_page_without_claims_says_which_causes_of_others_it_supports(
     compute(project, "quarot_groups", QuaRot=15.0)
     (only,) = said_of(project, "quarot_groups")
     assert "that rotation helps, and contradicts it with a loss of 5.05" in only
-
-
-@functools.cache
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def invented(found: Project, of: RunTable, salt: int) -> Values:

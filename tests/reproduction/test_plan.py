@@ -10,33 +10,24 @@ from reproduction.reading.written import read_yaml
 from reproduction.run.execution import units, wanted
 from reproduction.run.plan import Plan, config_file
 from reproduction.sources import load_project
-from reproduction.tables import project as projects
+from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.recipes.schemes import Perplexity, ZeroShot
 from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 
 
-@pytest.fixture(autouse=True)
-def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints are told apart by their place, as in a copy of the project, so that tables expand without any."""
-    checkpoints_by_name(monkeypatch, str)
-
-
 @pytest.fixture(scope="module")
-def whole() -> tuple[projects.Project, Plan]:
+def whole(project: Project) -> tuple[Project, Plan]:
     """The project and its plan; tests leave both as they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        checkpoints_by_name(patch, str)
-        project = load_project(root=REPOSITORY)
-        return project, make_plan(project, "0" * 16, "0" * 16)
+    return project, make_plan(project, "0" * 16, "0" * 16)
 
 
-def runs_of(project: projects.Project, table: str) -> dict[str, Run]:
+def runs_of(project: Project, table: str) -> dict[str, Run]:
     """The runs that a table shows."""
     return {run.key: run for cell in project.cells(table) for run in cell.runs}
 
 
-def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[projects.Project, Plan]) -> None:
+def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[Project, Plan]) -> None:
     """By what its jobs are given, the parts of the table, and what these need."""
     project, plan = whole
     for table in project.of(RunTable):
@@ -60,7 +51,7 @@ def test_the_thorough_profile_takes_all_items_more_windows_and_ten_seeds_everywh
 
 
 def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[projects.Project, Plan]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Project, Plan]
 ) -> None:
     """They share baselines and more, which do not wait for the last table that shows them."""
     _, plan = whole
@@ -76,17 +67,18 @@ def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
     assert len(until) < len(order) / 3
 
 
-def test_the_file_of_a_configuration_is_read_as_that_configuration(
-    tmp_path: Path, whole: tuple[projects.Project, Plan]
-) -> None:
+def test_the_file_of_a_configuration_is_read_as_that_configuration(tmp_path: Path, whole: tuple[Project, Plan]) -> None:
     """JSON's 3e-05 is text in YAML, so small numbers have to be written as YAML has them."""
     _, plan = whole
     small = plan.model_copy(update={"config": {**plan.config, "methods": {"block_ap": {"weight_lr": 3e-05}}}})
     assert read_yaml(config_file(tmp_path, small)) == small.config
 
 
-def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(tmp_path: Path) -> None:
+def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Figure 7 shares its weights with tables of zero-shot accuracy, which it does not show."""
+    checkpoints_by_name(monkeypatch, str)  # as the copy does
     copy = Copy(tmp_path, small=False)
     status, output = copy.snakemake("results/tables/spinquant_figure7.csv")
     assert status == 0, output

@@ -13,12 +13,11 @@ from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan, read_plan
 from reproduction.run.results import part_path, run_path
 from reproduction.run.states import MARKS, States
-from reproduction.sources import load_project
 from reproduction.tables import project as projects
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, checkpoints_by_name, packages_in
+from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
 
 
 @pytest.fixture
@@ -37,9 +36,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
     return made
 
 
-def test_a_plan_is_the_direct_expansion_of_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints_by_name(monkeypatch)
-    project = load_project(root=REPOSITORY)
+def test_a_plan_is_the_direct_expansion_of_all_tables(project: projects.Project) -> None:
     made = expansion.make_plan(project, "0" * 16, "0" * 16)
     plan = Plan.model_validate_json(made.model_dump_json())
     assert {key: plan.run(key) for key in plan.runs} == project.runs

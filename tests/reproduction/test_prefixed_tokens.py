@@ -1,7 +1,7 @@
 """The stand-ins have hardly an outlier token but the first of a text, as notes of PrefixQuant's tables and figures say.
 
-Asked with the tables' own threshold, texts and seeds; the cards' figures have a lower threshold. A model that fails
-here makes the notes of Tables 1, 14 and 15 and of Figures 4 and 7 untrue (workflow/papers/prefixquant).
+Asked with the tables' own threshold and texts and their first seed; the cards' figures have a lower threshold. A model
+that fails here makes the notes of Tables 1, 14 and 15 and of Figures 4 and 7 untrue (workflow/papers/prefixquant).
 """
 
 from functools import cache
@@ -13,8 +13,6 @@ from torch import nn
 
 from reproduction.identity.run import Run
 from reproduction.metrics.outlier_tokens import outlier_tokens
-from reproduction.sources import load_project
-from reproduction.tables.project import Project
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.models.checkpoints import load_tokenizer
@@ -23,16 +21,11 @@ from rotquant.recipes.corpus import CorpusSpec, Split
 from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
 from tests import cards
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project as project
 
 #: The models of these tables and figures.
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-qwen2")
 Runs = dict[str, tuple[Run, ...]]
-
-
-@cache
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def runs(row: str, *tables: str) -> Runs:
@@ -64,15 +57,15 @@ def test_the_models_have_one_tokenizer() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_prefix_of_a_stand_in_is_one_token(model: str) -> None:
-    for run in runs("Prefixed token", "prefixquant_table1")[model]:
-        calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]
-        assert calibration is not None
-        assert isinstance(method, PrefixedOutliers)
-        assert method.text is None
-        text = tokens(run.corpora[calibration.corpus], "train", calibration.characters)
-        samples = calibration_samples(text, calibration, run.seed)
-        ratios = token_maxima(network(model), samples).ratios
-        assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,), run.seed
+    run = runs("Prefixed token", "prefixquant_table1")[model][0]
+    calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]
+    assert calibration is not None
+    assert isinstance(method, PrefixedOutliers)
+    assert method.text is None
+    text = tokens(run.corpora[calibration.corpus], "train", calibration.characters)
+    samples = calibration_samples(text, calibration, run.seed)
+    ratios = token_maxima(network(model), samples).ratios
+    assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from reproduction.identity.code import STAGES, code_files
 from rotquant.foundation import progress
-from rotquant.foundation.progress import Display, downloading, duration, silenced, task, track
+from rotquant.foundation.progress import Display, downloading, duration, shown_on, silenced, task, track
 from tests.helpers.watching import Clock, long_work
 
 PACKAGE = Path(progress.__file__).parents[1]
@@ -33,27 +34,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock()
 
 
-def show_on(stream: io.StringIO | None, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show progress on a stream, without a thread."""
-    monkeypatch.setattr(progress, "_display", Display(clock, lambda: stream, thread=False))
+def display_on(stream: io.StringIO | None, clock: Clock) -> Display:
+    """A display on a stream, without a thread."""
+    return Display(clock, lambda: stream, thread=False)
 
 
 @pytest.fixture
-def log(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def log(clock: Clock) -> Iterator[io.StringIO]:
     """Standard error as a file."""
     stream = io.StringIO()
-    show_on(stream, clock, monkeypatch)
-    return stream
+    with shown_on(display_on(stream, clock)):
+        yield stream
 
 
 @pytest.fixture
-def terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """Standard error as a terminal."""
     stream = Terminal()
-    show_on(stream, clock, monkeypatch)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    return stream
+    with shown_on(display_on(stream, clock)):
+        yield stream
 
 
 def lines(stream: io.StringIO) -> list[str]:
@@ -105,34 +106,23 @@ def test_time_passes_while_a_step_is_long(clock: Clock, log: io.StringIO) -> Non
             clock.now += 10
             return next(waits)
 
-    with task("loading r"):
-        progress._display.watch(Waiting(), 1.0)
+    display = display_on(log, clock)
+    with shown_on(display), task("loading r"):
+        display.watch(Waiting(), 1.0)
     assert lines(log) == ["loading r, 10 s", "loading r: done, 30 s"]
 
 
-def test_the_thread_that_looks_at_the_clock_ends_with_the_work(
-    monkeypatch: pytest.MonkeyPatch, log: io.StringIO
-) -> None:
+def test_the_thread_that_looks_at_the_clock_ends_with_the_work() -> None:
     ended = []
 
-    def watch(stop: progress.Event, pause: float) -> None:
-        assert stop.wait(60)
-        ended.append(pause)
+    class Watched(Display):
+        def watch(self, stop: threading.Event, pause: float) -> None:
+            assert stop.wait(60)
+            ended.append(pause)
 
-    display = Display()
-    monkeypatch.setattr(display, "watch", watch)
-    monkeypatch.setattr(progress, "_display", display)
-    threads: list[progress.Thread] = []
-
-    class Recorded(progress.Thread):
-        def start(self) -> None:
-            threads.append(self)
-            super().start()
-
-    monkeypatch.setattr(progress, "Thread", Recorded)
-    with task("outer"), task("inner"):
-        pass
-    (thread,) = threads
+    earlier = set(threading.enumerate())
+    with shown_on(Watched()), task("outer"), task("inner"):
+        (thread,) = set(threading.enumerate()) - earlier
     thread.join(60)
     assert ended == [progress.LINES[2]]
 
@@ -195,14 +185,21 @@ def test_a_loop_that_fails_ends_its_task_without_a_closing_line(clock: Clock, lo
     with pytest.raises(ZeroDivisionError):
         work()
     assert lines(log)[-1].startswith("GPTQ: layer 3 of 12")
-    assert not progress._display._tasks
+    assert_over(clock, log)
 
 
 def test_a_loop_that_is_left_early_ends_its_task(clock: Clock, log: io.StringIO) -> None:
     for _ in track(range(12), "GPTQ", "layer"):
         clock.now += 30
         break
-    assert not progress._display._tasks
+    assert_over(clock, log)
+
+
+def assert_over(clock: Clock, log: io.StringIO) -> None:
+    """No earlier task is under way: a line names all that are."""
+    for _ in track(range(1), "loading", "file"):
+        clock.now += 60
+    assert lines(log)[-2] == "loading: file 1 of 1, 1 min"
 
 
 def test_silence_can_be_asked_for(clock: Clock, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +241,9 @@ def test_a_bar_vanishes_where_the_work_fails(clock: Clock, terminal: Terminal) -
     before = sys.stderr
 
     def work() -> None:
-        with task("loading"):
+        with task("loading") as under_way:
             clock.now += 30
-            progress._display.poll()
+            under_way.advance()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -298,9 +295,7 @@ for _ in track([1, 2], "learning", "step"):
 
 
 @pytest.mark.parametrize("stream", [None, "closed", "broken"])
-def test_work_goes_on_where_nothing_can_be_shown(
-    stream: str | None, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_goes_on_where_nothing_can_be_shown(stream: str | None, clock: Clock) -> None:
     class Broken(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError
@@ -308,11 +303,11 @@ def test_work_goes_on_where_nothing_can_be_shown(
     target = None if stream is None else Broken()
     if stream == "closed":
         target.close()
-    show_on(target, clock, monkeypatch)
     done = []
-    for number in track(range(3), "GPTQ", "layer"):
-        clock.now += 30
-        done.append(number)
+    with shown_on(display_on(target, clock)):
+        for number in track(range(3), "GPTQ", "layer"):
+            clock.now += 30
+            done.append(number)
     assert done == [0, 1, 2]
 
 

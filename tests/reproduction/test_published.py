@@ -8,10 +8,8 @@ import math
 
 import pytest
 
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
-from tests.helpers.project import REPOSITORY
 from tests.helpers.published import Place, Transcription, experiment_rows
 
 TASKS = ["piqa", "winogrande", "hellaswag", "arc_easy", "arc_challenge", "lambada_openai"]
@@ -150,11 +148,6 @@ REPEATED_ROWS = [
 def test_an_experiment_printed_in_two_tables_has_one_value(first: Place, second: Place) -> None:
     assert len(PRINTED.row(*first).keys() & PRINTED.row(*second).keys()) >= 3
     PRINTED.check_repeated(first, second)
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def test_every_accuracy_table_and_the_first_figure_are_data(project: Project) -> None:

@@ -318,11 +318,6 @@ OTHERWISE = {
 OWN_ROWS = {"QoQ, groups of 128"}
 
 
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
-
-
 @pytest.mark.parametrize("table", AS_DATA)
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     """Beyond them stand the baseline of tables that print none, Table 14's rows with all tokens, and `OWN_ROWS`."""

@@ -237,11 +237,6 @@ OTHERWISE: dict[str, str] = {
 """Claims that the paper prints no numbers for: it has no row of clips alone with the partitions' exact zero point."""
 
 
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
-
-
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     kinds = {"perplexity" if cell["metric"] == "perplexity" else "zero_shot" for cell in read(table)}

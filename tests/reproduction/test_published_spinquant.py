@@ -236,11 +236,6 @@ OTHERWISE = {
 AS_DATA = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 16, 17, 19]
 
 
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
-
-
 @pytest.mark.parametrize("table", AS_DATA)
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     """Beyond them stands only the baseline of tables that print it elsewhere."""

@@ -25,13 +25,14 @@ from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
+from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization, ZeroShot
 from tests.helpers.models import tiny_model
-from tests.helpers.project import REPOSITORY, TABLES, Copy
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
 from tests.helpers.reports import TASKS, TEXT, provenance
 
 RCP = [
@@ -47,11 +48,6 @@ RCP = [
     "table15",
     "table16",
 ]
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def two_bits() -> WeightQuantization:
@@ -187,19 +183,18 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
     }
     copy = Copy(tmp_path)
     copy.set_tables({**TABLES, "tables": [chosen]})
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("reproduction.tables.project.checkpoint_digest", lambda _: "0" * 16)
-        project = load_project(root=tmp_path)
-        table = project.table(chosen["id"])
-        assert [quantity.name for quantity in project.quantities(table)] == ["average", "last_word", "mmlu"]
-        for run in project.runs.values():
-            (task,) = cast(ZeroShot, run.metric).tasks
-            value = 40.0 if task == "grammar" else 20.0
-            metrics = {"average": value, task: value}
-            write_result(tmp_path / run_path(run.key), RunResult(run, metrics, provenance(), None))
-        values, _ = collected.collect(project, table)
-        collected.write_values(tmp_path, table.id, values)
-        again, _ = collected.read_back(project, table)
+    copy.set_config(merge(CONFIG, {"slots": {"Llama-2-7B": {"digest": "0" * 16}}}))  # its model is not here
+    project = load_project(root=tmp_path)
+    table = project.table(chosen["id"])
+    assert [quantity.name for quantity in project.quantities(table)] == ["average", "last_word", "mmlu"]
+    for run in project.runs.values():
+        (task,) = cast(ZeroShot, run.metric).tasks
+        value = 40.0 if task == "grammar" else 20.0
+        metrics = {"average": value, task: value}
+        write_result(tmp_path / run_path(run.key), RunResult(run, metrics, provenance(), None))
+    values, _ = collected.collect(project, table)
+    collected.write_values(tmp_path, table.id, values)
+    again, _ = collected.read_back(project, table)
     found = {place[1:]: number.mean for place, number in again.items()}
     assert found == {
         ("Llama-2-7B", "average"): 20.0,
@@ -232,7 +227,7 @@ def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
         )  # histories are not here
         histories(tmp_path, project, name)
         text = markdown(runs_report(project, table, *made_up(project, name)))
-        lines = text.partition("<summary>What is trained beside the weights")[2].partition("</details>")[0]
+        lines = text.partition("<summary>What is trained in addition to the weights")[2].partition("</details>")[0]
         head = "| Row | Model | lower end | first partition | farthest from a third | centre |"
         assert head in lines
         assert "| RCP 2-4-4 | Llama-" in lines

@@ -25,7 +25,7 @@ def test_records_are_of_whole_trials_that_held() -> None:
     [([True, True], 0, True), ([True, False], 1, False), ([], 1, False), (None, 0, False)],
 )
 def test_only_a_trial_of_which_all_held_is_recorded(
-    held: list[bool] | None, status: int, recorded: bool, tmp_path: Path, monkeypatch, capsys
+    held: list[bool] | None, status: int, recorded: bool, tmp_path: Path, capsys
 ) -> None:
     def body(under_way: trial.Trial) -> None:
         if held is None:
@@ -33,9 +33,7 @@ def test_only_a_trial_of_which_all_held_is_recorded(
         for one in held:
             under_way.check("It holds", one)
 
-    monkeypatch.setattr(trial, "RECORDS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["trial", "--record"])
     with pytest.raises(SystemExit) as end:
-        trial.run("chaos", "summary", body)
+        trial.run("chaos", "summary", body, ["--record"], tmp_path)
     assert (end.value.code, (tmp_path / "chaos.json").exists()) == (status, recorded)
     assert ("skipped: there is no cluster here." in capsys.readouterr().out) == (held is None)

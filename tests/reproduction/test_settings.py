@@ -23,7 +23,7 @@ from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
 from tests.helpers.latex import check
-from tests.helpers.project import REPOSITORY, TABLES, Copy
+from tests.helpers.project import TABLES, Copy, shipped_project
 from tests.helpers.settings_tables import PUBLISHED, TABLE
 
 
@@ -215,7 +215,7 @@ def test_the_workflow_renders_it_and_again_when_a_recipe_is_edited(tmp_path: Pat
 
 
 def repository() -> dict[str, SettingsTable]:
-    return load_project(root=REPOSITORY).of(SettingsTable)
+    return shipped_project().of(SettingsTable)
 
 
 @pytest.mark.parametrize("name", sorted(repository()))

@@ -57,8 +57,7 @@ def test_titles_tell_targets_of_a_paper_apart() -> None:
     assert len(titles) == len(set(titles))
 
 
-def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper() -> None:
-    project = load_project(root=Path(__file__).parents[2])
+def test_every_numbered_table_and_figure_that_is_data_is_a_target_of_its_paper(project: Project) -> None:
     numbered = [
         table
         for table in project.tables.values()

@@ -1,7 +1,6 @@
 """Settings are chosen on validation text: what a grid is, which runs it asks for, what is recorded and what is kept."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import yaml
 from reproduction.identity.run import Run
 from reproduction.run import tuning
 from reproduction.run.tuning import TuningJob, at_an_end, points, read_grid, tune, tuning_run
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.cli import app
 from rotquant.foundation.errors import ConfigError, RecipeError
@@ -19,11 +17,6 @@ from rotquant.foundation.files import read_json
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import Perplexity
 from tests.helpers.project import REPOSITORY
-
-
-@pytest.fixture(scope="module")
-def project() -> Project:
-    return load_project(root=REPOSITORY)
 
 
 def parabola(job: TuningJob) -> dict[str, float]:
@@ -43,10 +36,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 
 def chosen(
-    project: Project, record: Path, *values: float, seeds: tuple[int, ...] = (0, 1), workers: int = 1
+    project: Project, record: Path, *values: float, seeds: tuple[int, ...] = (0, 1), **options: Any
 ) -> dict[str, Any]:
-    grid = {("llm_qat", "learning_rate"): values}
-    return tune(project, project.config.slot("Llama-2-13B"), "llm-qat", grid, {}, seeds, record, "cpu", workers=workers)
+    slot, grid = project.config.slot("Llama-2-13B"), {("llm_qat", "learning_rate"): values}
+    return tune(project, slot, "llm-qat", grid, {}, seeds, record, "cpu", **options)
 
 
 def test_a_field_is_found_by_its_name_or_with_its_method() -> None:
@@ -103,12 +96,9 @@ def test_an_interrupted_tuning_continues_and_a_wider_grid_costs_what_it_adds(
     assert chosen(project, tmp_path / "again.json", 1e-4, 2e-4, 100.0)["points"] == found["points"]
 
 
-def test_several_processes_measure_what_one_does(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tuning, "measure_run", parabola)
-    alone = chosen(project, tmp_path / "alone.json", 1e-4, 2e-4, 100.0)
-    together = chosen(project, tmp_path / "together.json", 1e-4, 2e-4, 100.0, workers=2)
+def test_several_processes_measure_what_one_does(project: Project, tmp_path: Path) -> None:
+    alone = chosen(project, tmp_path / "alone.json", 1e-4, 2e-4, 100.0, measure=parabola)
+    together = chosen(project, tmp_path / "together.json", 1e-4, 2e-4, 100.0, measure=parabola, workers=2)
     assert {**together, "environment": None} == {**alone, "environment": None}
 
 
@@ -116,12 +106,9 @@ def refused(job: TuningJob) -> dict[str, float]:
     raise ConfigError("refused in a process")
 
 
-def test_a_refusal_in_another_process_is_said_here(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tuning, "measure_run", refused)
+def test_a_refusal_in_another_process_is_said_here(project: Project, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="refused in a process"):
-        chosen(project, tmp_path / "record.json", 1e-4, 2e-4, workers=2)
+        chosen(project, tmp_path / "record.json", 1e-4, 2e-4, measure=refused, workers=2)
 
 
 def test_the_command_prints_what_the_configuration_should_say(
@@ -139,10 +126,9 @@ def test_the_command_prints_what_the_configuration_should_say(
         "--jobs",
         "1",
     ]
-    monkeypatch.setattr(sys, "argv", ["rotquant", *words, "-o", str(tmp_path)])
     monkeypatch.chdir(REPOSITORY)
     with pytest.raises(SystemExit) as stop:
-        app()
+        app([*words, "-o", str(tmp_path)])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     said = yaml.safe_load(printed[printed.index("slots:") :])

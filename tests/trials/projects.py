@@ -41,7 +41,7 @@ def tiny(root: Path, **changes: Any) -> Copy:
     project.write("workflow/papers/quarot/published/small.csv", published)
     project.set_tables({**TABLES, "tables": [{**table, "rows": rows, "claims": []}]})
     slots = {name: {**slot, "group_sizes": {128: 16}} for name, slot in CONFIG["slots"].items()}
-    project.set_config(merge(CONFIG, {"slots": slots, "seeds": [0], **changes}))
+    project.set_config(merge(merge(CONFIG, {"slots": slots, "seeds": [0]}), changes))
     return project
 
 

@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,26 @@ class Trial:
         }
 
 
-def run(name: str, summary: str, body: Callable[[Trial], None]) -> None:
+def run(
+    name: str,
+    summary: str,
+    body: Callable[[Trial], None],
+    arguments: Sequence[str] | None = None,
+    records: Path = RECORDS,
+) -> None:
     """Run a trial as a program: parse its options, try, write the record where asked, and exit.
 
     The status is 0 where all held or the machine lacks what it needs, 1 otherwise.
+
+    Args:
+        arguments: of the program; by default those of this process.
+        records: the folder of records.
     """
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--quick", action="store_true", help="the part that CI runs")
     parser.add_argument("--record", action="store_true", help=f"write the figures below {RECORDS.name}/")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: moments, inputs")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers and mounts are ended on the way
     trial = Trial(name, options.quick, options.seed)
     try:
@@ -91,5 +101,5 @@ def run(name: str, summary: str, body: Callable[[Trial], None]) -> None:
         sys.exit(0)
     print(f"{name}: {'all held' if trial.held else 'FAILED'} in {trial.record()['seconds']} s", flush=True)
     if options.record and trial.held:
-        write_json(RECORDS / f"{name}.json", trial.record())
+        write_json(records / f"{name}.json", trial.record())
     sys.exit(0 if trial.held else 1)

@@ -1,4 +1,4 @@
-# A table's numbers beside the paper's, per cell.
+# A table's numbers next to the paper's, per cell.
 localrules:
     table,
 

@@ -1,7 +1,6 @@
 """What can be converted, what is refused, and that a folder gives back what was written."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -235,7 +234,6 @@ def test_a_full_gpu_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
     monkeypatch.setattr("rotquant.decoder.load_decoder", exhausted)
-    monkeypatch.setattr(sys, "argv", ["rotquant", "generate", str(tmp_path), "--prompt", "x", "--device", "cpu"])
     with pytest.raises(SystemExit, match="2"):
-        app()
+        app(["generate", str(tmp_path), "--prompt", "x", "--device", "cpu"])
     assert "the GPU's memory does not suffice" in capsys.readouterr().err

@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rotquant import api
-from rotquant.api import Model
 from rotquant.decoder import Decoder, Generation, convert
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
 from rotquant.metrics import perplexity as evaluation
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.checkpoints import load_tokenizer
+from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
@@ -53,12 +53,14 @@ class Bound(NamedTuple):
 PLAIN = {"float16": Bound(0, 6e-4), "bfloat16": Bound(0, 5e-3)}
 TRANSFORMED = {"float16": Bound(1.5e-3, 0.015), "bfloat16": Bound(0.01, 0.035)}
 
+CALIBRATION = {"samples": 4, "sequence_length": 64}
+
 #: A prefix in the cache before every text; which tokens stand in it does not matter here.
 PREFIXED = override(
     preset("quarot-rtn"),
     {
         "methods": {"prefixed_outliers": {"ids": [7, 2, 11, 3, 5]}},
-        "calibration": {"samples": 4, "sequence_length": 64},
+        "calibration": CALIBRATION,
     },
     "",
 )
@@ -74,7 +76,7 @@ WEIGHTS_ALONE = {
     **dict.fromkeys(("activations", "keys", "values")),
 }
 
-#: Everything that can be converted, beside QuaRot itself.
+#: Everything that can be converted, in addition to QuaRot itself.
 RECIPES = {
     "no rotation": override(preset("rtn"), {"activations": {"clip_ratio": 0.9}}, ""),
     "groups": override(preset("quarot-rtn"), {"weights": {"scheme": {"granularity": "group", "group_size": 128}}}, ""),
@@ -86,18 +88,16 @@ RECIPES = {
         preset("quarot-rtn"),
         {
             "activations": {"dynamic": False, "granularity": "tensor"},
-            "calibration": {"samples": 4, "sequence_length": 64},
+            "calibration": CALIBRATION,
         },
         "",
     ),
-    "static cache": override(
-        preset("quarot-rtn"), {**STATIC_CACHE, "calibration": {"samples": 4, "sequence_length": 64}}, ""
-    ),
+    "static cache": override(preset("quarot-rtn"), {**STATIC_CACHE, "calibration": CALIBRATION}, ""),
     "static cache, one scale": override(
         preset("quarot-rtn"),
         {
             **{part: {**scheme, "granularity": "tensor"} for part, scheme in STATIC_CACHE.items()},
-            "calibration": {"samples": 4, "sequence_length": 64},
+            "calibration": CALIBRATION,
         },
         "",
     ),
@@ -105,7 +105,7 @@ RECIPES = {
         PREFIXED, {**STATIC_CACHE, "activations": {"dynamic": False, "granularity": "tensor"}}, ""
     ),
     "W4A16": override(preset("rtn"), WEIGHTS_ALONE, ""),
-    "W4A16, GPTQ": override(preset("gptq"), WEIGHTS_ALONE, ""),
+    "W4A16, GPTQ": override(preset("gptq"), {**WEIGHTS_ALONE, "calibration": CALIBRATION}, ""),
     "W4A16, scales of rows, rotation": preset("quarot-rtn").model_copy(update={"activations": None}),
     "prefix": PREFIXED,
     "prefix, 16-bit cache": PREFIXED.model_copy(update={"keys": None, "values": None}),
@@ -118,22 +118,26 @@ def unsearched(recipe: Recipe) -> Recipe:
     return override(recipe, {"weights": {"clip_search": False}}, "")
 
 
-@cache
-def quantized(name: str, recipe: Recipe) -> Model:
-    return api.quantize(SHIPPED / name, recipe)
+#: Any prose will do that stays as it is: nothing here depends on how well it is predicted.
+PROSE = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> CorpusSpec:
+    """A text for calibration: tokenizing the default one takes longer than the rest of a test."""
+    path = tmp_path_factory.mktemp("prose") / "prose.txt"
+    path.write_text(PROSE)
+    return CorpusSpec(name="prose", source="local", path=str(path))
 
 
 @cache
 def text(name: str) -> Tokens:
-    """Any prose will do that stays as it is: nothing here depends on how well it is predicted."""
-    prose = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
-    return tokenize(prose, load_tokenizer(SHIPPED / name))
+    return tokenize(PROSE, load_tokenizer(SHIPPED / name))
 
 
-@cache
-def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
+def exact(checkpoint: Path, recipe: Recipe, prose: CorpusSpec) -> tuple[torch.nn.Module, Decoder]:
     """The simulated model and the converted one in float64, on the same integers and scales."""
-    model = api.quantize(name if Path(name).is_dir() else SHIPPED / name, recipe)
+    model = api.quantize(checkpoint, recipe, corpus=prose)
     network, parameters = model.network.double(), dict(model.network.named_parameters())
     for weight_name, weight in model.stored.weights.items():
         scale = weight.qparams.scale.double()
@@ -148,8 +152,8 @@ def exact(name: str, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
     [*((name, preset("quarot-rtn")) for name in MODELS), *((name, PREFIXED) for name in ON_GPU)],
     ids=[*MODELS, *(f"{name}-prefix" for name in ON_GPU)],
 )
-def test_perplexity_and_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe) -> None:
-    network, decoder = exact(name, unsearched(recipe))
+def test_perplexity_and_greedy_tokens_are_the_simulated_ones(name: str, recipe: Recipe, prose: CorpusSpec) -> None:
+    network, decoder = exact(SHIPPED / name, unsearched(recipe), prose)
     expected = evaluation.perplexity(network, text(name), TWO).perplexity
     found = evaluation.perplexity(Network(decoder), text(name), TWO).perplexity
     assert abs(found - expected) < 5e-4 / 10  # three decimals, with a digit to spare
@@ -161,7 +165,7 @@ def test_perplexity_and_greedy_tokens_are_the_simulated_ones(name: str, recipe: 
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose widths are multiples of 128, the size of the kernels' groups; no shipped one has such."""
     folder = tmp_path_factory.mktemp("wide")
     tokenizer = load_tokenizer(SHIPPED / "rq-llama3")
@@ -169,12 +173,12 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = LlamaConfig(**{**TINY_SHAPE, "vocab_size": len(tokenizer)}, bos_token_id=tokenizer.bos_token_id)
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return folder
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_every_convertible_recipe_is_computed(recipe: Recipe, wide: str) -> None:
-    network, decoder = exact(wide, recipe)
+def test_every_convertible_recipe_is_computed(recipe: Recipe, wide: Path, prose: CorpusSpec) -> None:
+    network, decoder = exact(wide, recipe, prose)
     windows = text("rq-llama3").whole[:LENGTH].view(4, -1)
     with torch.no_grad():
         expected = network(input_ids=windows, use_cache=False).logits
@@ -199,13 +203,13 @@ def test_a_linear_layer_on_a_gpu_differs_as_little(name: str, dtype: str) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", [preset("quarot-rtn"), PREFIXED], ids=["quarot", "prefix"])
 @pytest.mark.parametrize("name", ON_GPU)
-def test_perplexity_on_a_gpu(name: str, recipe: Recipe) -> None:
+def test_perplexity_on_a_gpu(name: str, recipe: Recipe, prose: CorpusSpec) -> None:
     """Kernels against references on a CPU: equal up to the noise of flipped codes over 8 windows.
 
     That noise: embeddings disturbed by a thousandth move this perplexity by 1.3 % (standard deviation over 8 draws), so
     two runs differ by 1.8 %, and 6 % are three times that. Layer by layer, above, nothing is left to noise.
     """
-    decoder = convert(quantized(name, recipe).stored)
+    decoder = convert(api.quantize(SHIPPED / name, recipe, corpus=prose).stored)
     expected = evaluation.perplexity(Network(decoder), text(name), EIGHT).perplexity
     found = evaluation.perplexity(Network(decoder.to("cuda")), text(name), EIGHT).perplexity
     assert abs(found / expected - 1) < 0.06

@@ -59,11 +59,18 @@ RECIPES = {
 
 def exact(name: str) -> tuple[torch.nn.Module, Decoder, Tokens]:
     """The simulated model and the converted one in float64 on the same codes and levels, and a text."""
-    network, tokenizer = load_checkpoint(f"workflow/resources/models/{name}", torch.float32, "cpu")
+    network, tokenizer = shallow(name)
     recipe = table_recipe(MODELS[name])
     stored = build_levels(network, recipe, tokenizer)
     prose = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
     return *in_float64(stored, recipe), tokenize(prose, tokenizer)
+
+
+def shallow(name: str) -> tuple[Any, Any]:
+    """The first four layers of a shipped model, all of one kind, and its tokenizer."""
+    network, tokenizer = load_checkpoint(f"workflow/resources/models/{name}", torch.float32, "cpu")
+    network.model.layers, network.config.num_hidden_layers = network.model.layers[:4], 4
+    return network, tokenizer
 
 
 def in_float64(stored: StoredModel, recipe: Recipe) -> tuple[torch.nn.Module, Decoder]:
@@ -122,7 +129,7 @@ def test_codes_and_tables_are_those_that_were_stored() -> None:
 def test_the_commands_convert_evaluate_and_generate(tmp_path: Path) -> None:
     """From a folder of stored codes and tables to text, and the folders are equally large."""
     source, folder, recipe = tmp_path / "quantized", tmp_path / "decoder", table_recipe(64)
-    network, tokenizer = load_checkpoint("workflow/resources/models/rq-llama3", torch.float32, "cpu")
+    network, tokenizer = shallow("rq-llama3")
     save_quantized(source, build_levels(network, recipe, tokenizer))
     run = CliRunner().invoke
     assert run(cli, ["convert", str(source), "-o", str(folder), "--dtype", "float32"]).exit_code == 0
@@ -133,7 +140,7 @@ def test_the_commands_convert_evaluate_and_generate(tmp_path: Path) -> None:
     new = Generation(loaded.network.decoder, 1, 32).generate(ids, 4)
     assert text == "Return the" + loaded.tokenizer.decode(new[0].tolist()) + "\n"
     three = tmp_path / "three"
-    network, tokenizer = load_checkpoint("workflow/resources/models/rq-llama3", torch.float32, "cpu")
+    network, tokenizer = shallow("rq-llama3")
     save_quantized(three, build_levels(network, table_recipe(64, bits=3), tokenizer))
     with pytest.raises(RecipeError, match=r"the model has 3-bit weights, which cannot be converted: .* simulated\.$"):
         run(cli, ["convert", str(three), "-o", str(tmp_path / "other")], catch_exceptions=False)

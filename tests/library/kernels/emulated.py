@@ -21,7 +21,7 @@ from rotquant.kernels.launch.loading import SOURCES, Kernel, TranslationUnit
 SHIMS = Path(__file__).parent / "emulation"
 _COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
 #: Every operation rounds once, as the sources ask for on a GPU.
-_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC")
+_FLAGS = ("-x", "c++", "-std=c++17", "-O0", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 
 needs_compiler = pytest.mark.skipif(_COMPILER is None, reason="needs a C++ compiler, and this machine has none")
 

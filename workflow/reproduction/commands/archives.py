@@ -44,7 +44,7 @@ def export(
     config: Configs = None,
     plan: PlanFile = None,
 ) -> CommandResult:
-    """Write all runs behind tables to one file: every seed, window and item, without models.
+    """Write all runs of tables to one file: every seed, window and item, without models.
 
     `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
     """

@@ -131,7 +131,7 @@ def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None
 def index(config: Configs = None, plan: PlanFile = None) -> None:
     """Render the scoreboard over all targets of the papers into reports/index.md, and as a page into index.html.
 
-    Beside it, every report that index.html links to as a page: `reports/<name>.html`.
+    Next to it, every report that index.html links to as a page: `reports/<name>.html`.
     """
     from reproduction.render.html.pages import render_pages
     from reproduction.scoreboard import page, standings

@@ -28,7 +28,7 @@ from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import json_text, read_json
 
 runs_app = typer.Typer(
-    help="The runs behind the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
+    help="The runs of the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
 )
 
 Configs = Annotated[

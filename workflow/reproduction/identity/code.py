@@ -254,9 +254,21 @@ def below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-#: The files when this process began to load them: SHA-256, and metadata that shows a change without reading.
-LOADED: Mapping[str, str] = sources()
-_STAMPS = {path: stamp(path) for path in LOADED}
+class LoadedCode(NamedTuple):
+    """Files as a process loads them, by path: SHA-256, and metadata that shows a change without reading."""
+
+    digests: Mapping[str, str]
+    stamps: Mapping[str, Any]
+
+    @classmethod
+    def now(cls) -> "LoadedCode":
+        """The files as they are."""
+        digests = sources()
+        return cls(digests, {path: stamp(path) for path in digests})
+
+
+#: The files when this process began to load them.
+LOADED = LoadedCode.now()
 
 
 def sources_digest(found: Mapping[str, str]) -> str:
@@ -264,21 +276,25 @@ def sources_digest(found: Mapping[str, str]) -> str:
     return short_hash(canonical_json({os.path.relpath(path, root()): digest for path, digest in found.items()}))
 
 
-def refuse_other_code(planned: str, plan_sources: str, stage: str, recipe: "Recipe") -> None:
+def refuse_other_code(
+    planned: str, plan_sources: str, stage: str, recipe: "Recipe", loaded: LoadedCode | None = None
+) -> None:
     """Refuse to compute with other code than planned, or to record results that edited files may have computed.
 
     Args:
         planned: the stage's digest in the plan. plan_sources: `sources_digest` when the plan was made.
+        loaded: the files that the process has loaded; by default this one.
 
     Raises:
         ResultError: this process loaded another code, or files of the stage were edited since.
     """
-    unchanged = all(stamp(path) == known for path, known in _STAMPS.items())
-    if unchanged and sources_digest(LOADED) == plan_sources:
+    loaded = loaded or LOADED
+    unchanged = all(stamp(path) == known for path, known in loaded.stamps.items())
+    if unchanged and sources_digest(loaded.digests) == plan_sources:
         return
     now = sources()
     files = map(str, code_files(*stage_entries(stage, recipe)))
-    edited = [path for path in files if now.get(path) != LOADED.get(path)]
+    edited = [path for path in files if now.get(path) != loaded.digests.get(path)]
     if edited or stage_digest(stage, recipe) != planned:
         where = f" ({os.path.relpath(sorted(edited)[0], root())})" if edited else ""
         raise ResultError(

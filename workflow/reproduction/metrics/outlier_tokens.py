@@ -40,8 +40,8 @@ def outlier_tokens(
 
     Returns:
         Metrics: `number` of a window, the mean over windows in the layer that has most (the paper's max(O)); of all of
-        them in percent `elsewhere`, those that are not at the first position, and `meaningful`, those that are besides
-        not of low meaning (`is_low_in_meaning`); `repeated`, of those elsewhere in percent how many stand at the
+        them in percent `elsewhere`, those that are not at the first position, and `meaningful`, those of them that
+        are not of low meaning (`is_low_in_meaning`); `repeated`, of those elsewhere in percent how many stand at the
         position of one before, in another window. What is nothing has a share of 0. Arrays: those of `look`.
 
     Raises:

@@ -126,6 +126,7 @@ def tune(
     *,
     max_windows: int | None = None,
     workers: int = 1,
+    measure: Callable[["TuningJob"], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
     """Measure every point of a grid on validation text with every seed; write and return the record.
 
@@ -137,6 +138,7 @@ def tune(
         record: the JSON file.
         max_windows: windows of validation text; None for the slot's number.
         workers: number of processes; one measures in this process.
+        measure: how a job is measured; by default as `measure_run` does.
 
     Raises:
         RotquantError: bad input, detected before the first number where possible; or a process was ended.
@@ -167,7 +169,7 @@ def tune(
     jobs = [TuningJob(run, checkpoint, device, slot.batch_size, _code(run)) for run in runs.values()]
     lacking = [job for job in jobs if known.get(job.run.key, {}).get("code_digest") != job.code]
     with task(f"tuning {method} on {slot.name}", "run", len(lacking)) as under_way:
-        for job, numbers in _measured(lacking, workers):
+        for job, numbers in _measured(lacking, workers, measure or measure_run):
             known[job.run.key] = {"seed": job.run.seed, "code_digest": job.code, **numbers}
             write_json(record, found | {"runs": known})
             under_way.advance(note=f"perplexity {numbers['perplexity']:.3f}")
@@ -212,13 +214,15 @@ def _code(run: Run) -> str:
     return short_hash("".join(stage_digest(stage, run.recipe) for stage in ("rotations", "weights", "runs")))
 
 
-def _measured(jobs: Sequence[TuningJob], workers: int) -> Iterator[tuple[TuningJob, dict[str, float]]]:
+def _measured(
+    jobs: Sequence[TuningJob], workers: int, measure: Callable[["TuningJob"], dict[str, float]]
+) -> Iterator[tuple[TuningJob, dict[str, float]]]:
     """The measurements of each job, in the order of completion."""
     if workers == 1 or len(jobs) < 2:
-        yield from ((job, measure_run(job)) for job in jobs)
+        yield from ((job, measure(job)) for job in jobs)
         return
     waiting = [*jobs]
-    with Workers(min(workers, len(jobs)), partial(_perform, measure_run)) as processes:
+    with Workers(min(workers, len(jobs)), partial(_perform, measure)) as processes:
         while waiting or processes.jobs:
             while waiting and processes.free:
                 processes.give(waiting.pop(0))

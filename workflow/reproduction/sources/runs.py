@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reproduction.render.pages.model import Logged, Report
 
 Collected = tuple["Values", dict[str, RunResult]]
-"""A table's values, and the run results behind them by key."""
+"""A table's values, and their run results by key."""
 
 
 class Runs(Source[RunTable, Collected]):

@@ -57,7 +57,7 @@ class ElsewhereFields(Titled):
 
 
 class ElsewhereFile(OfPaper):
-    """Numbers measured elsewhere are data: where they are from, what the paper prints beside them, and its claims."""
+    """Numbers measured elsewhere are data: where they are from, what the paper prints next to them, and its claims."""
 
     tables: Annotated[Many[ElsewhereFields], Field(min_length=1)]
     """The tables."""

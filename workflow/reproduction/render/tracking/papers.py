@@ -29,7 +29,7 @@ from rotquant.foundation.progress import task, track
 from rotquant.recipes.recipe import Recipe
 
 Results = Mapping[str, RunResult]
-"""The run results behind a table by key."""
+"""The run results of a table by key."""
 
 
 def log_tables(project: Project, tables: Sequence[RunTable], read: Mapping[str, Results] | None = None) -> list[Logged]:
