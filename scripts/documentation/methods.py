@@ -183,7 +183,9 @@ def settings(subject: Subject) -> str:
     if not rows:
         return "It has none."
     lead = f"`--set {subject.prefix}.{rows[0][0]}=VALUE` changes one, in a table's row `recipe`, in Python a field."
-    return "\n\n".join([lead, entries([(name, f"{kind}, {default}", meaning) for name, kind, default, meaning in rows])])
+    return "\n\n".join(
+        [lead, entries([(name, f"{kind}, {default}", meaning) for name, kind, default, meaning in rows])]
+    )
 
 
 def _rows(subject: Subject) -> Iterator[tuple[str, str, str, str]]:

@@ -42,7 +42,9 @@ def paragraphs(documented: Any) -> list[str]:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text; "et al." and "Sec." end none."""
-    return re.split(r"(?<=[a-z0-9)\]`\"]\.)(?<! al\.)(?<!Sec\.)(?<!Secs\.)(?<!Eqs\.)(?<!Eq\.)\s", " ".join(text.split()))
+    return re.split(
+        r"(?<=[a-z0-9)\]`\"]\.)(?<! al\.)(?<!Sec\.)(?<!Secs\.)(?<!Eqs\.)(?<!Eq\.)\s", " ".join(text.split())
+    )
 
 
 def sentence(text: str) -> str:
