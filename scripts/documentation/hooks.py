@@ -7,7 +7,7 @@ from mkdocs.structure.files import File, Files
 
 from rotquant.foundation.files import read_text
 from scripts.documentation import methods, reference
-from scripts.documentation.links import ROOT, for_python_markdown, outside_files, rewritten
+from scripts.documentation.links import ROOT, for_python_markdown, notebook_page, outside_files, rewritten
 
 #: Files that belong to the site although no page may link to them yet.
 ROOTS = ("CONTRIBUTING.md", "config/README.md", "CHANGELOG.md")
@@ -16,7 +16,8 @@ PAPERS = {"quarot": "QuaRot", "spinquant": "SpinQuant", "prefixquant": "PrefixQu
 
 
 def _read(path: str) -> str:
-    return read_text(ROOT / path, "page")
+    text = read_text(ROOT / path, "page")
+    return notebook_page(text) if path.endswith(".ipynb") else text
 
 
 def on_config(config: Any) -> Any:
@@ -55,7 +56,8 @@ def on_files(files: Files, config: Any) -> Files:
     own = {f.src_uri: f.content_string for f in files.documentation_pages()}
     own |= {"roots": "".join(f"[x](../{path})" for path in ROOTS)}
     for place, path in outside_files(own, _read).items():
-        files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+        page = {"content": _read(path)} if place.endswith(".md") else {"abs_src_path": str(ROOT / path)}
+        files.append(File.generated(config, place, **page))
     return files
 
 

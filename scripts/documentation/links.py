@@ -4,6 +4,7 @@ Pages in docs/ are written for readers on a code host, where `../CONTRIBUTING.md
 becomes a page below `project/`, and any other file is copied there, so that no link leaves the site.
 """
 
+import json
 import posixpath
 import re
 import subprocess
@@ -30,7 +31,9 @@ def tracked() -> frozenset[str]:
 
 def source_of(place: str) -> str:
     """The project's path of a page of the site."""
-    return place.removeprefix(f"{OUTSIDE}/") if place.startswith(f"{OUTSIDE}/") else f"docs/{place}"
+    path = place.removeprefix(f"{OUTSIDE}/") if place.startswith(f"{OUTSIDE}/") else f"docs/{place}"
+    notebook = f"{path.removesuffix('.md')}.ipynb"
+    return notebook if notebook in tracked() else path
 
 
 def place_of(path: str) -> str:
@@ -39,6 +42,7 @@ def place_of(path: str) -> str:
         path = f"{path}/README.md"
     if path == "README.md":
         return "index.md"  # the site's first page says what the README says
+    path = f"{path.removesuffix('.ipynb')}.md" if path.endswith(".ipynb") else path
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
 
 
@@ -75,7 +79,7 @@ def outside_files(pages: dict[str, str], read: Callable[[str], str]) -> dict[str
             if path.startswith("docs/") or place in found or path not in tracked():
                 continue
             found[place] = path
-            if path.endswith(".md"):
+            if place.endswith(".md"):
                 waiting.append((place, read(path)))
     return found
 
@@ -95,6 +99,12 @@ def rewritten(place: str, text: str) -> str:
         return f"[{words}]({posixpath.relpath(to, posixpath.dirname(place) or '.')}{anchor or ''})"
 
     return re.sub(r"\[([^\[\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)", link, text)
+
+
+def notebook_page(text: str) -> str:
+    """A notebook as a page: its words, and its code without outputs."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells)
 
 
 def for_python_markdown(text: str) -> str:

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+#: The start of an entry, `name: what it is` or `name, other: ...`, at the margin of a docstring.
+_ENTRY = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)")
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of Markdown; cells have no line ends and no bare bars (`cell`)."""
@@ -91,3 +94,20 @@ def _bound(metadata: Any) -> str:
     parts = [metadata, *getattr(metadata, "metadata", ())]
     found = {f"{sign} {getattr(one, name)}" for one in parts for name, sign in signs.items() if hasattr(one, name)}
     return ", ".join(sorted(found))
+
+
+def with_lists(text: str) -> str:
+    """A docstring whose entries at the margin are a list of Markdown, with their further lines indented."""
+    lines: list[str] = []
+    inside = False
+    for line in text.split("\n"):
+        if match := _ENTRY.match(line):
+            if not inside:
+                lines.append("")
+            names = ", ".join(f"`{name}`" for name in match[1].split(", "))
+            lines.append(f"- {names}: {line[match.end() :]}")
+            inside = True
+        else:
+            inside = inside and line.startswith("    ")
+            lines.append(line)
+    return "\n".join(lines)
