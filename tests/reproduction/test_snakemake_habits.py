@@ -1,4 +1,4 @@
-"""What people expect of a public Snakemake workflow: the catalog's layout, a report that holds results, a known lint."""
+"""Habits of a public Snakemake workflow: the catalog's layout, a report that holds results, lint with reasons."""
 
 import json
 import re
