@@ -67,7 +67,7 @@ lock: $(READY)
 		--output-file requirements.lock pyproject.toml build/workflow/pyproject.toml
 	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/; s|(build/workflow/|(workflow/|' requirements.lock
 
-# The documentation as build/site/index.html, which needs no server; a broken link ends it.
+# The documentation as build/site/index.html, which needs no server but for its search; a broken link ends it.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet
 

@@ -62,5 +62,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links as the site has them, and lists as its Markdown reads them."""
+    """Links as the site has them, and lists as its Markdown reads them.
+
+    The search leaves reports out, whose numbers are most of all text: the scoreboard has their titles.
+    """
+    if page.file.src_uri.startswith("gallery/") and page.file.name != "index":
+        page.meta["search"] = {"exclude": True}
     return for_python_markdown(rewritten(page.file.src_uri, markdown))

@@ -92,7 +92,7 @@ def _of(method: type[Method]) -> Subject:
         _modules(method),
         lambda recipe: method.name in recipe.methods,
         f"methods.{method.name}",
-        ", ".join(f"{DOING[role]} (`{role}`)" for role in ROLES if role in method.roles).replace("both ", ""),
+        ", ".join(f"{DOING[role]} (`{role}`)" for role in ROLES if role in method.roles).replace("same ", ""),
     )
 
 

@@ -15,8 +15,6 @@ from rotquant.recipes.registry import built_in_names
 from scripts.documentation import links, methods, reference, words
 from tests.helpers.project import REPOSITORY
 
-#: The site's first page, which alone links to pages that exist only there.
-FIRST = "docs/index.md"
 WRITTEN = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "config/README.md"),
     *(path.relative_to(REPOSITORY).as_posix() for path in sorted((REPOSITORY / "docs").glob("*.md"))),
@@ -30,13 +28,13 @@ def pages() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", WRITTEN)
-def test_links_of_checked_in_pages_lead_to_files_and_headings(page: str, pages: dict[str, str]) -> None:
+def test_links_of_checked_in_pages_lead_to_files_and_headings(page: str) -> None:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]+)?\)", text):
         if "://" in target:
             continue
         path = (REPOSITORY / page).parent / target if target else REPOSITORY / page
-        assert path.exists() or (page == FIRST and target in pages), target
+        assert path.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor[1:] in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings}, anchor
