@@ -274,6 +274,7 @@ def _recipes() -> tuple[tuple[str, str, str, Recipe], ...]:
         for name, one in load_project(root=ROOT).of(RunTable).items()
         if (ROOT / f"docs/gallery/{name}.md").is_file()
         for row in one.computed_rows
+        if row.method is not None
     )
 
 

@@ -167,4 +167,5 @@ def _values(one: dict[str, Any]) -> str:
     words = {"integer": "whole number", "boolean": "true or false", "string": "text"}
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     limits = [f"{sign} {one[key]}" for key, sign in bounds.items() if key in one and one[key] < 2**63]
-    return " ".join([words.get(one.get("type", ""), one.get("type", "")), ", ".join(limits)]).strip()
+    kind = str(one.get("type", ""))
+    return " ".join([words.get(kind, kind), ", ".join(limits)]).strip()
