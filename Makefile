@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-machines trials rehearsal speed lint format schemas lock gallery clean FORCE
+.PHONY: all setup test test-machines trials rehearsal speed lint format schemas lock site gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -63,11 +63,15 @@ schemas: $(READY)
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)
-	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra study \
-		--extra slurm --extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
+	CUSTOM_COMPILE_COMMAND="make lock" pip-compile --quiet --allow-unsafe --strip-extras --extra dev --extra docs \
+		--extra study --extra slurm --extra s3 --extra postgresql --no-emit-index-url --no-emit-find-links \
 		--upgrade-package torch==2.13.0 --upgrade-package transformers==5.17.0 \
 		--output-file requirements.lock pyproject.toml
 	sed -i 's/^torch==\([0-9.]*\)+cpu/torch==\1/' requirements.lock
+
+# The documentation as build/site/index.html, which needs no server but for its search; a broken link ends it.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet
 
 gallery: $(READY)
 	snakemake --cores all

@@ -1,3 +1,3 @@
 """rotquant: rotation-based LLM quantization (QuaRot, SpinQuant, RCP, PrefixQuant), reproduced and tested."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -219,6 +219,8 @@ def test_what_a_paper_prints_beside_a_number_is_what_is_computed(project: Projec
 def test_tables_measure_as_the_papers_do(project: Project) -> None:
     """Perplexity and signal-to-noise ratio on all of WikiText-2's test text; the papers' tasks with all their items."""
     for table in project.of(RunTable).values():
+        if table.paper not in TASKS:  # one of your own measures as it likes
+            continue
         tasks = TASKS[table.paper]
         for cell in project.cells(table.id):
             metric = cell.metric

@@ -4,6 +4,7 @@ And inside: no module but a method's own names one, so that a further method is 
 """
 
 import ast
+import functools
 import random
 import re
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from reproduction.identity.code import stage_digest
 from reproduction.run.results import RunResult, run_path, weights_path, write_result
@@ -19,6 +21,7 @@ from reproduction.run.stages.runs import measure_runs
 from reproduction.run.stages.weights import compute_weights
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
+from reproduction.tables.tables import TableFile
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import find_method, override
@@ -109,7 +112,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     yield monkeypatch
     for cached in (find_method, preset):
         cached.cache_clear()
-    sys.modules.pop("halving_method", None)
+    for module in ("halving_method", "dither_method"):
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -198,6 +202,33 @@ def test_the_command_line_quantizes_by_a_registered_method(
     wrong = ["quantize", model, "-o", "wrong", "--method", "halved-rtn", "--set", "methods.halving.times=0"]
     assert rotquant(monkeypatch, *wrong) != 0
     assert "methods.halving.times: Input should be greater than 0 (given 0)" in capsys.readouterr().err
+
+
+def test_the_guides_method_passes_the_guides_test_and_stands_in_the_guides_table(
+    tmp_path: Path, fresh: pytest.MonkeyPatch
+) -> None:
+    guide = (REPOSITORY / "docs/method.md").read_text(encoding="utf-8")
+    method, tests = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (table,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    if "dither" not in built_in_names():  # as in the clone of somebody who follows the guide
+        install(tmp_path / "site", "dither = dither_method:Dither", method, "dither_method")
+        fresh.syspath_prepend(str(tmp_path / "site"))
+    namespace: dict[str, object] = {}
+    exec(compile(tests, "docs/method.md", "exec"), namespace)
+    found = [value for name, value in namespace.items() if name.startswith("test_") and callable(value)]
+    assert len(found) == 2
+    for test in found:
+        test()
+    (one,) = TableFile.model_validate(yaml.safe_load(table)).tables
+    recipes = {row.name: override(preset(row.method), row.recipe, row.name) for row in one.rows}
+    assert recipes["Half a step"].methods["dither"].model_dump() == {"width": 0.5}
+    assert recipes["RTN"].methods == {}
+    (sources,) = re.findall(r"```\n(- source.*?)```", guide, re.DOTALL)
+    data = preset("dither").model_dump(mode="json")
+    for field, value in (pair for said in yaml.safe_load(sources) for pair in said["settings"].items()):
+        assert functools.reduce(dict.__getitem__, field.split("."), data) == value
+    with pytest.raises(RecipeError, match=r"set weights\.scheme\.granularity to channel"):
+        override(preset("dither"), {"weights": {"scheme": {"granularity": "group", "group_size": 4}}}, "test")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def project_with(root: Path, table: str) -> Project:
     (papers / "mine").mkdir(parents=True)
     (root / "config").mkdir()
     for path in Path("workflow/papers").iterdir():
+        if path.name == "mine":  # of somebody who follows the page here
+            continue
         (papers / path.name).symlink_to(path.resolve())
     (root / "workflow/resources").symlink_to(Path("workflow/resources").resolve())
     (papers / "mine/tables.yaml").write_text(table)

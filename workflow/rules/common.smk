@@ -125,6 +125,14 @@ def numbers(name):
     return f"results/tables/{name}.csv" if sentence(PLAN.table, name).has_numbers else []
 
 
+def shown(what):
+    """Arguments of `report`: in `snakemake --report` a table's files stand below its paper."""
+    return {
+        "category": lambda wildcards: sentence(PLAN.table, wildcards.table).paper,
+        "labels": lambda wildcards: {"table": wildcards.table, "file": what},
+    }
+
+
 def task_files(keys):
     """The records of sets of zero-shot tasks."""
     return [f"results/tasks/{key}.json" for key in keys]

@@ -7,7 +7,7 @@ rule figure:
     input:
         lambda wildcards: numbers(wildcards.table) or measured(wildcards.table),
     output:
-        update("reports/figures/{table}.svg"),
+        report(update("reports/figures/{table}.svg"), **shown("Figure")),
     log:
         "logs/figures/{table}.log",
     params:

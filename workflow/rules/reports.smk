@@ -31,7 +31,7 @@ rule report:
         ),
         tracking="results/tracking.json" if PLAN.tracking else [],
     output:
-        update("reports/{table}.md"),
+        report(update("reports/{table}.md"), **shown("Page")),
     log:
         "logs/reports/{table}.log",
     params:

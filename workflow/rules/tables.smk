@@ -7,7 +7,7 @@ rule table:
     input:
         lambda wildcards: measured(wildcards.table),
     output:
-        update("results/tables/{table}.csv"),
+        report(update("results/tables/{table}.csv"), **shown("Numbers")),
         update("results/tables/{table}.parquet"),
     log:
         "logs/tables/{table}.log",

@@ -1,0 +1,68 @@
+"""Habits of a public Snakemake workflow: the catalog's layout, a report that holds results, lint with reasons."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helpers.project import REPOSITORY, Copy
+from tests.helpers.workflows import REPORT, one_column
+
+#: What `snakemake --lint` says of this workflow, and why each stays.
+EXCEPTIONS = {
+    "Specify a conda environment or container for each rule.": "all rules run in the one environment of "
+    "requirements.lock, which `make setup` or Containerfile makes; results record its versions",
+    "Do not access input and output files individually by index in shell commands": "one prefix runs the commands of "
+    "all rules, and a job's mark has the name of its first output (workflow/scripts/job.sh)",
+    "Shell command directly uses variable PLAN from outside of the rule": "the plan's file is named by all that it "
+    "follows from; as a parameter it would re-run every job for a setting of another table",
+    "Path composition with '+' in line N": "what is added is a command to the prefix of all commands, no path",
+    "Mixed rules and functions in same snakefile.": "a function stands next to the rules that alone use it",
+}
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A project whose report is rendered."""
+    project = one_column(tmp_path_factory.mktemp("habits"))
+    status, output = project.snakemake(REPORT)
+    assert status == 0, output
+    return project
+
+
+def test_lint_says_what_is_excepted_with_its_reason_and_nothing_else(computed: Copy) -> None:
+    _, output = computed.run("snakemake", "--lint")
+    said = {re.sub(r"line \d+", "line N", one) for one in re.findall(r"^ +\* (.*?):?$", output, re.MULTILINE)}
+    assert said == EXCEPTIONS.keys()
+
+
+def test_the_report_holds_page_figure_and_numbers_below_their_paper(computed: Copy) -> None:
+    status, output = computed.snakemake("--report", "report.html", REPORT)
+    assert status == 0, output
+    text = (computed.root / "report.html").read_text(encoding="utf-8")
+    results = json.loads(re.search(r"^ *var results = (\{.*\});?$", text, re.MULTILINE)[1])
+    labels = {path: one["labels"]["file"] for path, one in results.items()}
+    assert labels == {
+        REPORT: "Page",
+        "reports/figures/quarot_table1.svg": "Figure",
+        "results/tables/quarot_table1.csv": "Numbers",
+    }
+    assert '"quarot"' in re.search(r"var categories = (.*)", text)[1]
+
+
+def test_it_runs_by_the_catalogs_layout_as_from_the_top(computed: Copy) -> None:
+    status, output = computed.snakemake("--snakefile", "workflow/Snakefile", REPORT)
+    assert (status, "Nothing to be done" in output) == (0, True), output
+    told = yaml.safe_load((REPOSITORY / ".snakemake-workflow-catalog.yml").read_text(encoding="utf-8"))
+    assert told["usage"]["report"] is True
+    assert all((REPOSITORY / path).exists() for path in ("config/README.md", "config/config.yaml", "LICENSE"))
+
+
+def test_citation_changelog_and_packages_say_one_version() -> None:
+    version = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+    for path in ("pyproject.toml", "workflow/pyproject.toml"):
+        assert f'\nversion = "{version}"\n' in (REPOSITORY / path).read_text(encoding="utf-8")
+    assert f"## [{version}]" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f'__version__ = "{version}"' in Path(REPOSITORY, "rotquant/__init__.py").read_text(encoding="utf-8")
