@@ -330,6 +330,19 @@ def test_a_scale_that_no_layer_absorbs_is_stored_where_query_heads_share_value_h
 
 
 @torch.no_grad()
+def test_the_search_reads_a_network_whose_function_smoothing_did_not_change() -> None:
+    """With grouped queries o_proj's inputs are divided as the model runs, so also while transforms are searched."""
+    model, tokens = tiny_model(num_kv_heads=2, dtype=torch.float64), tiny_tokens(4)
+    expected = model(tokens, output_hidden_states=True).hidden_states[1]
+    seen: list[Tensor] = []
+    with decoder_layers(model)[1].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone())):
+        build_weights(model, None, recipe(), 0, tokens, progress=False)
+    assert len(seen) > 1
+    for one in seen:
+        torch.testing.assert_close(one, expected, **EXACT)
+
+
+@torch.no_grad()
 def test_the_search_sees_the_mean_text_on_request() -> None:
     """Then texts of the same mean embeddings give the same rotations, also behind the first attention."""
     tokens = tiny_tokens(4)

@@ -60,13 +60,15 @@ class DuQuant(Method):
     """Whether queries are quantized as keys are, after RoPE and R3, as the authors' code does."""
 
     def check(self, recipe: Recipe) -> None:
-        """No rotation in addition to this one but that of keys, and no scale per head before o_proj."""
+        """No rotation in addition to this one but that of keys, no scale per head before o_proj, no static queries."""
         if any(one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
                 "duquant rotates what linear layers read in its own way: leave rotation out, or of it only keys on"
             )
         if recipe.attention_output is not None:
             raise ValueError("duquant moves features from head to head: leave attention_output out")
+        if self.queries and recipe.keys is not None and not recipe.keys.dynamic:
+            raise ValueError("static scales are of keys alone: set duquant.queries: false, or keys.dynamic: true")
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
         """Every input is a whole number of blocks of two features or more."""

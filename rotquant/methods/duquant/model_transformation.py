@@ -45,23 +45,22 @@ def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
     dtype = torch.promote_types(context.model.dtype, torch.float32)
     found: dict[str, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(context.seed)
-    with wrap(context.model, context.online):
+    divided = [_division(settings, site) for site in dict.fromkeys(site for _, site in scales)]
+    stacked = {f"{site}.scale": torch.stack([scales[key] for key in scales if key[1] == site]) for _, site in scales}
+    with wrap(context.model, context.online.with_transforms(divided, stacked)):
         stream = context.capture()
         if settings.inputs == "mean":
             stream.hidden = stream.hidden.double().mean(dim=0, keepdim=True).to(stream.hidden.dtype)
         for index, _, site in stream.sites_of_layers(settings.title):
-            scale = scales.get((index, site.name))
-            inputs = _inputs(stream, index, site, scale)
+            inputs = _inputs(stream, index, site)
             try:
-                tensors = find_transform(site.name, inputs, settings, generator, context.device)
+                found_here = find_transform(site.name, inputs, settings, generator, context.device)
             except RotquantError as error:
                 raise RotquantError(f"layer {index}, {site.name}: {error}") from None
-            for name, tensor in tensors.items():
+            for name, tensor in found_here.items():
                 of_type = tensor.to("cpu", dtype) if tensor.is_floating_point() else tensor.cpu()
                 found.setdefault(name, []).append(of_type)
-            if scale is not None:
-                found.setdefault(f"{site.name}.scale", []).append(scale)
-    tensors = {name: torch.stack(layers) for name, layers in found.items()}
+    tensors = stacked | {name: torch.stack(layers) for name, layers in found.items()}
     for index, layer in enumerate(decoder_layers(context.model)):
         with on_device(layer, context.device):
             for site in context.architecture.sites:
@@ -109,8 +108,14 @@ def _weight_maxima(layer: nn.Module, architecture: Architecture, site: Site, set
     return weight_maxima(linear_of(layer, name) for name in site.linears)
 
 
-def _inputs(stream: LayerStream, index: int, site: Site, scale: Tensor | None) -> list[Tensor]:
-    """Inputs of a site, batch by batch, [tokens, features] each, divided by `scale`."""
+def _division(settings: DuQuant, site: str) -> Transform:
+    """The division of a site's input by its stored scales, as the model runs."""
+    about = {"name": settings.name, "location": site, "online": True, "origin": "learned"}
+    return Transform(kind="scaling", tensors=(f"{site}.scale",), **about)
+
+
+def _inputs(stream: LayerStream, index: int, site: Site) -> list[Tensor]:
+    """Inputs of a site as its linear layers read them, batch by batch, [tokens, features] each."""
     pieces: list[Tensor] = []
     tokens = stream.hidden.shape[0] * stream.hidden.shape[1]
     room = of_device(_KEPT_BYTES, stream.device)
@@ -118,7 +123,6 @@ def _inputs(stream: LayerStream, index: int, site: Site, scale: Tensor | None) -
     def receive(x: Tensor) -> None:
         x = x.flatten(0, -2)
         stays = tokens * x.shape[1] * x.element_size() <= room
-        x = x if scale is None else (x / scale.to(x.device)).to(x.dtype)
         pieces.append(x if stays else x.cpu())
 
     stream.feed(index, site, receive)
@@ -155,9 +159,8 @@ def runtime(settings: DuQuant, quantization: RuntimeQuantization, tensors: Mappi
     """Every site's input is transformed: divided by a stored scale, if there is one, then rotated and permuted."""
     found: list[Transform] = []
     for site in get_args(SiteName):
-        if (scale := f"{site}.scale") in tensors:
-            about = {"name": settings.name, "location": site, "online": True, "origin": "learned"}
-            found.append(Transform(kind="scaling", tensors=(scale,), **about))
+        if f"{site}.scale" in tensors:
+            found.append(_division(settings, site))
         found += settings.transforms_at(site, tensors[f"{site}.rotations"].shape[-1])
     return quantization.with_transforms(found, tensors)
 
