@@ -24,5 +24,5 @@ def next_step(family: object, config: Mapping[str, Any]) -> str:
     return (
         "Where its layers are Llama's (q_proj, k_proj, v_proj, o_proj after an RMSNorm, gate_proj, up_proj, down_proj "
         f'after another), write the entry "{family}": Family() into `FAMILIES` in '
-        "rotquant/models/architectures.py; tests/invariance.py then tells whether rotations keep its logits"
+        "rotquant/models/architectures.py; tests/helpers/invariance.py then tells whether rotations keep its logits"
     )
