@@ -28,7 +28,7 @@ from rotquant.kernels.products.output import OUTPUTS, check_output
 #: Rows that one launch has room for.
 MAX_ROWS = 64
 #: Up to so many rows the packed weight is read once for every `MAX_ROWS` of them: kernels/notes/w4a16.md.
-DIRECT_ROWS = 256
+DIRECT_ROWS = 128
 #: Inputs are read 16 bytes at a time.
 _ALIGNMENT = 8
 
@@ -180,29 +180,36 @@ _Plans = dict[int, tuple[tuple[float, HalfPlan], ...]]
 #: and 8, predicted for more (kernels/notes/w4a16.md).
 _HOPPER: _Plans = {
     1: (
-        (528, HalfPlan(1, 2, 1, 8, 4)),
-        (1056, HalfPlan(1, 2, 2, 4, 5)),
-        (math.inf, HalfPlan(1, 1, 1, 8, 4)),
+        (576, HalfPlan(1, 2, 1, 8, 4)),
+        (1136, HalfPlan(1, 2, 2, 4, 5)),
+        (math.inf, HalfPlan(1, 2, 1, 8, 4)),
     ),
     8: (
-        (1056, HalfPlan(8, 2, 2, 4, 4)),
+        (576, HalfPlan(8, 2, 2, 8, 3)),
+        (1136, HalfPlan(8, 2, 2, 4, 4)),
         (math.inf, HalfPlan(8, 2, 7, 2, 4)),
     ),
     16: (
-        (384, _together(16, 1, 4, 4, 4, 2)),
-        (1056, _together(16, 1, 8, 2, 4, 2)),
-        (1584, _together(16, 1, 12, 1, 6)),
-        (math.inf, _together(16, 1, 16, 1, 6)),
+        (320, _together(16, 1, 4, 4, 4, 2)),
+        (576, _together(16, 1, 4, 4, 4)),
+        (768, _together(16, 1, 4, 2, 6, 2)),
+        (1584, HalfPlan(16, 2, 4, 2, 4, 2)),
+        (math.inf, HalfPlan(16, 2, 7, 2, 4)),
     ),
     32: (
-        (384, _together(32, 1, 4, 4, 4, 2)),
-        (1056, _together(32, 1, 8, 2, 4, 2)),
+        (320, _together(32, 1, 4, 2, 6, 2)),
+        (448, _together(32, 1, 4, 4, 3)),
+        (576, _together(32, 1, 8, 2, 4, 2)),
+        (768, _together(32, 1, 8, 1, 4, 4)),
+        (1136, _together(32, 1, 8, 2, 4)),
         (1584, _together(32, 1, 12, 1, 6)),
-        (math.inf, _together(32, 1, 16, 1, 6)),
+        (math.inf, _together(32, 1, 8, 2, 4)),
     ),
     64: (
-        (384, _together(64, 1, 4, 2, 4, 2)),
-        (1056, _together(64, 1, 8, 2, 4, 2)),
+        (320, _together(64, 1, 4, 2, 4, 2)),
+        (576, _together(64, 1, 8, 2, 4, 2)),
+        (768, _together(64, 1, 8, 1, 4, 4)),
+        (1136, _together(64, 1, 16, 1, 6, 2)),
         (1584, _together(64, 1, 12, 1, 6)),
         (math.inf, _together(64, 1, 16, 1, 6)),
     ),
