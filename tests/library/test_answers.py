@@ -24,6 +24,7 @@ from tests.helpers.models import VOCABULARY, tiny_model
 WITHOUT = {
     "version",
     "train",
+    "bench costs",
     "runs archive",
     "runs execute",
     "runs init-tracking",

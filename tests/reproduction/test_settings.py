@@ -193,7 +193,7 @@ def test_the_command_writes_the_page_and_the_table_in_every_form(
     latex = exported(project, "quarot_table4", "latex")
     check(latex)
     assert r"QuaRot & per-channel & \textit{Per-Channel} & Asym $\ne$ & \textit{Sym} & $0.9$ \\" in latex
-    lines = json.loads(exported(project, "quarot_table4", "json"))["values"]
+    lines = json.loads(CliRunner().invoke(report_app, ["table", "quarot_table4", "--json"]).output)["values"]
     assert [line["same"] for line in lines] == [True, False, None, None, True, None]
     assert "| accuracy | computed | 0 | 0 | 0 | 0 |" in scoreboard.index(project)
 

@@ -176,7 +176,7 @@ def test_a_server_is_waited_for_for_seconds_unless_the_user_says_more(
 def test_a_page_is_written_without_mlflow_and_shown_in_it_later(
     project: Project, silent_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report.table("quarot_table1")
+    report.table("quarot_table1", json=False)
     report.page("quarot_table1")
     page = project.root / "reports/quarot_table1.md"
     assert "MLflow" not in page.read_text()
@@ -244,7 +244,7 @@ def test_a_damaged_database_is_to_be_deleted_and_made_anew(
 
 
 def test_a_deleted_database_is_made_anew_with_its_artifacts(project: Project) -> None:
-    report.table("quarot_table1")
+    report.table("quarot_table1", json=False)
     report.page("quarot_table1")
     (project.root / "mlflow.db").unlink()
     code = (
