@@ -176,8 +176,8 @@ def _together(rows: int, strips: int, across: int, along: int, depth: int, clust
 
 _Plans = dict[int, tuple[tuple[float, HalfPlan], ...]]
 
-#: By rows: (strips of 16 output features up to which it is taken, plan), for 132 multiprocessors: the result of a sweep on
-#: an H200 (kernels/notes/w4a16.md).
+#: By rows: (strips of 16 output features up to which it is taken, plan), for 132 multiprocessors, by a sweep on an H200
+#: (kernels/notes/w4a16.md).
 _HOPPER: _Plans = {
     1: (
         (576, HalfPlan(1, 2, 1, 8, 4)),
