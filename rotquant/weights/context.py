@@ -7,8 +7,8 @@ time.
 
 The budget of GPTQ at Llama-2-70B's shape, bfloat16, 128 samples of 2,048 tokens. GPU, in GiB: a layer 1.6, hidden
 states of all samples 4, X^T X of down_proj's 28,672 inputs 3.1 and in float64 for its factor, its inverse and one in
-between 6.1 each, 16,384 tokens in a layer 3: some 30 of 74. Host: the model 129, and packed integers 33
-(`HostWeights`), which are written as they are.
+between 6.1 each, 16,384 tokens in a layer 3: some 30 of 74. Two such layers on an H200 took 37.3 at most and 9 s each,
+so 12 minutes for 80. Host: the model 129, and packed integers 33 (`HostWeights`), which are written as they are.
 """
 
 import warnings

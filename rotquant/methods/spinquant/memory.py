@@ -12,8 +12,9 @@ tokens, in GiB:
 
 So one sequence at a time takes 21.7, which is within 24 GB (22.4 GiB) but for the share that allocators lose: layers
 that do not fit stay on the host (`models.placement`), and in the extreme case the rest takes 2.0 + 1.2 + 1.5 + 5.2 =
-9.9. A GPU of 80 GB holds the four sequences that its bound of logits allows. How a batch is split moves the last bit of
-its gradient alone, and where memory suffices it is split as on any GPU.
+9.9. Planned for 24 GB on an H200, that shape took 17.1 allocated and 20.7 reserved, and 1.7 times as long a step as
+without a limit (29.1 allocated). A GPU of 80 GB holds the four sequences that its bound of logits allows. How a batch
+is split moves the last bit of its gradient alone, and where memory suffices it is split as on any GPU.
 """
 
 from dataclasses import dataclass
