@@ -63,8 +63,8 @@ def plan(
 
     Example: `rotquant plan meta-llama/Llama-2-7b-hf --method quarot --device cuda --dtype bfloat16`
     """
-    recipe = changed(named_recipe(method), changes)
-    if recipe.is_baseline:
+    named = named_recipe(method)
+    if changed(named, changes).is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to plan; choose a method.")
     kind = _device_kind(device)
     with task("starting"):
@@ -76,7 +76,7 @@ def plan(
 
         torch_dtype(dtype)
         folder = settings_folder(model)
-        recipe, note = recipe_for(folder, named_recipe(method), samples, sequence_length, changes)
+        recipe, note = recipe_for(folder, named, samples, sequence_length, changes)
         here = _gpu_here()
         work = Work(shapes_of(load_config(folder)), recipe, dtype, kind, next(iter(here.values())))
         found = costs_of(work, folder, here)

@@ -6,17 +6,17 @@ that torch allocates are counted; its context and the fragments between tensors 
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from rotquant.costs.work import WAYS, Work, text_of, way_of
+from rotquant.costs.work import Way, Work, text_of, way_of
+from rotquant.models.batches import KEPT_BYTES, kept_width
 from rotquant.models.rotation.fusing import _BLOCK_ELEMENTS
 from rotquant.models.stream import _RECORD_BYTES, _SHARE_OF_FREE_MEMORY, _TOKENS_AT_ONCE
 from rotquant.qat.method import SelfDistillation
-from rotquant.qat.training import KEPT_BYTES
 from rotquant.recipes.recipe import Method
 from rotquant.recipes.schemes import Calibration
 from rotquant.tensors.devices import of_device
@@ -151,7 +151,9 @@ def _blocks(work: Work, method: Method) -> Phase:
     layer = work.shapes.of_layer
     tokens = getattr(method, "batch_size", 1) * text.sequence_length
     kept = Part(
-        "kept for the backward pass", 4 * tokens * _width(work), f"{tokens:,} tokens x {_width(work):,}, float32"
+        "kept for the backward pass",
+        4 * tokens * _width(work),
+        f"{tokens:,} tokens x {_width(work):,}, float32",
     )
     learned = Part("the layer's training", 16 * layer, f"{layer:,} weights x 16 bytes: float32, gradient, two moments")
     return Phase(method.title, (*_layer(work), *here, learned, kept), there)
@@ -212,14 +214,14 @@ def _training(work: Work, method: Method) -> Phase:
     return Phase(method.title, tuple(parts))
 
 
-_OF_WAY: dict[str, Any] = {
+_OF_WAY: dict[Way, Callable[[Work, Any], Phase]] = {
     "network": _network,
     "training": _training,
     "blocks": _blocks,
     "sites": _sites,
     "stream": _of_stream,
 }
-assert _OF_WAY.keys() == WAYS.keys()
+assert _OF_WAY.keys() == set(get_args(Way))
 
 
 def _layer(work: Work) -> tuple[Part, ...]:
@@ -262,9 +264,8 @@ def _copies(work: Work, elements: int) -> Part:
 
 
 def _width(work: Work) -> int:
-    """Features that a token keeps in a layer for the backward pass, as `models.batches.kept_bytes` counts them."""
-    shape = work.shapes.architecture
-    return 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
+    """Features that a token keeps in a layer for the backward pass."""
+    return kept_width(work.shapes.architecture)
 
 
 def _device(work: Work) -> torch.device:

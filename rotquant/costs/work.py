@@ -1,25 +1,18 @@
 """What is planned: a recipe for a model of some shapes on some device, and how each of its methods works."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from rotquant.costs.shapes import ModelShapes
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.recipes.schemes import Calibration
+from rotquant.tensors.devices import torch_dtype
 
-#: Bytes of a number.
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-#: How a method works, which decides what it holds in memory.
+#: How a method works, which decides what it holds in memory. `network`: runs the whole network on the device, and
+#: learns through it. `training`: trains all parameters of a copy in float32, with the model as its teacher. `blocks`:
+#: trains one decoder layer at a time on two streams of hidden states. `sites`: rounds one layer at a time by X^T X of
+#: its inputs. `stream`: passes the text through one layer at a time.
 Way = Literal["network", "training", "blocks", "sites", "stream"]
-WAYS: dict[Way, str] = {
-    "network": "runs the whole network on the device, and learns through it",
-    "training": "trains all parameters of a copy in float32, with the model as its teacher",
-    "blocks": "trains one decoder layer at a time on two streams of hidden states",
-    "sites": "rounds one decoder layer at a time by X^T X of its inputs",
-    "stream": "passes the text through one decoder layer at a time",
-}
-assert set(WAYS) == set(get_args(Way))
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Work:
     @property
     def itemsize(self) -> int:
         """Bytes of a number of the network."""
-        return ITEMSIZE[self.dtype]
+        return torch_dtype(self.dtype).itemsize
 
     @property
     def parameters(self) -> int:

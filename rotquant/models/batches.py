@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.architectures import architecture_of, embedding
+from rotquant.models.architectures import Architecture, architecture_of, embedding
 
 #: Bytes of activations that may be kept for the backward pass; beyond it layers are computed again.
 KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
@@ -30,5 +30,9 @@ def kept_bytes(model: nn.Module, tokens: int) -> int:
     Counted in tensors of the widths of the residual stream, of the heads and of the MLP, for each layer.
     """
     shape = architecture_of(model)
-    width = 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
-    return tokens * width * shape.num_layers * embedding(model).weight.element_size()
+    return tokens * kept_width(shape) * shape.num_layers * embedding(model).weight.element_size()
+
+
+def kept_width(shape: Architecture) -> int:
+    """Roughly how many numbers a layer keeps of a token for the backward pass."""
+    return 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size

@@ -1,5 +1,6 @@
 """Small checkpoints with tokenizers."""
 
+import random
 from pathlib import Path
 
 import torch
@@ -16,6 +17,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>"
     )
+
+
+def save_words(file: Path, count: int) -> Path:
+    """A text of random words that `tiny_tokenizer` knows, one a line."""
+    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=count)
+    file.write_text("".join(f"{word}\n" for word in words))
+    return file
 
 
 def save_tiny(folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ from typer.testing import CliRunner
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.root import cli
-from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
-from tests.helpers.models import VOCABULARY, tiny_model
+from tests.helpers.models import tiny_model
 
 #: Commands without numbers: they write, serve or draw, and say where.
 WITHOUT = {
@@ -65,8 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("answers")
     tiny_model(hidden_size=256, intermediate_size=384, dtype=torch.bfloat16).save_pretrained(root / "model")
     tiny_tokenizer().save_pretrained(root / "model")
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=1500)
-    (root / "words.txt").write_text("".join(f"{word}\n" for word in words))
+    save_words(root / "words.txt", 1500)
     return root
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import runpy
 import signal
@@ -23,9 +22,9 @@ from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.text import content_hash, loading
-from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, printed_perplexity, rotquant
-from tests.helpers.models import VOCABULARY, tiny_model
+from tests.helpers.models import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=2000)
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_text("".join(f"{word}\n" for word in words))
-    return str(file)
+    return str(save_words(tmp_path_factory.mktemp("text") / "words.txt", 2000))
 
 
 def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, text, tmp_path, monkeypatch, capsys):

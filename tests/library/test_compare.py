@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import load_text, tokenize
 from rotquant.weights.export import export_compressed
-from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
 
@@ -26,10 +25,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=1500)
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_text("".join(f"{word}\n" for word in words))
-    return str(file)
+    return str(save_words(tmp_path_factory.mktemp("text") / "words.txt", 1500))
 
 
 @pytest.fixture(scope="module")

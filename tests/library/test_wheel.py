@@ -6,7 +6,6 @@ The wheel of the environment is built from the sdist, as `pip install rotquant-0
 import ast
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 import rotquant as rotquant_package
-from tests.helpers.checkpoints import tiny_tokenizer
-from tests.helpers.models import VOCABULARY, tiny_model
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
+from tests.helpers.models import tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -155,8 +154,7 @@ def test_the_commands_about_models_and_the_kernels_come_with_the_wheel(python: P
 
     tiny_model(hidden_size=256, intermediate_size=384, dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=4000)
-    (tmp_path / "words.txt").write_text("".join(f"{word}\n" for word in words))
+    save_words(tmp_path / "words.txt", 4000)
     text = ("--corpus", "words.txt", "--sequence-length", "24", "--device", "cpu")
     commands = (
         ("quantize", "model", "-o", "quantized", "--samples", "4", *text),

@@ -1,7 +1,6 @@
 """A preset runs on sizes that have no Hadamard matrix, says how, and names all that has to change where it does not."""
 
 import json
-import random
 import re
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from tests.helpers.bounds import FLOAT64_BOUND
-from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, rotquant
 from tests.helpers.invariance import invariance_error
-from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.models import tiny_model, tiny_tokens
 
 #: Models that a newcomer tries, made small: family, attention heads, key-value heads. All have tied embeddings.
 NEWCOMERS = {
@@ -50,10 +49,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> str:
-    words = random.Random(0).choices([f"w{i}" for i in range(3, VOCABULARY)], k=2000)
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    file.write_text("".join(f"{word}\n" for word in words))
-    return str(file)
+    return str(save_words(tmp_path_factory.mktemp("text") / "words.txt", 2000))
 
 
 @pytest.mark.parametrize("name", NEWCOMERS)

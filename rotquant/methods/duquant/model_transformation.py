@@ -45,8 +45,9 @@ def fit(context: QuantizationContext, settings: DuQuant) -> dict[str, Tensor]:
     dtype = torch.promote_types(context.model.dtype, torch.float32)
     found: dict[str, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(context.seed)
-    divided = [_division(settings, site) for site in dict.fromkeys(site for _, site in scales)]
-    stacked = {f"{site}.scale": torch.stack([scales[key] for key in scales if key[1] == site]) for _, site in scales}
+    sites = dict.fromkeys(site for _, site in scales)
+    divided = [_division(settings, site) for site in sites]
+    stacked = {f"{site}.scale": torch.stack([scales[key] for key in scales if key[1] == site]) for site in sites}
     with wrap(context.model, context.online.with_transforms(divided, stacked)):
         stream = context.capture()
         if settings.inputs == "mean":
