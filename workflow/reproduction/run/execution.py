@@ -267,15 +267,15 @@ class _Execution:
         later: Mapping[tuple[str, str], float],
         workers: Workers[WorkUnit, UnitOutcome],
     ) -> None:
+        open_ = {*waiting, *((unit.kind, unit.key) for unit in workers.jobs)}
         for place, unit in [*waiting.items()]:
             lost = next((self.failed[need] for need in unit.after if need in self.failed), None)
             if lost is not None:
                 self.failed[place] = lost
                 del waiting[place]
-            elif workers.free and later.get(place, 0) <= time.monotonic():
-                open_ = {*waiting, *((other.kind, other.key) for other in workers.jobs)}
-                if open_.isdisjoint(unit.after):
-                    workers.give(waiting.pop(place))
+                open_.remove(place)
+            elif workers.free and later.get(place, 0) <= time.monotonic() and open_.isdisjoint(unit.after):
+                workers.give(waiting.pop(place))
 
     def _ended(self, unit: WorkUnit, outcome: UnitOutcome | str) -> None:
         if isinstance(outcome, str):
