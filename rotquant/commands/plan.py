@@ -44,7 +44,7 @@ _OTHERWISE = {
         "host_memory": "bytes and their parts",
         "disk": "bytes and their parts",
         "time": "seconds, whether every part is known, the parts",
-        "fits": "for each GPU whether it fits, and what makes it fit",
+        "fits": "for each GPU whether it fits and in which way, bytes of the host there, and what makes it fit",
     }
 )
 def plan(
@@ -172,11 +172,12 @@ def _sentence(one: "Fit", found: "WorkCosts") -> str:
     from rotquant.costs.work import way_of
 
     words = f"GPU of {one.gpu}" if one.gpu.endswith("GB") else one.gpu
+    way = f": {one.way}; {_size(one.host)} of the host" if one.way else ""
     if one.fits:
-        return f"{words}: fits, with {_size(one.peak)} of {_size(one.memory)}."
+        return f"{words}: fits, with {_size(one.peak)} of {_size(one.memory)}{way}."
     needed = f"{words}: does not fit, {_size(one.peak)} of {_size(one.memory)}"
     if one.then is not None:
-        return f"{needed}; it does with {' '.join(one.changes)}: {_size(one.then)}."
+        return f"{needed}; it does with {' '.join(one.changes)}: {_size(one.then)}{way}."
     recipe = found.work.recipe
     ways = [_OTHERWISE.get(way_of(method, recipe), "") for method in recipe.methods.values()]
     other = next(filter(None, ways), "take a GPU with more")

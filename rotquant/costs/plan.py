@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.costs.disk import disk, stored_bits
-from rotquant.costs.memory import RESERVE, Part, Phase, peak, phases
+from rotquant.costs.memory import Part, Phase, peak, phases
 from rotquant.costs.time import Duration, durations
 from rotquant.costs.work import Work, text_of, way_of
 from rotquant.recipes.recipe import Recipe, override
@@ -25,12 +25,15 @@ class Fit:
 
     peak: bytes that it allocates there. changes: options that make it fit where it does not, and `then` its bytes with
     them; without a number no change of type, batch or text suffices, and `least` is what remains.
+    way: how a training runs there, with the changes. host: bytes of the host's memory at its fullest, likewise.
     """
 
     gpu: str
     memory: int
     peak: int
     fits: bool
+    way: str
+    host: int
     changes: tuple[str, ...] = ()
     then: int | None = None
     least: int | None = None
@@ -90,35 +93,43 @@ def host(work: Work) -> list[Part]:
         Part("quantized weights", codes + scales, "a byte for each code, and scales"),
         Part("Python and torch", PROCESS[work.device], "a process without a model"),
     ]
-    if any(way_of(method, recipe) == "training" for method in recipe.methods.values()) and work.device == "cuda":
-        parts.append(Part("student in float32", 4 * parameters, "made on the host, the network is then its teacher"))
     if recipe.learner is not None and work.dtype == "float16":
         parts.append(Part("the network in bfloat16", 2 * shapes.parameters, "in which its rotations are learned"))
-    saving = Part("packed weights", sum(bits.values()) // 8, "made when the folder is written")
-    working = Part(f"{worst.name} at work", worst.bytes, "as on a device, which is the host here")
-    if work.device == "cpu" and working.bytes > saving.bytes:
-        return [*parts, working]
+    last = Part("packed weights", sum(bits.values()) // 8, "made when the folder is written")
+    if work.device == "cpu":
+        working = Part(f"{worst.name} at work", worst.bytes, "as on a device, which is the host here")
+        last = max(last, working, key=lambda part: part.bytes)
     there = max(
         (phase.on_host for phase in phases(work)), key=lambda held: sum(part.bytes for part in held), default=()
     )
-    return [*parts, *there, saving]
+    return [*parts, *there, last]
 
 
 def fit(work: Work, name: str) -> Fit:
     """Whether work fits the GPU of its memory, and with which changes it does."""
-    needed, room = peak(work).bytes, work.memory - RESERVE
-    if needed <= room:
-        return Fit(name, work.memory, needed, True)
+    worst = peak(work)
+    needed = best = worst.bytes
+    if _fits(work, worst):
+        return _fit(work, name, needed, fits=True)
     changes: list[str] = []
-    best = needed
     for option, changed in _smaller(work):
-        found = peak(changed).bytes
-        if found < best:
+        found = peak(changed)
+        if found.bytes < best:
             changes = [one for one in changes if one.partition("=")[0] != option.partition("=")[0]] + [option]
-            best = found
-        if best <= room:
-            return Fit(name, work.memory, needed, False, tuple(changes), best)
-    return Fit(name, work.memory, needed, False, least=best)
+            best = found.bytes
+        if _fits(changed, found):
+            return _fit(changed, name, needed, changes=tuple(changes), then=best)
+    return _fit(work, name, needed, least=best)
+
+
+def _fits(work: Work, phase: Phase) -> bool:
+    return phase.bytes + phase.reserve <= work.memory
+
+
+def _fit(work: Work, name: str, needed: int, *, fits: bool = False, **found: Any) -> Fit:
+    """What is found of work on a GPU, with the way that it takes there."""
+    used = sum(part.bytes for part in host(work))
+    return Fit(name, work.memory, needed, fits, peak(work).way, used, **found)
 
 
 def _smaller(work: Work) -> Iterator[tuple[str, Work]]:

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import deltas
 from rotquant.models.architectures import Architecture
 from rotquant.models.checkpoints import first_line
 from rotquant.models.folders import check_kind, is_delta, located
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class ModelShapes:
     quantized: [out, in] of the weights that a recipe quantizes, each expert's apart.
     floats: shapes of all other parameters.
     vocabulary: number of token ids. tied: whether embedding and head are one parameter.
+    model: the model itself in float32, on the meta device.
     """
 
     architecture: Architecture
@@ -27,6 +31,7 @@ class ModelShapes:
     floats: Mapping[str, tuple[int, ...]]
     vocabulary: int
     tied: bool
+    model: "nn.Module"
 
     @property
     def quantized_parameters(self) -> int:
@@ -90,7 +95,7 @@ def shapes_of(config: Any) -> ModelShapes:
     named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     floats = {name: shape for name, shape in named.items() if name not in stacked}
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied)
+    return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied, model)
 
 
 def settings_folder(checkpoint: str | Path) -> Path:

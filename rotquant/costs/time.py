@@ -14,9 +14,11 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from rotquant.costs.training import training_way
 from rotquant.costs.work import Work, text_of
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.files import read_json
+from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.recipe import Method
 
 FILE = Path(__file__).with_name("records.json")
@@ -115,10 +117,13 @@ def _duration(work: Work, name: str, methods: Any, method: Method | None) -> Dur
         more = max(1.0, text.samples * text.sequence_length / record.tokens)
         ratio, words = ratio * more, [*words, f"{more:.3g} x the tokens"]
     took = f"{record.fixed + record.seconds:.3g} s of {record.shape} on {record.machine} ({record.source})"
-    lacking = f"; not recorded: {record.without}" if record.without else ""
+    missing = [record.without] if record.without else []
+    if isinstance(method, SelfDistillation) and training_way(work, method).offloaded:
+        missing.append("waiting for the host, where moments and teacher lie")
+    lacking = f"; not recorded: {', '.join(missing)}" if missing else ""
     return Duration(
         name=name,
         seconds=record.fixed + ratio * record.seconds,
         follows=f"{took}, {', '.join(words)}{lacking}",
-        whole=not record.without,
+        whole=not missing,
     )
