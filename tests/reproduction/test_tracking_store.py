@@ -326,7 +326,11 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
     assert f"MLflow starts at http://127.0.0.1:{port}; Ctrl-C ends it." in shown
     (command,) = started
     given = dict(zip(command[4::2], command[5::2], strict=True))
-    assert (given["--host"], given["--port"], given["--uvicorn-opts"]) == ("127.0.0.1", str(port), "--log-level warning")
+    assert (given["--host"], given["--port"], given["--uvicorn-opts"]) == (
+        "127.0.0.1",
+        str(port),
+        "--log-level warning",
+    )
     store = f"sqlite:///{project.root}/mlflow.db"
     assert os.environ["MLFLOW_BACKEND_STORE_URI"] == os.environ["MLFLOW_REGISTRY_STORE_URI"] == store
     assert os.environ["PYTHONWARNINGS"] == "error"
