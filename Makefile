@@ -17,7 +17,8 @@ $(READY): requirements.lock pyproject.toml workflow/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rotquant needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . --editable workflow
+	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
+		--editable . --editable workflow
 	touch $@
 
 # FORCE: whether a report is up to date is for Snakemake to decide, not for make.
@@ -37,8 +38,8 @@ trials: $(TRIALS:%=trial-%)
 trial-%: $(READY) FORCE
 	$(BIN)/python -m tests.trials.$* $(QUICK)
 
-# Every kind of cell of config/paper.yaml once, reduced, on random weights: on a GPU some 25 minutes. It installs nothing, so that
-# a machine needs torch and transformers alone; REHEARSAL="--shape tiny" tries it out on a CPU.
+# Every kind of cell of config/paper.yaml once, reduced, on random weights: on a GPU some 25 minutes. It installs
+# nothing, so that a machine needs torch and transformers alone; REHEARSAL="--shape tiny" tries it out on a CPU.
 rehearsal:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/workflow python3 -m reproduction.rehearsal $(REHEARSAL)
 

@@ -9,7 +9,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -78,7 +79,8 @@ def _run(arguments: list[str]) -> int:
     from rotquant.foundation.errors import RotquantError
 
     try:
-        return cli(arguments, prog_name="rotquant", standalone_mode=False) or 0
+        with warnings_in_words():
+            return cli(arguments, prog_name="rotquant", standalone_mode=False) or 0
     except typer.TyperException as error:
         return _stop(_usage(error, arguments))
     except RotquantError as error:
@@ -92,6 +94,24 @@ def _run(arguments: list[str]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for its name
             raise
         return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
+
+
+@contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Print the warnings of this package as their sentence alone, without file, class and line of code."""
+    import warnings
+
+    folder, usual = os.path.dirname(__file__), warnings.formatwarning
+
+    def worded(message: Any, category: type[Warning], file: str, number: int, line: str | None = None) -> str:
+        ours = file.startswith(folder) and issubclass(category, UserWarning)
+        return f"warning: {message}\n" if ours else usual(message, category, file, number, line)
+
+    warnings.formatwarning = worded
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _usage(error: Any, arguments: list[str]) -> str:

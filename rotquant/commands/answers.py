@@ -92,8 +92,11 @@ def _json(keys: Mapping[str, str]) -> Any:
 def print_table(table: Table) -> None:
     """Print a table whose cells mean themselves: "[red]" in a path or a token is no colour, ":key:" no picture.
 
-    One of columns that never wrap is printed whole where no terminal limits it.
+    One of columns that never wrap is printed whole where no terminal limits it. Elsewhere a word that is wider than its
+    column, such as a path, goes on in the next line.
     """
+    for column in table.columns:
+        column.overflow = column.overflow if column.no_wrap else "fold"
     whole = all(column.no_wrap for column in table.columns) and not sys.stdout.isatty()
     Console(markup=False, emoji=False, width=_WHOLE if whole else None).print(table)
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import typer
+from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.answers import CommandResult, answers, print_table
 from rotquant.commands.root import cli
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
@@ -122,6 +123,17 @@ def test_without_json_people_read_words_and_the_status_is_the_answers() -> None:
     found = CliRunner().invoke(answering({"value": 1}, status=1))
     assert (found.stdout, found.exit_code) == ("a library speaks\nfound\n", 1)
     assert CliRunner().invoke(answering({"value": 1}, status=1), ["--json"]).exit_code == 1
+
+
+def test_a_path_that_is_wider_than_its_column_is_printed_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table, path = Table("found", "what to do"), "/a/folder/of/many/names/in/a/row/python"
+    table.add_row(path, "nothing that needs more words than these")
+    print_table(table)
+    cells = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert "".join(cells) == path
 
 
 def test_the_file_holds_what_json_prints(tmp_path: Path) -> None:

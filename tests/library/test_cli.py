@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from typer.main import get_command
 
 import rotquant as rotquant_package
+from rotquant.cli import warnings_in_words
 from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
 from rotquant.foundation.files import file_digest
@@ -53,6 +55,16 @@ def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, te
     assert printed_perplexity(there) == here
     assert rotquant(monkeypatch, "evaluate", model, *evaluate[2:]) == 0
     assert printed_perplexity(capsys.readouterr().out) != here  # the folder's quantizers are at work
+
+
+def test_own_warnings_are_printed_as_their_sentence_alone() -> None:
+    own, foreign = str(Path(rotquant_package.__file__).parent / "api.py"), "/elsewhere/api.py"
+    usual = warnings.formatwarning
+    with warnings_in_words():
+        assert warnings.formatwarning("no GPU: slow.", UserWarning, own, 3) == "warning: no GPU: slow.\n"
+        for file, category in ((foreign, UserWarning), (own, DeprecationWarning)):
+            assert f"{file}:3: {category.__name__}: old" in warnings.formatwarning("old", category, file, 3)
+    assert warnings.formatwarning is usual
 
 
 LEARNING = ["steps=4", "batch_size=2", "text.samples=4"]

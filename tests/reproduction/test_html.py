@@ -20,6 +20,7 @@ from reproduction.scoreboard import page as html
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
+from reproduction.words import templates
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
@@ -218,6 +219,24 @@ def test_a_report_is_a_page_with_its_figures_inline_and_links_to_other_pages(own
     assert "<title>Title</title>" in shown
     assert '<td style="text-align:right">2</td>' in shown
     assert "<p>holds ✓</p>" in shown
+
+
+def test_names_and_ranges_in_cells_stay_on_one_line(own_project: Project) -> None:
+    cells = "| Llama-2-13B, mean | a/long/path/to/rq-7b |\n| :-- | --: |\n| 4.06 to 4.09 | 2 & 3 |\n"
+    text = f"# Title\n\nOf GPTQ-128G.\n\n{cells}"
+    write_text(own_project.root / "reports/quarot_table1.md", text)
+    shown = render_pages(own_project)["quarot_table1.html"]
+    assert re.findall(r'<span class="whole">([^<]+)</span>', shown) == ["Llama-2-13B,", "4.06 to 4.09"]
+    assert "a/long/path/to/rq-7b</th>" in shown
+    assert "2 &amp; 3</td>" in shown
+
+
+@pytest.mark.parametrize(
+    ("section", "place"),
+    [("5.1", "Section 5.1"), ("A.3", "Section A.3"), ("F", "Section F"), ("abstract", "Abstract"), ("-", "")],
+)
+def test_a_claim_names_its_place_in_the_paper(section: str, place: str) -> None:
+    assert templates.place(section) == place
 
 
 def test_numbers_stand_before_the_figure(project: Project) -> None:

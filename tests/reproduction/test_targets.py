@@ -1,5 +1,6 @@
 """The list of targets names every table and figure of the four papers once; the scoreboard says how far each is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,8 @@ def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: 
     assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 0 | 1 |" in quarot
     (own,) = [standing for group in scoreboard.standings(project).values() for standing in group if not standing.listed]
     assert own.label == "Switches"
+    assert replace(own, id="quarot_h200").label == "H200"
+    assert replace(own, id="quarot_figure12").label == "Figure 12"
 
 
 def test_a_record_from_another_machine_names_its_gpu(project: Project) -> None:

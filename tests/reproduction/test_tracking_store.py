@@ -310,7 +310,9 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
 ) -> None:
     (logged,) = log(project, "quarot_table1")
     started: list[list[str]] = []
-    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "")  # to be put back
+    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"):
+        monkeypatch.setenv(name, "")  # to be put back
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # the user's own setting
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -319,7 +321,16 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
             commands.ui(port)
     commands.ui(port)
     address = f"http://127.0.0.1:{port}/#/experiments/{logged.experiment_id}/runs?"
-    assert f"quarot runs: {address}" in capsys.readouterr().out
-    ((*_, host, _, given, _, _),) = started
-    store = os.environ["MLFLOW_BACKEND_STORE_URI"]
-    assert (store, host, given) == (f"sqlite:///{project.root}/mlflow.db", "127.0.0.1", str(port))
+    shown = capsys.readouterr().out
+    assert f"quarot runs: {address}" in shown
+    assert f"MLflow starts at http://127.0.0.1:{port}; Ctrl-C ends it." in shown
+    (command,) = started
+    given = dict(zip(command[4::2], command[5::2], strict=True))
+    assert (given["--host"], given["--port"], given["--uvicorn-opts"]) == (
+        "127.0.0.1",
+        str(port),
+        "--log-level warning",
+    )
+    store = f"sqlite:///{project.root}/mlflow.db"
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == os.environ["MLFLOW_REGISTRY_STORE_URI"] == store
+    assert os.environ["PYTHONWARNINGS"] == "error"

@@ -131,6 +131,9 @@ def test_a_scoreboard_that_cannot_be_rendered_fails_no_run(computed: Copy) -> No
     assert "warning: the scoreboard reports/index.html could not be rendered" in output
     assert computed.read("reports/index.*") == earlier
     computed.edit("workflow/reproduction/commands/report.py", "page.no_such_index(", "page.index(")
+    (computed.root / REPORT).unlink()
+    status, output = computed.snakemake(REPORT)
+    assert (status, "to look at in a browser: reports/index.html" in output) == (0, True)
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 

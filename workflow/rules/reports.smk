@@ -77,6 +77,7 @@ def refresh_index():
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         try:
             shell(INDEX)
+            print(f"to look at in a browser: {index}, and a page for each table next to it", file=sys.stderr)
         except subprocess.CalledProcessError:
             print(f"warning: the scoreboard {index} could not be rendered: {log} says why.", file=sys.stderr)
 

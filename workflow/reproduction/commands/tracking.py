@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
 
+#: Settings of a server started here, unless the user has set them: without ten processes that nothing here needs, and
+#: without a warning about MLflow's own imports.
+_SERVER_SETTINGS = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PYTHONWARNINGS": "ignore:starlette.middleware.wsgi is deprecated",
+}
+
 
 def init_tracking(
     output: Annotated[
@@ -106,11 +113,14 @@ def ui(
             raise tracking.TrackingError(
                 f"port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port."
             ) from None
+    typer.echo(f"MLflow starts at {server}; Ctrl-C ends it. Below, it prints warnings and errors.")
     sys.stdout.flush()
-    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # ten processes that nothing here needs
-    os.environ["MLFLOW_BACKEND_STORE_URI"] = location.uri  # all users of a machine can read a command's arguments
+    for name, value in _SERVER_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"):
+        os.environ[name] = location.uri  # all users of a machine can read a command's arguments
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, [*command, "--uvicorn-opts", "--log-level warning"])  # else a line for each request
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from reproduction.render.figures.draw import figure_path
 from reproduction.render.html.inline_svg import inline_svg
+from reproduction.render.html.words import whole
 from reproduction.scoreboard.standings import Standing, Standings, standings, subjects
 from reproduction.tables.project import Project
 from reproduction.words.templates import environment
@@ -28,7 +29,7 @@ def index(project: Project, found: Standings | None = None) -> str:
         path = project.root / figure_path(picture or standing.id)
         return Markup(inline_svg(path, standing.id, caption)) if caption and path.exists() else ""
 
-    template = environment({"code": _code, "drawing": drawing}).get_template("html/index.html.jinja")
+    template = environment({"code": _code, "drawing": drawing, "whole": whole}).get_template("html/index.html.jinja")
     return template.render(titles=subjects(project), found=found or standings(project))
 
 

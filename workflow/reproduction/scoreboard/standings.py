@@ -5,6 +5,7 @@ its measurements from another machine's GPU. The list is config/targets.yaml; pr
 from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same standings as a page.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,7 @@ class Standing:
     def label(self) -> str:
         """The paper's label, such as "Table 1"; a word for a report of our own."""
         name = self.id.removeprefix(f"{self.paper}_")
-        word = name.rstrip("0123456789")
-        return f"{word.capitalize()} {name[len(word) :]}".strip()
+        return re.sub(r"^(Table|Figure|Lemma)(?=\d)", r"\1 ", name.capitalize())
 
     @property
     def score(self) -> Score:

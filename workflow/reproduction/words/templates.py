@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def environment(filters: dict[str, Callable[..., Any]] | None = None, **syntax: 
         lstrip_blocks=True,
         **syntax,
     )
-    made.filters |= {"file": file_link, "listed": listed, "once": once, "show": show, **(filters or {})}
+    made.filters |= {"file": file_link, "listed": listed, "once": once, "place": place, "show": show, **(filters or {})}
     return made
 
 
@@ -34,6 +35,11 @@ def sentences(template: str, macro: str, **arguments: Any) -> tuple[str, ...]:
     """Sentences of a macro, one on each line."""
     said = getattr(_plain().get_template(template).module, macro)(**arguments)
     return tuple(line for line in said.splitlines() if line)
+
+
+def place(section: str) -> str:
+    """A section of a paper in words: "Section 5.1", "Section A.3", but "Abstract"; nothing for "-"."""
+    return f"Section {section}" if re.match(r"\d|[A-Z](\.|$)", section) else section.strip("-").capitalize()
 
 
 def once(text: str, between: str = ", ") -> str:

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from reproduction.render.html.inline_svg import inline_svg
+from reproduction.render.html.words import whole
 from reproduction.run.results import REPORTS
 from reproduction.tables.project import Project
 from reproduction.words.templates import environment
@@ -42,13 +43,15 @@ def _contents(folder: Path, name: str, others: Iterable[str]) -> dict[str, str]:
     tokens = markdown.parse(text.translate(_MARKS))
     title = next((_text(token) for token in tokens if token.type == "inline"), name)
     pages = {f"{other}.md": f"{other}.html" for other in others}
-    for part in [part for token in tokens for part in (token, *(token.children or ()))]:
-        _adapt(part, folder, name, pages)
+    for before, token in zip((None, *tokens), tokens, strict=False):
+        in_table = before is not None and before.type in ("th_open", "td_open")
+        for part in (token, *(token.children or ())):
+            _adapt(part, folder, name, pages, in_table=in_table)
     body = markdown.renderer.render(tokens, markdown.options, {})
     return {"title": title, "body": body}
 
 
-def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None:
+def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str], *, in_table: bool) -> None:
     """Make figures inline, link reports to their pages, put tables in a scrolling box, show foreign HTML as text."""
     source = str(token.attrs.get("src", ""))
     if token.type == "image" and source == f"figures/{name}.svg":
@@ -58,6 +61,8 @@ def _adapt(token: Token, folder: Path, name: str, pages: dict[str, str]) -> None
         token.type, token.content = "text", _text(token)
     elif token.type in ("html_block", "html_inline"):
         token.content = "".join(part if _OURS.fullmatch(part) else escape(part) for part in _OURS.split(token.content))
+    elif token.type == "text" and in_table:
+        token.type, token.content = "html_inline", whole(token.content)
     elif token.type == "link_open":
         target = str(token.attrs["href"])
         token.attrs["href"] = pages.get(target, target)
