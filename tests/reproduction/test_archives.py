@@ -110,6 +110,14 @@ def test_an_export_holds_all_that_pages_are_made_from_and_some_of_it_may_be_of_o
     with tarfile.open(export) as file:
         assert {(one.uid, one.gid, one.uname, one.gname) for one in file} == {(0, 0, "", "")}
     theirs = digests(home.root)
+    next(home.root.glob("results/runs/*")).unlink()
+    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
+    assert (status, "1 of 7 runs" in output, "--partial exports the others" in output) == (2, True, True)
+    some = home.root / "some.tar.xz"
+    status, output = home.rotquant("runs", "export", "quarot", "-o", str(some), "--partial")
+    assert (status, output[:22]) == (0, "some.tar.xz: 6 of 7 ru")
+    shutil.rmtree(home.root / "results")
+    assert home.rotquant("runs", "import", str(some))[1].startswith("6 runs are here\n")
     shutil.rmtree(home.root / "results")
     home.edit("config/config.yaml", "seeds:\n- 0\n- 1\n", "seeds:\n- 0\n")
     status, output = home.rotquant("runs", "import", str(export))

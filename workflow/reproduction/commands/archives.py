@@ -35,7 +35,7 @@ def archive(
     archives.pack(chosen, output)
 
 
-@answers({"output": "the file", "tables": "", "runs": "how many", "bytes": ""})
+@answers({"output": "the file", "tables": "", "runs": "how many", "of": "how many the tables have", "bytes": ""})
 def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz.")],
     tables: Annotated[
@@ -43,6 +43,9 @@ def export(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave out what is not computed yet; another machine continues.")
+    ] = False,
 ) -> CommandResult:
     """Write all runs of tables to one file: every seed, window and item, without models.
 
@@ -52,10 +55,11 @@ def export(
     chosen = open_plan(config, plan)
     check_output_file(output)
     names = archives.tables_of(chosen, tables or ())
-    count = archives.export(chosen, names, output)
+    count, of = archives.export(chosen, names, output, partial)
     size = output.stat().st_size
-    data = {"output": str(output), "tables": list(names), "runs": count, "bytes": size}
-    return CommandResult(data, (f"{output.name}: {count} runs, {size / 1e6:.1f} MB",))
+    data = {"output": str(output), "tables": list(names), "runs": count, "of": of, "bytes": size}
+    shown = f"{count} runs" if count == of else f"{count} of {of} runs"
+    return CommandResult(data, (f"{output.name}: {shown}, {size / 1e6:.1f} MB",))
 
 
 @answers(

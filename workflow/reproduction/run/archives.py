@@ -116,22 +116,28 @@ def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
     return [table for name in names for table in papers[name] or [name]]
 
 
-def export(plan: Plan, tables: Iterable[str], archive: Path) -> int:
-    """Write everything that tables' pages need to one compressed file; return the number of runs.
+def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = False) -> tuple[int, int]:
+    """Write everything that tables' pages need to one compressed file; return the numbers of its runs and of all.
+
+    Args:
+        partial: leave out runs that are missing or not current, so that another machine continues with the others.
 
     Raises:
         ConfigError: there is no such table.
-        ResultError: one of their runs is missing or not current.
+        ResultError: one of their runs is missing or not current; with `partial`, all are.
     """
-    parts = list(dict.fromkeys(part for table in tables for part in plan.table(table).parts))
-    runs = dict.fromkeys(run for part in parts for run in plan.part(part).runs)
-    if missing := [run for run in runs if jobs.result_current(plan, run) is None]:
+    parts = [part for table in tables for part in plan.table(table).parts]
+    runs = list(dict.fromkeys(run for part in parts for run in plan.part(part).runs))
+    here = [run for run in runs if jobs.result_current(plan, run) is not None]
+    if len(here) < (1 if partial else len(runs)):
+        first = next(run for run in runs if run not in here)
         raise ResultError(
-            f"{len(missing)} of {len(runs)} runs are not here or not current, among them {missing[0]}: "
+            f"{len(runs) - len(here)} of {len(runs)} runs are not here or not current, among them {first}: "
             "`rotquant runs execute` with the names of the tables makes them."
+            + ("" if partial or not here else " --partial exports the others.")
         )
-    _write(archive, dict.fromkeys(path for part in parts for path in _files(plan, "measured", part)), "w:xz")
-    return len(runs)
+    _write(archive, _measured(plan, here), "w:xz")
+    return len(here), len(runs)
 
 
 def _write(archive: Path, paths: Iterable[Path], mode: Literal["w", "w:xz"]) -> None:
@@ -155,10 +161,16 @@ def _files(plan: Plan, kind: str, key: str) -> list[Path]:
         return [rotation_path(key) / name for name in (ROTATIONS_FILE, HISTORY_FILE, ROTATION_RECORD)]
     if kind == "weights":
         return [*_learned(plan, [key]), *_stored(key, tensors=True)]
-    part = plan.part(key)
-    weights = [one for one in dict.fromkeys(plan.planned(run).weights for run in part.runs) if one]
+    return _measured(plan, plan.part(key).runs)
+
+
+def _measured(plan: Plan, runs: Sequence[str]) -> list[Path]:
+    """The files that pages need of runs, theirs last."""
+    planned = [plan.planned(run) for run in runs]
+    weights = [one for one in dict.fromkeys(run.weights for run in planned) if one]
+    tasks = [one for one in dict.fromkeys(run.tasks for run in planned) if one]
     stored = [path for one in weights for path in _stored(one, tensors=False)]
-    return [*_learned(plan, weights), *stored, *map(task_set_path, part.tasks), *map(run_path, part.runs)]
+    return [*_learned(plan, weights), *stored, *map(task_set_path, tasks), *map(run_path, runs)]
 
 
 def _learned(plan: Plan, weights: Iterable[str]) -> list[Path]:
