@@ -5,17 +5,16 @@ current and never replaced, and several configurations, projects and people may 
 
 Archives hold files of `results/` by their paths, data before the record that identifies it. The archive of a table's
 part has everything that pages need: runs, tasks, and weights and rotations without the tensors. An export holds the
-same for whole tables in one compressed file of any name: its runs identify themselves.
+same for whole tables in one compressed file of any name, with fewer digits (`rounding`): its runs identify themselves.
 """
 
 import filecmp
+import io
 import lzma
 import shutil
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Literal
-
 from reproduction.run.plan import Plan
 from reproduction.run.results import (
     HISTORY_FILE,
@@ -29,6 +28,7 @@ from reproduction.run.results import (
     task_set_path,
     weights_path,
 )
+from reproduction.run.rounding import rounded
 from reproduction.run.stages import jobs
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import atomic_path, canonical_json, check_regular, folder_beside, short_hash
@@ -99,7 +99,7 @@ def pack(plan: Plan, archive: Path) -> None:
         ResultError: a part of it is missing.
     """
     key = target_of(plan, archive.as_posix())
-    _write(archive, _files(plan, archive.parent.name, key), "w")
+    _write(archive, _files(plan, archive.parent.name, key))
 
 
 def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
@@ -136,16 +136,26 @@ def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = Fal
             "`rotquant runs execute` with the names of the tables makes them."
             + ("" if partial or not here else " --partial exports the others.")
         )
-    _write(archive, _measured(plan, here), "w:xz")
+    _write(archive, _measured(plan, here), rounded)
     return len(here), len(runs)
 
 
-def _write(archive: Path, paths: Iterable[Path], mode: Literal["w", "w:xz"]) -> None:
-    with atomic_path(archive) as temporary, tarfile.open(temporary, mode) as file:
+def _write(archive: Path, paths: Iterable[Path], content: Callable[[Path], bytes] | None = None) -> None:
+    """Write files to an archive; with `content`, which yields what is written of each, to a compressed one."""
+    with atomic_path(archive) as temporary, _opened(temporary, compressed=content is not None) as file:
         for path in paths:
             if not path.is_file():
                 raise ResultError(f"{archive} cannot be written: {path} is not here.")
-            file.add(path, arcname=path.as_posix(), recursive=False, filter=_nobodys)
+            member = _nobodys(file.gettarinfo(path, path.as_posix()))
+            with path.open("rb") if content is None else io.BytesIO(content(path)) as source:
+                member.size = source.seek(0, io.SEEK_END)
+                source.seek(0)
+                file.addfile(member, source)
+
+
+def _opened(archive: Path, compressed: bool) -> tarfile.TarFile:
+    """A new archive; a compressed one finds what result files share within 64 MiB."""
+    return tarfile.open(archive, "w:xz", preset=9) if compressed else tarfile.open(archive, "w")
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,0 +1,52 @@
+"""An export has fewer digits; means, numbers and what a run file says of itself stay."""
+
+import json
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from reproduction.run.rounding import STEP, mean_kept, rounded
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+def test_log_odds_keep_their_mean_and_move_by_a_step_at_most(count: int) -> None:
+    draws = random.Random(count)
+    values = [draws.gauss(0.5, 3) for _ in range(count)]
+    found = mean_kept(values)
+    assert len(found) == count
+    assert sum(found) == pytest.approx(sum(values), abs=1e-9)
+    assert all(abs(one - other) <= STEP + 1e-9 for one, other in zip(found, values, strict=True))
+    if count == 1000:
+        assert statistics.stdev(found) == pytest.approx(statistics.stdev(values), rel=1e-3)
+        assert len(json.dumps(found)) < len(json.dumps(values)) / 2
+
+
+def test_a_run_keeps_its_numbers_answers_and_other_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("results/runs/0.json")
+    path.parent.mkdir(parents=True)
+    run = {
+        "run": {"metric": {"kind": "zero_shot"}},
+        "metrics": {"a": 0.123456789012},
+        "arrays": {"curve": [0.123456789]},
+        "samples": {"a": "0110", "a_log_odds": [0.123456, -2.0], "a_choice": "0120"},
+    }
+    path.write_text(json.dumps(run))
+    assert json.loads(rounded(path)) == run | {
+        "samples": {**run["samples"], "a_log_odds": [0.12, pytest.approx(-1.996544)]}
+    }
+    run |= {"run": {"metric": {"kind": "magnitudes"}}, "samples": {}}
+    path.write_text(json.dumps(run))
+    assert json.loads(rounded(path)) == run | {"arrays": {"curve": [0.123]}}
+    run |= {"run": {"metric": {"kind": "perplexity"}}, "samples": {"perplexity": [2.123456789]}}
+    path.write_text(json.dumps(run))
+    assert json.loads(rounded(path)) == run | {"samples": {"perplexity": [2.123457]}}
+
+
+def test_other_files_but_histories_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "weights.json").write_text('{"seconds": 1.23456789}')
+    assert rounded(tmp_path / "weights.json") == b'{"seconds": 1.23456789}'
+    (tmp_path / "history.json").write_text('[{"step": 123456, "loss": 1.23456789}]')
+    assert rounded(tmp_path / "history.json") == b'[{"step":123456,"loss":1.2346}]'

@@ -1,0 +1,65 @@
+"""Result files with as many digits as pages show, for exports: a third of the size.
+
+Numbers of runs (`metrics`) keep all digits, and so do the means of samples. Rounded are
+
+- log-odds of items, to hundredths, where their deviation over items is several nats: each takes up what the one before
+  lost, and the last one the rest, so that their mean stays;
+- windows' values, to seven digits;
+- arrays of magnitudes, which are drawn as surfaces, to three digits, and histories of learned rotations to five.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reproduction.run.results import HISTORY_FILE, RUNS
+from rotquant.foundation.files import read_object
+from rotquant.foundation.parsing import parse_json
+
+#: Grid of rounded log-odds, nats.
+STEP = 0.01
+#: Metrics whose arrays are surfaces.
+_SURFACES = ("magnitudes", "token_maxima")
+
+
+def rounded(path: Path) -> bytes:
+    """The content of a result file with fewer digits; any other file's as it is.
+
+    Raises:
+        ResultError: a run file is damaged.
+    """
+    if path.name == HISTORY_FILE:
+        return _text(_digits(parse_json(path.read_bytes()), 5))
+    if path.parent != RUNS:
+        return path.read_bytes()
+    data = read_object(path, "run file")
+    kind = data["run"]["metric"]["kind"]
+    lists = {name: values for name, values in data.get("samples", {}).items() if isinstance(values, list)}
+    if lists:
+        data["samples"] |= {name: mean_kept(v) if kind == "zero_shot" else _digits(v, 7) for name, v in lists.items()}
+    if kind in _SURFACES and "arrays" in data:
+        data["arrays"] = _digits(data["arrays"], 3)
+    return _text(data)
+
+
+def mean_kept(values: Sequence[float]) -> list[float]:
+    """Values rounded to multiples of `STEP` but for the last, with the same sum."""
+    found, lost = [], 0.0
+    for value in values[:-1]:
+        found.append(round(round((value + lost) / STEP) * STEP, 6))
+        lost += value - found[-1]
+    return [*found, *(value + lost for value in values[-1:])]
+
+
+def _digits(data: Any, count: int) -> Any:
+    """Data whose floats have so many significant digits."""
+    if isinstance(data, float):
+        return float(f"{data:.{count}g}")
+    if isinstance(data, list):
+        return [_digits(one, count) for one in data]
+    return {name: _digits(one, count) for name, one in data.items()} if isinstance(data, dict) else data
+
+
+def _text(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
