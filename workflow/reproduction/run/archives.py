@@ -15,6 +15,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
+
 from reproduction.run.plan import Plan
 from reproduction.run.results import (
     HISTORY_FILE,
