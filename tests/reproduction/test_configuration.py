@@ -339,3 +339,18 @@ def test_a_checkpoint_that_is_not_there_or_does_not_fit_is_found_before_any_job(
         expand(copy, json.dumps({"slots": {"Llama-2-7B": slot}}))
     assert "slots.Llama-2-7B" in str(caught.value)
     assert sentence in str(caught.value)
+
+
+def test_single_tables_take_a_number_of_seeds_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("table_seeds: {quarot_table1: 5, spinquant_figure4: 4}")
+    project = load_project([tmp_path / "good.yaml"], root=REPOSITORY)
+    drawn = {
+        name: {run.seed for cell in project.cells(name) for run in cell.runs}
+        for name in ("quarot_table1", "quarot_table2", "spinquant_figure4")
+    }
+    assert drawn == {"quarot_table1": {*range(5)}, "quarot_table2": {0, 1, 2}, "spinquant_figure4": {*range(4)}}
+    (tmp_path / "bad.yaml").write_text("table_seeds: {quarot_tabel1: 5}")
+    with pytest.raises(
+        ConfigError, match=r"table_seeds\.quarot_tabel1: unknown table of runs; nearest: quarot_table1,"
+    ):
+        load_project([tmp_path / "bad.yaml"], root=REPOSITORY)

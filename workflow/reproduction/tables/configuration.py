@@ -191,6 +191,8 @@ class Settings(Written):
     tables together have about a thousand runs for each."""
     trials: Annotated[int, Field(gt=0, le=1000)] | None = None
     """Tables about the distribution over seeds take the seeds 0 to trials - 1; without it, `seeds`, as others do."""
+    table_seeds: dict[str, Annotated[int, Field(gt=0, le=1000)]] = Field(default_factory=dict)
+    """How many seeds, from 0 on, single tables take instead: `{quarot_table1: 10}`."""
     tracking: bool | Annotated[str, Field(pattern=PROJECT_NAME)] = True
     """Whether MLflow shows the runs of each report. A name does too, in experiments `name/paper` instead of `paper`: a
     server, which projects share, asks for one."""

@@ -307,6 +307,8 @@ class Project:
 
     def seeds(self, table: RunTable) -> tuple[int, ...]:
         """The seeds of a table's random runs."""
+        if (own := self.config.table_seeds.get(table.id)) is not None:
+            return tuple(range(own))
         if table.repeats == "trials" and self.config.trials is not None:
             return tuple(range(self.config.trials))
         return self.config.seeds[:1] if table.repeats == "once" else self.config.seeds

@@ -115,7 +115,7 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
     """Refuse names that neither a table nor config/config.yaml knows, and missing corpora.
 
     Raises:
-        ConfigError: an unknown slot, corpus or paper, a zero-shot suite whose corpus is not defined, or a local corpus
+        ConfigError: an unknown slot, corpus, paper or table, a zero-shot suite whose corpus is not defined, or a local corpus
             without its files; the sentence names the file and the key.
     """
     suites = dict(_suite_corpora(config.alone))
@@ -127,7 +127,10 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
     corpora = {*_corpora([table.model_dump() for table in tables.values()]), *suites.values()}
     corpora |= {*default.get("corpora", ())}
     papers = {table.paper for table in tables.values()}
-    sections = (("slots", "slot", slots), ("corpora", "corpus", corpora), ("dtypes", "paper", papers))
+    sections = (
+        *(("slots", "slot", slots), ("corpora", "corpus", corpora)),
+        *(("dtypes", "paper", papers), ("table_seeds", "table of runs", {table.id for table in tables.values()})),
+    )
     for section, kind, known in sections:
         for name in getattr(config, section):
             if name not in known:
