@@ -115,8 +115,8 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
     """Refuse names that neither a table nor config/config.yaml knows, and missing corpora.
 
     Raises:
-        ConfigError: an unknown slot, corpus, paper or table, a zero-shot suite whose corpus is not defined, or a local corpus
-            without its files; the sentence names the file and the key.
+        ConfigError: an unknown slot, corpus, paper or table, a zero-shot suite whose corpus is not defined, or a local
+            corpus without its files; the sentence names the file and the key.
     """
     suites = dict(_suite_corpora(config.alone))
     for path, name in suites.items():
