@@ -29,6 +29,7 @@ def test_a_run_keeps_its_numbers_answers_and_other_arrays(tmp_path: Path, monkey
     path.parent.mkdir(parents=True)
     run = {
         "run": {"metric": {"kind": "zero_shot"}},
+        "provenance": {},
         "metrics": {"a": 0.123456789012},
         "arrays": {"curve": [0.123456789]},
         "samples": {"a": "0110", "a_log_odds": [0.123456, -2.0], "a_choice": "0120"},
@@ -50,3 +51,19 @@ def test_other_files_but_histories_stay_as_they_are(tmp_path: Path) -> None:
     assert rounded(tmp_path / "weights.json") == b'{"seconds": 1.23456789}'
     (tmp_path / "history.json").write_text('[{"step": 123456, "loss": 1.23456789}]')
     assert rounded(tmp_path / "history.json") == b'[{"step":123456,"loss":1.2346}]'
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [("/home/a/x/results/tasks/s-1/a.jsonl", "results/tasks/s-1/a.jsonl"), ("/data/a.jsonl", "a.jsonl")],
+)
+def test_no_place_of_a_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, left: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    tasks = {"suite": "shipped", "tasks": {"a": {"file": told, "sha256": "0"}}}
+    there = {"suite": "shipped", "tasks": {"a": {"file": left, "sha256": "0"}}}
+    run = {"run": {"metric": {"kind": "zero_shot"}}, "provenance": {"tasks": tasks}}
+    for folder, data, found in (("runs", run, run | {"provenance": {"tasks": there}}), ("tasks", tasks, there)):
+        path = Path("results") / folder / "0.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(data))
+        assert json.loads(rounded(path)) == found

@@ -1,4 +1,5 @@
-"""Result files with as many digits as pages show, for exports: a third of the size.
+"""Result files as exports hold them: with as many digits as pages show, which is a third of the size, and without the
+places of a machine.
 
 Numbers of runs (`metrics`) keep all digits, and so do the means of samples. Rounded are
 
@@ -6,6 +7,8 @@ Numbers of runs (`metrics`) keep all digits, and so do the means of samples. Rou
   lost, and the last one the rest, so that their mean stays;
 - windows' values, to seven digits;
 - arrays of magnitudes, which are drawn as surfaces, to three digits, and histories of learned rotations to five.
+
+Files of tasks are named from `results/` on.
 """
 
 import json
@@ -13,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproduction.run.results import HISTORY_FILE, RUNS
+from reproduction.run.results import HISTORY_FILE, RUNS, TASKS
 from rotquant.foundation.files import read_object
 from rotquant.foundation.parsing import parse_json
 
@@ -31,9 +34,12 @@ def rounded(path: Path) -> bytes:
     """
     if path.name == HISTORY_FILE:
         return _text(_digits(parse_json(path.read_bytes()), 5))
-    if path.parent != RUNS:
+    if path.parent not in (RUNS, TASKS):
         return path.read_bytes()
-    data = read_object(path, "run file")
+    data = read_object(path, "result file")
+    _name_files(data["provenance"].get("tasks", {}) if path.parent == RUNS else data)
+    if path.parent == TASKS:
+        return _text(data)
     kind = data["run"]["metric"]["kind"]
     lists = {name: values for name, values in data.get("samples", {}).items() if isinstance(values, list)}
     if lists:
@@ -50,6 +56,14 @@ def mean_kept(values: Sequence[float]) -> list[float]:
         found.append(round(round((value + lost) / STEP) * STEP, 6))
         lost += value - found[-1]
     return [*found, *(value + lost for value in values[-1:])]
+
+
+def _name_files(tasks: dict[str, Any]) -> None:
+    """Name the files of tasks by their places in a project, or by their names alone."""
+    for task in tasks.get("tasks", {}).values():
+        if "file" in task:
+            before, inside, name = str(task["file"]).rpartition(f"{TASKS.as_posix()}/")
+            task["file"] = f"{inside}{name}" if inside else Path(before or name).name
 
 
 def _digits(data: Any, count: int) -> Any:
