@@ -20,7 +20,6 @@ from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.model import Logged
 from reproduction.render.pages.runs import runs_report
-from reproduction.render.pages.verdicts import judged_before
 from reproduction.run.results import read_result, run_path, table_path, write_result
 from reproduction.scoreboard import page as html
 from reproduction.scoreboard import standings as scoreboard
@@ -221,16 +220,6 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     for row, (value, said) in found.items():
         compute(project, "quarot_table9", **{"Baseline": 40.0, row: value})
         assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
-
-
-def test_a_page_of_the_gallery_can_say_that_older_rules_judged_it(project: Project) -> None:
-    compute(project)
-    marked = judged_before(page(project), "2026-11-24")
-    line = "> Judged by the rules before 2026-11-24; computed anew when the stand-ins change."
-    assert marked.splitlines()[:3] == ["# QuaRot, Table 1: small", "", line]
-    assert marked.replace(f"\n{line}\n", "", 1) == page(project)
-    assert judged_before(marked, "2026-12-01") == marked
-    assert judged_before("# Title\n\nNo claims.\n", "2026-11-24") == "# Title\n\nNo claims.\n"
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:

@@ -92,18 +92,6 @@ def _where(experiment: Experiment) -> str:
     return "This table" if experiment.target is None else f"`{experiment.target}`"
 
 
-def judged_before(page: str, day: str) -> str:
-    """Mark a page of the gallery, below its title, as judged by the rules before a day.
-
-    A page with the line already, or without claims, is left unchanged.
-    """
-    said = f"> Judged by the rules before {day}; computed anew when the stand-ins change."
-    title, _, rest = page.partition("\n")
-    if "\n## Claims" not in page or "> Judged by the rules before" in page:
-        return page
-    return f"{title}\n\n{said}\n{rest}"
-
-
 def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
     """The comparisons of a verdict in one line; failed ones are marked, places without a number are named."""
     marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
