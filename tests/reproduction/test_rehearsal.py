@@ -60,7 +60,7 @@ def test_a_rehearsal_goes_on_after_failures_and_continues(
     failed = record(tmp_path)
     assert [kind["state"] for kind in failed.values()] == ["failed", "failed"]
     monkeypatch.chdir(REPOSITORY)
-    assert rehearsed(tmp_path) == 0
+    assert rehearsed(tmp_path, "--jobs", "2") == 0
     done = record(tmp_path)
     assert {name: kind["state"] for name, kind in done.items()} == dict.fromkeys([*TWO, "decoder"], "done")
     (weights, runs) = done["gptq, rotated"]["steps"]

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reproduction.rehearsal.kinds import kinds_of
 from reproduction.rehearsal.material import TINY, make_folder
@@ -13,6 +14,9 @@ from reproduction.rehearsal.running import rehearse, remove, write_page
 from reproduction.tables.configuration import find_root
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import check_output_file
+
+if TYPE_CHECKING:
+    import torch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="llama-2-7b", help=f"a paper's model, or {TINY}: for a CPU, in two minutes")
     parser.add_argument("--layers", type=int, default=4, help="decoder layers of a paper's model that stay; 0: all")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU when there is one")
+    parser.add_argument("--jobs", type=int, help="kinds at a time; default three on a GPU of 70 GiB or more, else one")
     parser.add_argument("--minutes", type=float, default=20.0, help="after which no further kind begins")
     parser.add_argument("--longest", type=float, default=180.0, help="seconds after which a step is ended")
     parser.add_argument("--kinds", nargs="*", default=["*"], help="patterns with *: only kinds of such names")
@@ -58,13 +63,22 @@ def _rehearse(options: argparse.Namespace) -> int:
     kinds = [kind for kind in kinds_of(plan) if any(fnmatch.fnmatch(kind.name, one) for one in options.kinds)]
     about = {"shape": options.shape, "layers": layers, "gpu": gpu_name(device)}
     until = time.monotonic() + 60 * options.minutes
-    found = rehearse(plan, kinds, record, about, until=until, longest=options.longest, say=_say)
+    jobs = options.jobs or _jobs(device)
+    found = rehearse(plan, kinds, record, about, jobs=jobs, until=until, longest=options.longest, say=_say)
     write_page(record.with_suffix(".md"), found)
     failed = [one for one in found.kinds if one.state == "failed"]
     if not options.keep and all(one.state == "done" for one in found.kinds):
         remove(folder)
     _say(f"{sum(one.state == 'done' for one in found.kinds)} kinds done, {len(failed)} failed; {record}")
     return 1 if failed else 0
+
+
+def _jobs(device: "torch.device") -> int:
+    """How many kinds run at a time: each takes up to 20 GiB of a GPU with four layers of 7B."""
+    import torch
+
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > 70 * 2**30
+    return 3 if large else 1
 
 
 def _say(text: str) -> None:

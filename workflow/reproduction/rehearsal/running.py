@@ -1,14 +1,18 @@
-"""Running of a rehearsal: one kind after the other in a process of its own, its time and memory, and the record.
+"""Running of a rehearsal: each kind in processes of its own, its time and memory, and the record.
 
 The record is a JSON file that is rewritten after each kind, so a rehearsal that was killed continues with the kinds
 that are not in it. Those that failed are tried again.
 """
 
 import functools
+import multiprocessing
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +84,7 @@ def rehearse(
     record: Path,
     about: dict[str, Any],
     *,
+    jobs: int,
     until: float,
     longest: float,
     say: Callable[[str], None],
@@ -88,32 +93,76 @@ def rehearse(
 
     Args:
         about: shape, layers and gpu of the record.
+        jobs: kinds that run at a time. Those on the same rotations or weights run one after the other.
         until: time of `time.monotonic` after which no further kind begins. longest: seconds of one step, after which it
             is ended.
 
     Raises:
         ResultError: the record is of another shape, or damaged.
     """
-    rehearsal = _started(record, about)
-    known = {one.name: one for one in rehearsal.kinds if one.state == "done"}
-    waiting = Counter(plan.planned(kind.run).weights for kind in kinds)
-    decoded = any(one.name == _DECODER for one in known.values())
-    for number, kind in enumerate(kinds, 1):
-        planned = plan.planned(kind.run)
-        waiting[planned.weights] -= 1
-        done = known.get(kind.name)
-        if done is None or (done.run, done.code) != (kind.run, planned.code):
-            found = [_outcome(plan, kind, until, longest)]
-            if not decoded and planned.weights and found[0].state == "done" and _converts(planned.weights):
-                found.append(_decoder(plan, planned.weights, longest))
-                decoded = True
-            rehearsal = _with(rehearsal, found)
-            write_json(record, rehearsal.model_dump(mode="json"))
-            for one in found:
-                say(f"{number} of {len(kinds)}: {line(one)}")
-        if planned.weights and not waiting[planned.weights]:
-            _drop(planned.weights)
-    return rehearsal
+    rehearsing = _Rehearsing(plan, record, _started(record, about), len(kinds), until, longest, say)
+    groups: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        weights = plan.planned(kind.run).weights
+        groups.setdefault((weights and plan.stored(weights).rotation) or weights or kind.name, []).append(kind)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            list(pool.map(rehearsing.run, groups.values()))
+        except BaseException:
+            rehearsing.until = 0.0
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+    return rehearsing.rehearsal
+
+
+@dataclass
+class _Rehearsing:
+    """A running rehearsal, whose kinds may run in several threads. count: of all kinds; see `rehearse` for the others.
+
+    decodes: whether no decoder is converted yet.
+    """
+
+    plan: Plan
+    record: Path
+    rehearsal: Rehearsal
+    count: int
+    until: float
+    longest: float
+    say: Callable[[str], None]
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.known = {one.name: one for one in self.rehearsal.kinds if one.state == "done"}
+        self.decodes = _DECODER not in self.known
+
+    def run(self, kinds: Sequence[Kind]) -> None:
+        """Run kinds one after the other, and drop the tensors of their weights."""
+        for kind in kinds:
+            planned, done = self.plan.planned(kind.run), self.known.get(kind.name)
+            if done is not None and (done.run, done.code) == (kind.run, planned.code):
+                continue
+            outcome = _outcome(self.plan, kind, self.until, self.longest)
+            self._add(outcome)
+            if planned.weights and outcome.state == "done" and self._takes_decoder(planned.weights):
+                self._add(_decoder(self.plan, planned.weights, self.longest))
+        for weights in {self.plan.planned(kind.run).weights for kind in kinds} - {None}:
+            _drop(str(weights))
+
+    def _takes_decoder(self, weights: str) -> bool:
+        """Whether the decoder is converted from these weights: the first that one can be of."""
+        with self.lock:
+            taken = self.decodes and _converts(weights)
+            self.decodes = self.decodes and not taken
+        return taken
+
+    def _add(self, outcome: KindOutcome) -> None:
+        with self.lock:
+            kept = {one.name: one for one in (*self.rehearsal.kinds, outcome)}
+            self.rehearsal = self.rehearsal.model_copy(update={"kinds": tuple(kept.values())})
+            write_json(self.record, self.rehearsal.model_dump(mode="json"))
+            ended = sum(one.state != "not reached" for one in self.rehearsal.kinds)
+            self.say(f"{ended} of {self.count}: {line(outcome)}")
 
 
 def _started(record: Path, about: dict[str, Any]) -> Rehearsal:
@@ -138,12 +187,6 @@ def read_rehearsal(record: Path) -> Rehearsal:
         return Rehearsal.model_validate(read_json(record, "record of a rehearsal"))
     except ValidationError as error:
         raise ResultError(f"record {record} is damaged ({first_problem(error)}); delete it to begin anew.") from None
-
-
-def _with(rehearsal: Rehearsal, found: Sequence[KindOutcome]) -> Rehearsal:
-    """The record with outcomes in the place of earlier ones of the same names."""
-    kept = {one.name: one for one in (*rehearsal.kinds, *found)}
-    return rehearsal.model_copy(update={"kinds": tuple(kept.values())})
 
 
 def _outcome(plan: Plan, kind: Kind, until: float, longest: float) -> KindOutcome:

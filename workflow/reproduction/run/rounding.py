@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.run.results import HISTORY_FILE, RUNS, TASKS
-from rotquant.foundation.files import read_object
-from rotquant.foundation.parsing import parse_json
+from rotquant.foundation.files import read_json, read_object
 
 #: Grid of rounded log-odds, nats.
 STEP = 0.01
@@ -30,10 +29,10 @@ def rounded(path: Path) -> bytes:
     """The content of a result file with fewer digits; any other file's as it is.
 
     Raises:
-        ResultError: a run file is damaged.
+        ResultError: it is damaged.
     """
     if path.name == HISTORY_FILE:
-        return _text(_digits(parse_json(path.read_bytes()), 5))
+        return _text(_digits(read_json(path, "history of a training"), 5))
     if path.parent not in (RUNS, TASKS):
         return path.read_bytes()
     data = read_object(path, "result file")
