@@ -26,7 +26,7 @@ reports/%: $(READY) FORCE
 	snakemake --cores all $@
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses $$(python3 -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
 
 # The numeric tests in the arithmetic of other machines; QUICK=--quick for the part that CI runs.
 test-machines: $(READY)
