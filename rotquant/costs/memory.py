@@ -7,7 +7,7 @@ it chooses its way (`qat.estimate`): the context is in it, and it exceeds record
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -38,6 +38,11 @@ class Part:
     follows: str
 
 
+def total(parts: Iterable[Part]) -> int:
+    """Bytes of parts that are there at the same time."""
+    return sum(part.bytes for part in parts)
+
+
 @dataclass(frozen=True)
 class Phase:
     """What lies on the device at the same time in one phase of the work.
@@ -55,7 +60,7 @@ class Phase:
     @property
     def bytes(self) -> int:
         """All parts together."""
-        return sum(part.bytes for part in self.parts)
+        return total(self.parts)
 
 
 def phases(work: Work) -> list[Phase]:
@@ -226,7 +231,7 @@ def _distillation(work: Work, method: SelfDistillation, begin: tuple[Part, ...])
         Part("moments of AdamW", way.moments, "they come to the GPU in each step"),
         Part("best parameters so far", way.best, "of the step with the least loss on held-out samples"),
     )
-    on_host = max(begin, later, key=lambda held: sum(part.bytes for part in held))
+    on_host = max(begin, later, key=total)
     filled = (tuple(part for part in one if part.bytes) for one in (parts, on_host))
     return Phase(method.title, *filled, reserve=0 if gpu else RESERVE, way=str(way))
 

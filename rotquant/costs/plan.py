@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rotquant.costs.disk import disk, stored_bits
-from rotquant.costs.memory import Part, Phase, peak, phases
+from rotquant.costs.memory import Part, Phase, peak, phases, total
 from rotquant.costs.time import Duration, durations
 from rotquant.costs.work import Work, text_of, way_of
 from rotquant.recipes.recipe import Recipe, override
@@ -99,9 +99,7 @@ def host(work: Work) -> list[Part]:
     if work.device == "cpu":
         working = Part(f"{worst.name} at work", worst.bytes, "as on a device, which is the host here")
         last = max(last, working, key=lambda part: part.bytes)
-    there = max(
-        (phase.on_host for phase in phases(work)), key=lambda held: sum(part.bytes for part in held), default=()
-    )
+    there = max((phase.on_host for phase in phases(work)), key=total, default=())
     return [*parts, *there, last]
 
 
@@ -128,8 +126,7 @@ def _fits(work: Work, phase: Phase) -> bool:
 
 def _fit(work: Work, name: str, needed: int, *, fits: bool = False, **found: Any) -> Fit:
     """What is found of work on a GPU, with the way that it takes there."""
-    used = sum(part.bytes for part in host(work))
-    return Fit(name, work.memory, needed, fits, peak(work).way, used, **found)
+    return Fit(name, work.memory, needed, fits, peak(work).way, total(host(work)), **found)
 
 
 def _smaller(work: Work) -> Iterator[tuple[str, Work]]:

@@ -48,16 +48,19 @@ class TrainingWay:
 def training_way(work: Work, method: SelfDistillation) -> TrainingWay:
     """The first way that fits the work's device, else the last; on a CPU, where memory is not asked for, as set."""
     device = torch.device(work.device)
-    ways = [_way(work, method, *way) for way in _ways(None, method.batch_size, 1, device)]
+    numbers = _parameters(work.shapes.model)
+    ways = [_way(work, method, numbers, *way) for way in _ways(None, method.batch_size, 1, device)]
     room = USABLE * work.memory if device.type == "cuda" else inf
     return next((way for way in ways if way.needed <= room), ways[-1])
 
 
-def _way(work: Work, method: SelfDistillation, offloaded: bool, at_once: int | None) -> TrainingWay:
+def _way(
+    work: Work, method: SelfDistillation, numbers: tuple[int, int, int], offloaded: bool, at_once: int | None
+) -> TrainingWay:
     sequences = at_once or method.batch_size
     tokens = sequences * method.text.sequence_length
     memory = Memory(work.shapes.model, torch.device(work.device), torch_dtype(work.dtype), 1, tokens, offloaded)
-    layers, rest, widest = _parameters(work.shapes.model)
+    layers, rest, widest = numbers
     rest += work.parameters - work.shapes.parameters  # a training begins with embedding and head apart
     size = work.recipe.rounded.scheme.group_size or work.shapes.architecture.hidden_size
     learned = _LEARNED * (layers // size) if "quantizer_lr" in type(method).model_fields else 0

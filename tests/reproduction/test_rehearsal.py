@@ -86,6 +86,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     assert main(["--shape", "llama-2-8b", "--device", "cpu", "--folder", str(tmp_path / "one")]) == 2
     assert "unknown shape 'llama-2-8b'" in capsys.readouterr().err
+    assert rehearsed(tmp_path / "none", "--jobs", "0") == 2
+    assert capsys.readouterr().err == "rotquant: --jobs is at least 1, not 0.\n"
     assert rehearsed(tmp_path / "two", "--minutes", "0") == 0
     monkeypatch.chdir(REPOSITORY)
     path = tmp_path / "two/rehearsal.json"

@@ -165,7 +165,6 @@ ASIDE: dict[str, str] = {
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",
     "reproduction.run.archives:_write": _WRITES,
-    "reproduction.run.archives:_opened": _WRITES,
     "reproduction.run.rounding:rounded": _AGAIN,
     "reproduction.run.cluster:_lines": "reads a job's log for its last line",
     "reproduction.run.cluster:lost_jobs": "reads Snakemake's log of this run",

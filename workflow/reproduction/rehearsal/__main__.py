@@ -52,6 +52,8 @@ def _rehearse(options: argparse.Namespace) -> int:
     from reproduction.planning.current import current_plan
     from rotquant.tensors.devices import gpu_name, torch_device
 
+    if options.jobs is not None and options.jobs < 1:
+        raise RotquantError(f"--jobs is at least 1, not {options.jobs}.")
     root, device = find_root().resolve(), torch_device(options.device)
     layers = None if options.shape == TINY else options.layers or None
     folder = (options.folder or root / "results/rehearsal" / options.shape).resolve()

@@ -129,13 +129,13 @@ def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = Fal
     """
     parts = [part for table in tables for part in plan.table(table).parts]
     runs = list(dict.fromkeys(run for part in parts for run in plan.part(part).runs))
-    here = [run for run in runs if jobs.result_current(plan, run) is not None]
-    if len(here) < (1 if partial else len(runs)):
-        first = next(run for run in runs if run not in here)
+    missing = {run: None for run in runs if jobs.result_current(plan, run) is None}
+    here = [run for run in runs if run not in missing]
+    if missing and not (partial and here):
         raise ResultError(
-            f"{len(runs) - len(here)} of {len(runs)} runs are not here or not current, among them {first}: "
+            f"{len(missing)} of {len(runs)} runs are not here or not current, among them {next(iter(missing))}: "
             "`rotquant runs execute` with the names of the tables makes them."
-            + ("" if partial or not here else " --partial exports the others.")
+            + (" --partial exports the others." if here else "")
         )
     _write(archive, _measured(plan, here), rounded)
     return len(here), len(runs)
@@ -143,20 +143,20 @@ def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = Fal
 
 def _write(archive: Path, paths: Iterable[Path], content: Callable[[Path], bytes] | None = None) -> None:
     """Write files to an archive; with `content`, which yields what is written of each, to a compressed one."""
-    with atomic_path(archive) as temporary, _opened(temporary, compressed=content is not None) as file:
+    with (
+        atomic_path(archive) as temporary,
+        # preset 9 finds what result files share within 64 MiB
+        tarfile.open(temporary, "w:xz", preset=9) if content else tarfile.open(temporary, "w") as file,
+    ):
         for path in paths:
             if not path.is_file():
                 raise ResultError(f"{archive} cannot be written: {path} is not here.")
-            member = _nobodys(file.gettarinfo(path, path.as_posix()))
-            with path.open("rb") if content is None else io.BytesIO(content(path)) as source:
-                member.size = source.seek(0, io.SEEK_END)
-                source.seek(0)
-                file.addfile(member, source)
-
-
-def _opened(archive: Path, compressed: bool) -> tarfile.TarFile:
-    """A new archive; a compressed one finds what result files share within 64 MiB."""
-    return tarfile.open(archive, "w:xz", preset=9) if compressed else tarfile.open(archive, "w")
+            if content is None:
+                file.add(path, arcname=path.as_posix(), recursive=False, filter=_nobodys)
+            else:
+                member, written = _nobodys(file.gettarinfo(path, path.as_posix())), content(path)
+                member.size = len(written)
+                file.addfile(member, io.BytesIO(written))
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:

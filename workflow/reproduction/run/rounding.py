@@ -33,19 +33,23 @@ def rounded(path: Path) -> bytes:
     """
     if path.name == HISTORY_FILE:
         return _text(_digits(read_json(path, "history of a training"), 5))
-    if path.parent not in (RUNS, TASKS):
-        return path.read_bytes()
-    data = read_object(path, "result file")
-    _name_files(data["provenance"].get("tasks", {}) if path.parent == RUNS else data)
     if path.parent == TASKS:
-        return _text(data)
-    kind = data["run"]["metric"]["kind"]
-    lists = {name: values for name, values in data.get("samples", {}).items() if isinstance(values, list)}
-    if lists:
-        data["samples"] |= {name: mean_kept(v) if kind == "zero_shot" else _digits(v, 7) for name, v in lists.items()}
-    if kind in _SURFACES and "arrays" in data:
-        data["arrays"] = _digits(data["arrays"], 3)
-    return _text(data)
+        tasks = read_object(path, "record of tasks")
+        _name_files(tasks)
+        return _text(tasks)
+    return _text(_rounded_run(read_object(path, "run file"))) if path.parent == RUNS else path.read_bytes()
+
+
+def _rounded_run(run: dict[str, Any]) -> dict[str, Any]:
+    """The data of a run file with fewer digits and without places."""
+    _name_files(run["provenance"].get("tasks", {}))
+    kind = run["run"]["metric"]["kind"]
+    for name, values in run.get("samples", {}).items():
+        if isinstance(values, list):  # answers and choices are text
+            run["samples"][name] = mean_kept(values) if kind == "zero_shot" else _digits(values, 7)
+    if kind in _SURFACES and "arrays" in run:
+        run["arrays"] = _digits(run["arrays"], 3)
+    return run
 
 
 def mean_kept(values: Sequence[float]) -> list[float]:
@@ -61,8 +65,8 @@ def _name_files(tasks: dict[str, Any]) -> None:
     """Name the files of tasks by their places in a project, or by their names alone."""
     for task in tasks.get("tasks", {}).values():
         if "file" in task:
-            before, inside, name = str(task["file"]).rpartition(f"{TASKS.as_posix()}/")
-            task["file"] = f"{inside}{name}" if inside else Path(before or name).name
+            _, inside, name = task["file"].rpartition(f"{TASKS.as_posix()}/")
+            task["file"] = f"{inside}{name}" if inside else Path(name).name
 
 
 def _digits(data: Any, count: int) -> Any:

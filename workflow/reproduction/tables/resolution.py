@@ -128,8 +128,10 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
     corpora |= {*default.get("corpora", ())}
     papers = {table.paper for table in tables.values()}
     sections = (
-        *(("slots", "slot", slots), ("corpora", "corpus", corpora)),
-        *(("dtypes", "paper", papers), ("table_seeds", "table of runs", {table.id for table in tables.values()})),
+        ("slots", "slot", slots),
+        ("corpora", "corpus", corpora),
+        ("dtypes", "paper", papers),
+        ("table_seeds", "table of runs", {*tables}),
     )
     for section, kind, known in sections:
         for name in getattr(config, section):
