@@ -13,6 +13,7 @@ from reproduction.run.cluster import lost_jobs
 from reproduction.planning.current import current_plan
 from reproduction.run.starting import begin
 from reproduction.run.states import States
+from reproduction.run.workers import visible_gpus
 
 
 def sentence(function, *arguments):
@@ -38,6 +39,8 @@ shell.prefix(
 )
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
+# A job on this machine uses all of its GPUs, a process each; a cluster's job has the one that it asks for.
+PROCESSES = max(1, len(visible_gpus())) if GPU and workflow.local_exec else 1
 
 
 # Before the first job rather than inside of each. A cluster's jobs have another machine's GPU.
@@ -83,8 +86,8 @@ def memory(run, threads, attempt):
 
 
 def processes(run, threads):
-    """How many processes share a job's threads and its GPU: models of real size fill one alone."""
-    return threads if run in SMALL else 1
+    """How many processes share a job's threads and GPUs: models of real size fill one alone."""
+    return max(threads if run in SMALL else 1, PROCESSES)
 
 
 # Tables of time and memory that a GPU measures.

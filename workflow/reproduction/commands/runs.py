@@ -41,7 +41,9 @@ PlanFile = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes that compute. Default: one for each core; with a GPU one, which may share it."),
+    typer.Option(
+        min=1, help="Processes that compute, spread over the GPUs. Default: one for each GPU, else one for each core."
+    ),
 ]
 OtherDevice = Annotated[
     str | None, typer.Option("--device", help="In place of the configuration's: cpu, cuda, cuda:1 ..., auto.")

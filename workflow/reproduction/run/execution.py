@@ -18,7 +18,7 @@ from reproduction.run.locks import LOCKS, locked
 from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult
 from reproduction.run.stages import jobs
-from reproduction.run.workers import Workers
+from reproduction.run.workers import Workers, shared_gpus
 from rotquant.foundation import progress
 from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
 from rotquant.foundation.files import check_output_file, folder_size
@@ -159,7 +159,8 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
     """Compute requested results that are not current, and record the parts of tables that are then complete.
 
     Args:
-        targets: see `wanted`. workers: how many processes compute. say: called with a line for each result.
+        targets: see `wanted`. workers: how many processes compute, spread over all GPUs.
+        say: called with a line for each result.
         again: compute existing results anew.
 
     Raises:
@@ -182,7 +183,8 @@ def execute(plan: Plan, targets: Sequence[str], workers: int, say: jobs.Say, aga
         check_output_file(LOCKS)
         check_gpu(plan.device)
         several = workers > 1  # a single worker shows its own progress
-        with Workers(workers, functools.partial(perform, plan, several)) as processes:
+        gpus = shared_gpus(plan.device, workers)
+        with Workers(workers, functools.partial(perform, plan, several), gpus) as processes:
             execution.run(todo, processes, several)
     execution.close(lacking, refused)
 

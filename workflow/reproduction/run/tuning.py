@@ -19,7 +19,7 @@ from reproduction.identity.code import stage_digest
 from reproduction.identity.run import Run
 from reproduction.metrics.settings import Metric
 from reproduction.run.results import ROTATION_RECORD
-from reproduction.run.workers import Workers
+from reproduction.run.workers import Workers, shared_gpus
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
 from reproduction.tables.resolution import resolve
@@ -222,7 +222,8 @@ def _measured(
         yield from ((job, measure(job)) for job in jobs)
         return
     waiting = [*jobs]
-    with Workers(min(workers, len(jobs)), partial(_perform, measure)) as processes:
+    count = min(workers, len(jobs))
+    with Workers(count, partial(_perform, measure), shared_gpus(jobs[0].device, count)) as processes:
         while waiting or processes.jobs:
             while waiting and processes.free:
                 processes.give(waiting.pop(0))
