@@ -22,7 +22,14 @@ from rotquant.commands.options import (
     rotation_fields,
 )
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash
+from rotquant.foundation.files import (
+    canonical_json,
+    check_output_folder,
+    folder_size,
+    read_object,
+    short_hash,
+    write_json,
+)
 from rotquant.foundation.progress import silenced, task
 from rotquant.models.folders import MANIFEST
 from rotquant.qat.method import SelfDistillation
@@ -33,10 +40,13 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-    from rotquant.qat.engine import ShardedCheckpoint
+    from rotquant.qat.engine import Engine
     from rotquant.recipes.corpus import CorpusSpec
     from rotquant.training.state import Checkpoint as Kept
     from rotquant.weights.storage import StoredModel
+
+#: The file of a trained folder with a record of each step.
+HISTORY = "history.json"
 
 
 @answers(
@@ -79,7 +89,8 @@ def train_quantized(
 ) -> CommandResult | None:
     """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
 
-    Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. Several GPUs share
+    Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. FOLDER gets the losses of
+    all steps as `history.json`. Several GPUs share
     the work when torchrun starts the command, on one host or on several that see one file system:
 
     `torchrun --nproc-per-node 4 -m rotquant.cli train-quantized MODEL --method rcp -o FOLDER --corpus ...`
@@ -154,7 +165,7 @@ class _Job:
                 typer.echo(str(needed))
             needed.check()
             kept = self._checkpoint()
-            _check_unfinished(engine.checkpoint(kept), self.resume)
+            _check_unfinished(kept, engine, self.resume)
             trained = api.quantize(
                 self.model,
                 self.recipe,
@@ -168,6 +179,7 @@ class _Job:
             if engine.rank:
                 return None
             trained.save(self.output)
+            write_json(self.output / HISTORY, cast("StoredModel", trained.stored).history)
             shutil.rmtree(kept.path.parent)
             return self._answer(cast("StoredModel", trained.stored), time.perf_counter() - started)
 
@@ -194,12 +206,18 @@ class _Job:
         return CommandResult({**data, "tokens_per_second": rate, "seconds": seconds}, (said,))
 
 
-def _check_unfinished(checkpoint: "Kept | ShardedCheckpoint | None", resume: bool) -> None:
+def _check_unfinished(kept: "Kept", engine: "Engine", resume: bool) -> None:
     """Neither begin anew where a training waits to be continued, nor continue what is not there."""
-    if checkpoint is None:
-        return
-    there, place = checkpoint.path.exists(), checkpoint.path.parent
-    if there and not resume:
+    from rotquant.qat.engine import ShardedCheckpoint
+
+    place, shared = kept.path.parent, ShardedCheckpoint(kept, engine.processes, engine.rank).path
+    alone, together = kept.path.exists(), shared.exists()
+    if alone if engine.processes > 1 else together:
+        processes = "one process" if alone else f"{read_object(shared, 'checkpoint').get('processes')} processes"
+        raise ResultError(
+            f"{place} holds a training that is of {processes}: start as many, or delete it to begin anew."
+        )
+    if (alone or together) and not resume:
         raise ResultError(f"{place} holds a training that was interrupted: pass --resume, or delete it to begin anew.")
-    if resume and not there:
+    if resume and not (alone or together):
         raise ResultError(f"{place} holds no training to resume: leave --resume out to begin one.")

@@ -18,12 +18,15 @@ import torch
 import torch.distributed as dist
 
 from rotquant import api
-from rotquant.foundation.errors import RecipeError
+from rotquant.commands.distil import _check_unfinished
+from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models.checkpoints import config_of
 from rotquant.qat import estimate as estimates
+from rotquant.qat.engine import Engine
 from rotquant.qat.estimate import estimate
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
+from rotquant.training.state import Checkpoint
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
@@ -69,6 +72,9 @@ def test_a_model_is_trained_and_can_be_loaded(place, monkeypatch, capsys):
     assert not (place / "trained.unfinished").exists()
     loaded = api.load(place / "trained")
     assert loaded.recipe.methods["rcp"].epochs == 6
+    history = json.loads((place / "trained/history.json").read_text())
+    assert [record["step"] for record in history] == [*range(12)]
+    assert f"loss {history[0]['loss']:.3f} at the first and {history[-1]['loss']:.3f} at the last" in last
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:
@@ -144,11 +150,23 @@ def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
         end(killed)
     assert not (place / "killed").exists()
     again = arguments(place, "killed", **longer)
+    if processes > 1:
+        assert "holds a training that is of 2 processes" in called(1, place, [*again, "--resume"])[0]
     refused, _ = called(processes, place, again, [*again, "--resume"])
     assert "pass --resume" in refused
     stored = [(place / name / "quantized.safetensors").read_bytes() for name in ("straight", "killed")]
     assert stored[0] == stored[1]
     assert not (place / "killed.unfinished").exists()
+
+
+def test_several_processes_refuse_the_checkpoint_of_one(tmp_path):
+    kept = Checkpoint(tmp_path / "training", "any", every=1)
+    kept.path.touch()
+    engine = Engine(torch.device("cpu"))
+    engine.processes = 2
+    for resume in (True, False):
+        with pytest.raises(ResultError, match="holds a training that is of one process: start as many"):
+            _check_unfinished(kept, engine, resume)
 
 
 def sentence(monkeypatch, capsys, command: list[str]) -> str:

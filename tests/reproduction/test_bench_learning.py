@@ -12,7 +12,9 @@ from reproduction.benchmarks.learning import (
     DistillArguments,
     LearnRotationsArguments,
     PrefixQuantArguments,
+    SharedDistillArguments,
     distillation,
+    sharing,
     static,
 )
 from reproduction.benchmarks.learning import benchmarks as learning
@@ -44,7 +46,8 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small shape, and a GPU that is the CPU."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(learning, "gpu", lambda: CPU)
-    monkeypatch.setattr(learning, "_gpus", lambda number: (CPU,) * number)
+    monkeypatch.setattr(learning, "gpus", lambda number: (CPU,) * number)
+    monkeypatch.setattr(sharing, "gpus", lambda number: (CPU,) * number)
     monkeypatch.setattr(static, "gpu", lambda: CPU)
     monkeypatch.setattr(distillation, "gpu", lambda: CPU)
 
@@ -289,6 +292,24 @@ def test_steps_of_a_training_stand_for_all(
         assert measured["step_seconds"].replays == 3
     else:
         assert measured["layer_seconds"].value == pytest.approx(10.0)
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+def test_a_training_that_two_processes_share_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
+    asked = SharedDistillArguments(shape="tiny", method="RCP", batch_size=4, tokens=16, samples=20, epochs=3, taken=5)
+    measured = sharing.distill_shared(asked)
+    assert measured["step_seconds"].replays == 3
+    assert measured["seconds"].value == pytest.approx(15 * measured["step_seconds"].value)
+    assert measured["step_seconds"].low > 0
+    assert measured["peak_bytes"].value >= 0
+
+
+def test_unequal_shares_of_a_batch_are_refused() -> None:
+    with pytest.raises(ValidationError, match="batches of 4 have no equal shares for 3 GPUs"):
+        SharedDistillArguments(shape="tiny", method="RCP", batch_size=4, gpus=3)
+    with pytest.raises(ValidationError, match="layers are not left out"):
+        SharedDistillArguments(shape="tiny", method="RCP", layers=(1, 2))
 
 
 def test_a_distillation_of_no_length_is_refused() -> None:

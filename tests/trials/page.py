@@ -33,6 +33,12 @@ TRIALS = {
         "Processes are killed with -9 at random moments, disks are full, the clock is set back, two Snakemakes run at "
         "once, results are read-only, and there is no network.",
     ),
+    "gpus": (
+        "Several GPUs of one host",
+        "Two GPUs share a training of RCP, on 4 layers of random weights of Llama-2-7B's widths; the workflow computes "
+        "QuaRot's Table 1 by the kinds of cell of `config/paper.yaml` with three seeds on that model; and each takes "
+        "3 layers of Llama-3-70B's widths through GPTQ, which is one GPU's work.",
+    ),
     "fuzzing": (
         "Foreign input",
         "Every format that is read gets mutated examples, by structure and by bytes.",
@@ -51,7 +57,7 @@ OPENING = """# Reliability
 Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is a
 trial: a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run, on
 the machine named there. Continuous integration runs the short form of the trials of SLURM, tracking, faults, foreign
-input and known vulnerabilities after its tests. Times are no measurements: the machine did other work at the same time.
+input and known vulnerabilities after its tests. Times are no measurements but for those of GPUs: the machine did other work at the same time.
 
 ```
 python -m tests.trials.slurm            # again here; --quick is a short form, --seed N draws other moments and inputs

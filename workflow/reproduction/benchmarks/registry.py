@@ -74,6 +74,7 @@ _MODULES: dict[str, dict[str, type[Frozen]]] = {
     "learning.benchmarks": {"learn": learning.LearnRotationsArguments, "gptq": learning.CalibrateArguments},
     "learning.static": {"prefixquant": learning.PrefixQuantArguments},
     "learning.distillation": {"distill": learning.DistillArguments},
+    "learning.sharing": {"distill_shared": learning.SharedDistillArguments},
     "cpu.benchmarks": {
         "cpu_decode": cpu.CpuDecodeArguments,
         "cpu_linear": cpu.CpuLinearArguments,
@@ -88,6 +89,7 @@ _METHODS = {
     "gptq": ("gptq",),
     "prefixquant": ("prefixed_outliers", "grid_weights", "grid_scales", "block_ap"),
     "distill": ("rcp", "bitdistiller"),
+    "distill_shared": ("rcp", "bitdistiller"),
 }
 
 BENCHMARKS: dict[str, Benchmark] = {

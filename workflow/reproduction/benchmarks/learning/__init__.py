@@ -99,3 +99,17 @@ class DistillArguments(Frozen):
     def steps(self) -> int:
         """Number of steps of the whole training."""
         return self.epochs * (self.samples // self.batch_size)
+
+
+class SharedDistillArguments(DistillArguments):
+    """The same on several GPUs of one host, which share each batch evenly; the model is whole."""
+
+    gpus: Size = 2
+
+    @model_validator(mode="after")
+    def _shares_are_equal(self) -> "SharedDistillArguments":
+        if self.batch_size % self.gpus:
+            raise ValueError(f"batches of {self.batch_size} have no equal shares for {self.gpus} GPUs")
+        if self.layers is not None:
+            raise ValueError("layers are not left out where GPUs share a model")
+        return self

@@ -43,7 +43,7 @@ def learn(arguments: LearnRotationsArguments) -> Measurements:
         KernelError: there are not so many GPUs.
         RecipeError: the weights do not fit them.
     """
-    a, devices = arguments, _gpus(arguments.gpus)
+    a, devices = arguments, gpus(arguments.gpus)
     free_all()
     model = random_model_on(devices, shape_config(a.shape), torch.bfloat16, _SEED)
     recipe, samples = _learning_recipe(a), random_tokens(model.config.vocab_size, a.batch_size, a.tokens)
@@ -144,7 +144,7 @@ def random_tokens(vocabulary: int, samples: int, tokens: int) -> Tensor:
     return torch.randint(vocabulary, (samples, tokens), generator=torch.Generator().manual_seed(_SEED))
 
 
-def _gpus(number: int) -> tuple[torch.device, ...]:
+def gpus(number: int) -> tuple[torch.device, ...]:
     """The first GPUs.
 
     Raises:

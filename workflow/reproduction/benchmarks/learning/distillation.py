@@ -1,14 +1,15 @@
 """Cost of quantization-aware training on a GPU: time and memory of BitDistiller's and RCP's steps (RCP Table 8).
 
 It is the library's own training on random weights and tokens, stopped after a few steps: neither time nor memory
-depends on their values, and all steps are alike. The cost of omitted layers is extrapolated.
+depends on their values, and all steps are alike. The cost of omitted layers is extrapolated. `sharing` has the same of
+a training that several GPUs share.
 """
 
 import contextlib
 import itertools
 import statistics
 import time
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,6 +26,9 @@ from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.context import QuantizationContext
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _SEED = 0
 _PRESETS = {"BitDistiller": "bitdistiller", "BitDistiller rotated": "bitdistiller-rotated", "RCP": "rcp"}
@@ -44,36 +48,47 @@ def distill(arguments: DistillArguments) -> Measurements:
     """
     a, layers = arguments, shape_config(arguments.shape).num_hidden_layers
     if a.layers is None:
-        times, peak = _costs(a, layers)
-        step = Measurement(statistics.median(times), "s", min(times), max(times), len(times))
-        left = {}
-    else:
-        (fewer, less), (more, greater) = (_costs(a, number) for number in a.layers)
-        between, rest = a.layers[1] - a.layers[0], layers - a.layers[1]
-        layer = (statistics.median(more) - statistics.median(fewer)) / between
-        added = (greater - less) / between
-        step, peak = Measurement(statistics.median(more) + rest * layer, "s"), greater + rest * added
-        left = {"layer_seconds": Measurement(layer, "s"), "layer_bytes": Measurement(added, "B")}
-    low, high = (None if end is None else a.steps * end for end in (step.low, step.high))
+        return of_steps(a, *_costs(a, layers))
+    (fewer, less), (more, greater) = (_costs(a, number) for number in a.layers)
+    between, rest = a.layers[1] - a.layers[0], layers - a.layers[1]
+    layer = (statistics.median(more) - statistics.median(fewer)) / between
+    added = (greater - less) / between
+    step = statistics.median(more) + rest * layer
     return {
-        "seconds": Measurement(a.steps * step.value, "s", low, high, step.replays),
-        "step_seconds": step,
-        "peak_bytes": Measurement(peak, "B"),
-        **left,
+        "seconds": Measurement(a.steps * step, "s"),
+        "step_seconds": Measurement(step, "s"),
+        "peak_bytes": Measurement(greater + rest * added, "B"),
+        "layer_seconds": Measurement(layer, "s"),
+        "layer_bytes": Measurement(added, "B"),
     }
 
 
+def of_steps(a: DistillArguments, times: list[float], peak: int) -> Measurements:
+    """Measurements of a training whose model was whole, from seconds of some of its steps and their memory."""
+    step = Measurement(statistics.median(times), "s", min(times), max(times), len(times))
+    low, high = (None if end is None else a.steps * end for end in (step.low, step.high))
+    seconds = Measurement(a.steps * step.value, "s", low, high, step.replays)
+    return {"seconds": seconds, "step_seconds": step, "peak_bytes": Measurement(peak, "B")}
+
+
 def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
-    """Seconds of the steps after the first two on a model of so many layers, and their memory."""
+    """Seconds of steps on a model of so many layers, and their memory."""
     free_all()
     device = gpu()
-    model = random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED)
+    return take_steps(
+        a, random_model_on((device,), shape_config(a.shape, layers), torch.bfloat16, _SEED), Engine(device)
+    )
+
+
+def take_steps(a: DistillArguments, model: "PreTrainedModel", engine: Engine) -> tuple[list[float], int]:
+    """Train a model for some steps; the seconds of those after the first two, and the memory that they take."""
+    device = engine.device
     model.requires_grad_(True)
     recipe = _recipe(a)
     ((name, settings),) = recipe.methods.items()
     texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
     context = QuantizationContext(model, recipe, None, _SEED, device, None, texts=texts)
-    training = _Started(context, cast(SelfDistillation, settings), Engine(device))
+    training = _Started(context, cast(SelfDistillation, settings), engine)
     clock = _Clock(device, a.taken)
     with register_optimizer_step_post_hook(clock), contextlib.suppress(_EnoughError):
         training.run()
