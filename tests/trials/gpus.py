@@ -6,6 +6,7 @@ Llama-3-70B's widths go through GPTQ on one GPU and on two at a time. The quick 
 the CPU where there are no two GPUs.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from reproduction.planning.current import current_plan
 from reproduction.rehearsal.material import TINY, make_folder
 from reproduction.run.workers import visible_gpus
 from rotquant.models.folders import MANIFEST
@@ -29,7 +31,7 @@ from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
 #: Largest difference of a step's loss between one GPU and two, as a share: sums of bfloat16 in another order.
 SAME_LOSS = 0.01
-TABLE = "results/tables/quarot_table1.csv"
+TABLE = "quarot_table1"
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,10 @@ def _workflow(trial: Trial, size: Size, gpus: list[str], place: Path, files: lis
         amounts = folder / "amounts.json"
         amounts.write_text(json.dumps({**projects.ONE_COLUMN, **size.amounts}))
         names = [str(folder / path.relative_to(two)) for path in files] + [str(amounts)]
-        line = [sys.executable, "-m", "snakemake", "--cores", "all" if gpus else str(count), TABLE]
+        with contextlib.chdir(folder):
+            parts = current_plan(folder, [Path(name) for name in names], write=False).table(TABLE).parts
+        targets = [f"results/measured/{part}.json" for part in parts]
+        line = [sys.executable, "-m", "snakemake", "--cores", "all" if gpus else str(count), *targets]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:count])} if gpus else {}
         env, started = {**os.environ, **visible}, time.monotonic()
         done = subprocess.run(
