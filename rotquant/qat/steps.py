@@ -17,10 +17,14 @@ from rotquant.qat.engine import Engine, local
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer
 from rotquant.qat.student import Distillation
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.host import host_tensors
 from rotquant.tensors.partition import partitions
 from rotquant.training.loop import GradientStep
 from rotquant.training.state import Record
+
+#: Tokens that pass a model at once where no gradient is asked for.
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 
 
 class BestParameters:
@@ -133,7 +137,8 @@ class OptimizerStep:
         if self.best is None or (taken % settings.validate_every and taken < settings.steps):
             return {}
         # All processes pass all samples, since a sharded model computes in all of them at once.
-        parts = ids.split(self.engine.at_once or max(1, settings.batch_size // self.engine.processes))
+        own, many = len(self.engine.own(self.batches[0])), of_device(TOKENS_AT_ONCE, self.engine.device) // ids.shape[1]
+        parts = ids.split(self.engine.at_once or max(own, many))
         losses = [self.distillation(part.to(self.engine.device)).loss.double() * len(part) for part in parts]
         loss = torch.stack(losses).sum().item() / len(ids)
         self.engine.settle(self.distillation)

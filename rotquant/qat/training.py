@@ -30,7 +30,7 @@ from rotquant.qat.loss import label_probabilities, largest_probabilities
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer, make_quantizer
 from rotquant.qat.start import Clips, clip_weight, own_rounding, search_clips, uniform_rounding
-from rotquant.qat.steps import BestParameters, OptimizerStep
+from rotquant.qat.steps import TOKENS_AT_ONCE, BestParameters, OptimizerStep
 from rotquant.qat.student import (
     Distillation,
     Factorized,
@@ -52,8 +52,6 @@ from rotquant.weights.hessian import observed_hessians
 
 #: Bytes of the teacher's states that are kept from one epoch to the next; more are computed anew in every step.
 _STATE_BYTES = {"cpu": 2**29, "cuda": 2**33}
-#: Tokens that pass the teacher at once where no gradient is asked for.
-_TEACHER_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 Quantizers = dict[tuple[int, str], TrainableQuantizer]
 
@@ -249,7 +247,7 @@ class Training:
         """The sum of the teacher's probabilities that its confidence is the mean of, of all tokens but the last; its
         states where they are to be kept."""
         device, states = self.engine.device, []
-        at_once = max(1, of_device(_TEACHER_TOKENS, device) // self.ids.shape[1])
+        at_once = max(1, of_device(TOKENS_AT_ONCE, device) // self.ids.shape[1])
         total = torch.zeros((), dtype=torch.float64, device=device)
         own = self.engine.own(self.ids)
         most = -(-len(self.ids) // self.engine.processes)  # passes are taken together: who has fewer repeats some
