@@ -34,7 +34,7 @@ from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.folders import check_kind, check_weight_files
 from rotquant.models.limits import ModelLimits, advised_length
-from rotquant.models.placement import fits
+from rotquant.models.placement import current_gpu, fits
 from rotquant.models.rotation.matrices import (
     Rotations,
     check_made_of,
@@ -155,18 +155,19 @@ def quantize(
         trained = network if dtype == learning_dtype(dtype) else load_checkpoint(folder, learning_dtype(dtype))[0]
         learned, source["rotation"] = _learned(trained, tokenizer, recipe, corpus, seed, device, rotations, made_of)
         del trained  # a second model, where its type is another
-    stored = build_weights(
-        network,
-        tokenizer,
-        recipe,
-        seed,
-        samples,
-        texts=texts,
-        rotations=learned,
-        device=device,
-        batch_size=batch_size,
-        checkpoint=training,
-    )
+    with current_gpu(device):
+        stored = build_weights(
+            network,
+            tokenizer,
+            recipe,
+            seed,
+            samples,
+            texts=texts,
+            rotations=learned,
+            device=device,
+            batch_size=batch_size,
+            checkpoint=training,
+        )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     if placed and fits(network, device):
         network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
@@ -203,7 +204,8 @@ def _learned(
     _, text = recipe.learned_by
     samples = calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
-    learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+    with current_gpu(device):
+        learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history, made_of)

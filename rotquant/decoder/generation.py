@@ -74,16 +74,17 @@ class Generation:
             self.cache.lengths.copy_(lengths)
             self.token.copy_(token)
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
+        with torch.cuda.device(self.decoder.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    self._step()
+                    restore()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with overlapping_launches(), torch.cuda.graph(self._graph):
                 self._step()
-                restore()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with overlapping_launches(), torch.cuda.graph(self._graph):
-            self._step()
         restore()
 
     def _step(self) -> None:

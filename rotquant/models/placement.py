@@ -62,6 +62,16 @@ def placed(model: nn.Module, device: torch.device | str, working: int = 0, memor
         yield True
 
 
+@contextmanager
+def current_gpu(device: torch.device | str) -> Iterator[None]:
+    """While open, a GPU that is named by its number is torch's current one, on which alone CUDA graphs are captured."""
+    if not str(device).startswith("cuda:"):
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
 def fits(model: nn.Module, device: torch.device | str) -> bool:
     """Whether a device has room for a model's weights and for running it; a CPU always has."""
     device = torch.device(device)

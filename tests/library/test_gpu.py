@@ -3,14 +3,21 @@
 import pytest
 import torch
 
+from rotquant import api
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.gptq.columns import quantize_gptq
+from rotquant.models.integrity import tensors_digest
+from rotquant.recipes.corpus import CorpusSpec
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.hessian import Hessian
+from rotquant.weights.packing import all_weight_tensors
+from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.invariance import invariance_error
-from tests.helpers.models import tiny_model
+from tests.helpers.models import VOCABULARY, tiny_model
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +52,20 @@ def test_fake_quantization_agrees_with_the_cpu(granularity, symmetric):
     # CUDA divides a tensor by a constant by multiplying with its reciprocal, so scales may differ in the last bit;
     # a value within that of a rounding boundary then gets the neighbouring code: at most 1 of these 2112 values.
     assert (~torch.isclose(cpu, gpu, rtol=1e-6, atol=1e-6)).sum() <= 1
+
+
+def test_gptq_on_the_second_gpu_gives_the_bits_of_the_first(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    tiny_model(hidden_size=64).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    words = (f"w{3 + index % (VOCABULARY - 3)}" for index in range(4000))
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    recipe = override(preset("quarot"), {"calibration": {"samples": 4, "sequence_length": 16}}, "test")
+    text = CorpusSpec(name="words", source="local", path=str(tmp_path / "words.txt"))
+    models = [api.quantize(tmp_path / "model", recipe, corpus=text, device=f"cuda:{gpu}") for gpu in (0, 1)]
+    digests = [tensors_digest(all_weight_tensors(model.stored.weights)) for model in models]
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("group_size", [None, 16])

@@ -15,6 +15,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import psutil
 
 from reproduction.planning.current import current_plan
-from reproduction.rehearsal.material import TINY, make_folder
+from reproduction.rehearsal.material import TINY, make_folder, tiny_config
 from reproduction.run.workers import visible_gpus
 from rotquant.models.folders import MANIFEST
 from tests.trials import projects
@@ -61,14 +62,14 @@ WHOLE = Size(
     gptq=("llama-3-70b", 2, 128, 2048),
 )
 #: Of `gptq`, before a time is taken.
-WARM = ("llama-3.2-1b", 1, 1, 64)
+WARM = (TINY, 1, 1, 64)
 QUICK = Size(
     shape=TINY,
     layers=2,
     training={"epochs": 3, "batch_size": 4, "text.samples": 16, "text.sequence_length": 32, "start_samples": 4},
     dtype="float32",
     amounts={},
-    gptq=("llama-3.2-1b", 1, 2, 64),
+    gptq=(TINY, 1, 2, 64),
 )
 
 
@@ -78,16 +79,23 @@ def body(trial: Trial) -> None:
     if len(gpus) < 2 and not trial.quick:
         raise Skip("it takes two NVIDIA GPUs; --quick tries it out on a CPU.")
     device, size = ("cuda" if len(gpus) > 1 else "cpu"), (QUICK if trial.quick else WHOLE)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        place = Path(name)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
         files = make_folder(REPOSITORY, place / "two", size.shape, size.layers, device)
         if gpus:
             import torch
 
             trial.versions["GPUs"] = ", ".join(torch.cuda.get_device_name(index) for index in (0, 1))
-        _gptq(trial, size, device)
-        _training(trial, size, device, place)
-        _workflow(trial, size, gpus[:2], place, files)
+        parts = {
+            "a training": partial(_training, trial, size, device, place),
+            "the workflow": partial(_workflow, trial, size, gpus[:2], place, files),
+            "GPTQ": partial(_gptq, trial, size, device),
+        }
+        for name, part in parts.items():
+            try:
+                part()
+            except Exception as error:  # the other parts are tried
+                trial.check(f"The trial of {name} ends", False, repr(error)[-3000:])
 
 
 # --- a training that two share
@@ -227,15 +235,18 @@ def _quantize(device: str, shape: str, layers: int, samples: int, tokens: int) -
     from reproduction.benchmarks.learning.benchmarks import random_tokens
     from reproduction.benchmarks.learning.models import random_model_on, shape_config
     from rotquant.models.integrity import tensors_digest
+    from rotquant.models.placement import current_gpu
     from rotquant.recipes.presets import preset
     from rotquant.weights.build import build_weights
     from rotquant.weights.packing import all_weight_tensors
 
     place = torch.device(device)
-    model = random_model_on((place,), shape_config(shape, layers), torch.bfloat16, host=torch.device("cpu"))
+    config = tiny_config(layers, 1000) if shape == TINY else shape_config(shape, layers)
+    model = random_model_on((place,), config, torch.bfloat16, host=torch.device("cpu"))
     ids = random_tokens(model.config.vocab_size, samples, tokens)
     started = time.perf_counter()
-    stored = build_weights(model, None, preset("gptq"), 0, ids, device=place, progress=False)
+    with current_gpu(device):
+        stored = build_weights(model, None, preset("gptq"), 0, ids, device=place, progress=False)
     seconds = time.perf_counter() - started
     peak = max(stored.manifest.peak_bytes.values(), default=0)
     return seconds, peak, tensors_digest(all_weight_tensors(stored.weights))

@@ -7,7 +7,7 @@ sources. Nothing is fetched.
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.benchmarks.shapes import SHAPES
@@ -16,6 +16,9 @@ from rotquant.foundation.errors import ConfigError, nearest
 from rotquant.foundation.files import read_object, write_json, write_text
 from rotquant.foundation.progress import task
 from rotquant.recipes.corpus import SPLITS
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 PAPER, AMOUNTS = Path("config/paper.yaml"), Path("config/rehearsal.yaml")
 #: A shape for trying a rehearsal out on a CPU, and what narrow models need of a configuration.
@@ -74,11 +77,7 @@ def _make_model(root: Path, folder: Path, shape: str, layers: int | None, device
     from rotquant.models.checkpoints import load_tokenizer
 
     tokenizer: Any = load_tokenizer(root / _TOKENIZER)
-    config = shape_config("llama-2-7b" if shape == TINY else shape, layers)
-    if shape == TINY:
-        for name, value in (_TINY_SHAPE | {"num_hidden_layers": layers or _TINY_SHAPE["num_hidden_layers"]}).items():
-            setattr(config, name, value)
-        config.head_dim, config.vocab_size = 64, len(tokenizer)
+    config = shape_config(shape, layers) if shape != TINY else tiny_config(layers, len(tokenizer))
     config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     with task(f"random weights of {shape}"):
         model = random_model_on((torch.device(device),), config, torch.float16, host=torch.device("cpu"))
@@ -90,6 +89,15 @@ def _make_model(root: Path, folder: Path, shape: str, layers: int | None, device
         part.rename(folder)
     if device != "cpu":
         torch.cuda.empty_cache()  # this process keeps nothing of the GPU that the others measure
+
+
+def tiny_config(layers: int | None, vocabulary: int) -> "LlamaConfig":
+    """The configuration of the shape for a CPU, of two layers or as many as are asked for."""
+    config = shape_config("llama-2-7b")
+    for name, value in (_TINY_SHAPE | {"num_hidden_layers": layers or _TINY_SHAPE["num_hidden_layers"]}).items():
+        setattr(config, name, value)
+    config.head_dim, config.vocab_size = 64, vocabulary
+    return config
 
 
 def _make_text(root: Path, folder: Path) -> None:

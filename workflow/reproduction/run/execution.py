@@ -212,7 +212,9 @@ def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
     said: list[str] = []
     problem = ""
     try:
-        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently):
+        from rotquant.models.placement import current_gpu  # torch, which a worker has loaded
+
+        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently), current_gpu(plan.device):
             if not mine:
                 return UnitOutcome(locked=True)
             if unit.kind == "tasks":

@@ -102,9 +102,13 @@ class DistillArguments(Frozen):
 
 
 class SharedDistillArguments(DistillArguments):
-    """The same on several GPUs of one host, which share each batch evenly; the model is whole."""
+    """The same on one GPU or several of one host, which share each batch evenly; the model is whole.
+
+    at_once: sequences of its share that pass a GPU together; None for all.
+    """
 
     gpus: Size = 2
+    at_once: Size | None = None
 
     @model_validator(mode="after")
     def _shares_are_equal(self) -> "SharedDistillArguments":

@@ -1,4 +1,4 @@
-"""Cost of quantization-aware training that several GPUs of one host share by FSDP2, a process each."""
+"""Cost of quantization-aware training that GPUs of one host share by FSDP2, a process each."""
 
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ _SEED = 0
 
 
 def distill_shared(arguments: SharedDistillArguments) -> Measurements:
-    """Seconds and memory of training a whole model of bfloat16 on several GPUs; see `distillation.distill`.
+    """Seconds and memory of training a whole model of bfloat16 on one or more GPUs; see `distillation.distill`.
 
     Returns:
         seconds, step_seconds: of the first process, which waits for the others in each step. peak_bytes: allocated by
@@ -49,7 +49,7 @@ def _share(rank: int, a: SharedDistillArguments, config: Any, devices: tuple[tor
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=len(devices))
     try:
         model = random_model_on((device,), config, torch.bfloat16, _SEED, host=torch.device("cpu"))
-        times, peak = take_steps(a, model, make_engine(device))
+        times, peak = take_steps(a, model, make_engine(device, a.at_once))
         write_json(_found(place, rank), {"times": times, "peak": peak})
     finally:
         dist.destroy_process_group()
