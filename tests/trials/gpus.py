@@ -88,8 +88,8 @@ def body(trial: Trial) -> None:
             trial.versions["GPUs"] = ", ".join(torch.cuda.get_device_name(index) for index in (0, 1))
         parts = {
             "a training": partial(_training, trial, size, device, place),
-            "the workflow": partial(_workflow, trial, size, gpus[:2], place, files),
             "GPTQ": partial(_gptq, trial, size, device),
+            "the workflow": partial(_workflow, trial, size, gpus[:2], place, files),
         }
         for name, part in parts.items():
             try:
