@@ -83,7 +83,7 @@ class Generation:
                     restore()
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with overlapping_launches(), torch.cuda.graph(self._graph):
+            with overlapping_launches(), torch.cuda.graph(self._graph, stream=stream):
                 self._step()
         restore()
 

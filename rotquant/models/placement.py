@@ -64,11 +64,15 @@ def placed(model: nn.Module, device: torch.device | str, working: int = 0, memor
 
 @contextmanager
 def current_gpu(device: torch.device | str) -> Iterator[None]:
-    """While open, a GPU that is named by its number is torch's current one, on which alone CUDA graphs are captured."""
-    if not str(device).startswith("cuda:"):
+    """While open, a GPU is torch's current one, and the one on which CUDA graphs are captured.
+
+    torch captures on the GPU of its first capture, on which the graph of another one's kernels is empty.
+    """
+    if not str(device).startswith("cuda"):
         yield
         return
     with torch.cuda.device(device):
+        torch.cuda.graph.default_capture_stream = None
         yield
 
 

@@ -35,9 +35,9 @@ TRIALS = {
     ),
     "gpus": (
         "Several GPUs of one host",
-        "Two GPUs share a training of RCP, on 4 layers of random weights of Llama-2-7B's widths; the workflow computes "
-        "QuaRot's Table 1 by the kinds of cell of `config/paper.yaml` with two seeds on that model; and each takes "
-        "2 layers of Llama-3-70B's widths through GPTQ, which is one GPU's work.",
+        "Two GPUs share a training of RCP, on 2 layers of random weights of Llama-2-7B's widths. The workflow computes "
+        "QuaRot's Table 1 by the kinds of cell of `config/paper.yaml` with two seeds on 4 such layers. Each takes 2 "
+        "layers of Llama-3-70B's widths through GPTQ, which is one GPU's work.",
     ),
     "fuzzing": (
         "Foreign input",
