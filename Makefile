@@ -38,7 +38,7 @@ trials: $(TRIALS:%=trial-%)
 trial-%: $(READY) FORCE
 	$(BIN)/python -m tests.trials.$* $(QUICK)
 
-# Every kind of cell of config/paper.yaml once, reduced, on random weights: on a GPU up to 25 minutes. It installs
+# Every kind of cell of config/paper.yaml once, reduced, on random weights: 10 minutes of a large GPU. It installs
 # nothing, so that a machine needs torch and transformers alone; REHEARSAL="--shape tiny" tries it out on a CPU.
 rehearsal:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/workflow python3 -m reproduction.rehearsal $(REHEARSAL)

@@ -1,8 +1,8 @@
 """Where a training runs: what one process does alone, or several share by FSDP2, on the GPUs of one host or of several.
 
 Torchrun starts the processes; they meet by `torch.distributed` (`make_engine`). Each has a part of every
-parameter and its share of a batch, and writes its own part of the state: with as many processes a training continues
-with equal bits. What one process does alone is the same code with nothing to share.
+parameter and its share of a batch, and writes its own part of the state, from which as many processes continue (on CPUs
+with equal bits). What one process does alone is the same code with nothing to share.
 """
 
 import copy
