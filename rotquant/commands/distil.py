@@ -26,7 +26,6 @@ from rotquant.foundation.files import (
     canonical_json,
     check_output_folder,
     folder_size,
-    read_object,
     short_hash,
     write_json,
 )
@@ -213,10 +212,8 @@ def _check_unfinished(kept: "Kept", engine: "Engine", resume: bool) -> None:
     place, shared = kept.path.parent, ShardedCheckpoint(kept, engine.processes, engine.rank).path
     alone, together = kept.path.exists(), shared.exists()
     if alone if engine.processes > 1 else together:
-        processes = "one process" if alone else f"{read_object(shared, 'checkpoint').get('processes')} processes"
-        raise ResultError(
-            f"{place} holds a training that is of {processes}: start as many, or delete it to begin anew."
-        )
+        whose = "one process" if alone else "several processes"
+        raise ResultError(f"{place} holds a training of {whose}: start as many as it had, or delete it to begin anew.")
     if (alone or together) and not resume:
         raise ResultError(f"{place} holds a training that was interrupted: pass --resume, or delete it to begin anew.")
     if resume and not (alone or together):

@@ -22,7 +22,7 @@ from rotquant.commands.distil import _check_unfinished
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models.checkpoints import config_of
 from rotquant.qat import estimate as estimates
-from rotquant.qat.engine import Engine
+from rotquant.qat.engine import Engine, ShardedCheckpoint
 from rotquant.qat.estimate import estimate
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
@@ -150,8 +150,6 @@ def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
         end(killed)
     assert not (place / "killed").exists()
     again = arguments(place, "killed", **longer)
-    if processes > 1:
-        assert "holds a training that is of 2 processes" in called(1, place, [*again, "--resume"])[0]
     refused, _ = called(processes, place, again, [*again, "--resume"])
     assert "pass --resume" in refused
     stored = [(place / name / "quantized.safetensors").read_bytes() for name in ("straight", "killed")]
@@ -159,13 +157,17 @@ def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
     assert not (place / "killed.unfinished").exists()
 
 
-def test_several_processes_refuse_the_checkpoint_of_one(tmp_path):
-    kept = Checkpoint(tmp_path / "training", "any", every=1)
-    kept.path.touch()
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_checkpoint_of_another_number_of_processes_is_refused(processes, tmp_path):
     engine = Engine(torch.device("cpu"))
-    engine.processes = 2
+    engine.processes = 3 - processes
+    kept = Checkpoint(tmp_path / "training", "any", every=1)
+    state = kept.path if processes == 1 else ShardedCheckpoint(kept, processes, 0).path
+    state.parent.mkdir(exist_ok=True)
+    state.touch()
+    whose = ("one process", "several processes")[processes - 1]
     for resume in (True, False):
-        with pytest.raises(ResultError, match="holds a training that is of one process: start as many"):
+        with pytest.raises(ResultError, match=f"holds a training of {whose}: start as many as it had"):
             _check_unfinished(kept, engine, resume)
 
 

@@ -126,7 +126,11 @@ def _training(trial: Trial, size: Size, device: str, place: Path) -> None:
     _kill(process)
     trial.figure("steps of a killed training", json.loads(state.read_text())["step"])
     said = _end(_start([*command, "--resume"], killed, 1), fails=True)
-    trial.check("One process refuses a checkpoint of two, in a sentence", "is of 2 processes" in said, said[-1000:])
+    trial.check(
+        "One process refuses a checkpoint of two, in a sentence",
+        "holds a training of several processes" in said,
+        said[-1000:],
+    )
     _end(_start([*command, "--resume"], killed, 2))
     found["killed"] = _losses(killed)
     usual, then = _largest(found["two"], found["again"]), _largest(found["two"], found["killed"])

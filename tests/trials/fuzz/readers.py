@@ -169,6 +169,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.cluster:_lines": "reads a job's log for its last line",
     "reproduction.run.cluster:lost_jobs": "reads Snakemake's log of this run",
     "reproduction.run.starting:begin": _WRITES,
+    "reproduction.benchmarks.learning.sharing:distill_shared": "reads what its own processes have written just before",
     "reproduction.benchmarks.timing.cpu:_l3_bytes": "reads the kernel's own account of the machine",
     "rotquant.foundation.environment:cpu_name": "reads the kernel's own account of the machine",
     "rotquant.commands.diagnose:diagnose": (
