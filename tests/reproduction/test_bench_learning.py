@@ -295,11 +295,17 @@ def test_steps_of_a_training_stand_for_all(
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_a_training_that_two_processes_share_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_training_is_timed_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process, this one; tests/library/test_qat_engine.py has trainings that two share."""
+
+    def start(function, arguments, processes: int, start_method: str) -> None:
+        assert (processes, start_method) == (1, "spawn")
+        function(0, *arguments)
+
+    monkeypatch.setattr(sharing, "start_processes", start)
     monkeypatch.setitem(SHAPES, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
     amounts = {"batch_size": 4, "tokens": 16, "samples": 20, "epochs": 3, "taken": 5}
-    asked = SharedDistillArguments(shape="tiny", method="RCP", at_once=1, **amounts)
-    measured = sharing.distill_shared(asked)
+    measured = sharing.distill_shared(SharedDistillArguments(shape="tiny", method="RCP", gpus=1, at_once=2, **amounts))
     assert measured["step_seconds"].replays == 3
     assert measured["seconds"].value == pytest.approx(15 * measured["step_seconds"].value)
     assert measured["step_seconds"].low > 0
