@@ -22,13 +22,7 @@ from rotquant.commands.options import (
     rotation_fields,
 )
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import (
-    canonical_json,
-    check_output_folder,
-    folder_size,
-    short_hash,
-    write_json,
-)
+from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash, write_json
 from rotquant.foundation.progress import silenced, task
 from rotquant.models.folders import MANIFEST
 from rotquant.qat.method import SelfDistillation
@@ -89,8 +83,8 @@ def train_quantized(
     """Train MODEL to be its own quantized student, and write the result as `rotquant quantize` does.
 
     Before it starts it reports memory and time, and it saves a checkpoint next to FOLDER. FOLDER gets the losses of
-    all steps as `history.json`. Several GPUs share
-    the work when torchrun starts the command, on one host or on several that see one file system:
+    all steps as `history.json`. Several GPUs share the work when torchrun starts the command, on one host or on several
+    that see one file system:
 
     `torchrun --nproc-per-node 4 -m rotquant.cli train-quantized MODEL --method rcp -o FOLDER --corpus ...`
 
@@ -178,9 +172,10 @@ class _Job:
             if engine.rank:
                 return None
             trained.save(self.output)
-            write_json(self.output / HISTORY, cast("StoredModel", trained.stored).history)
+            stored = cast("StoredModel", trained.stored)
+            write_json(self.output / HISTORY, stored.history)
             shutil.rmtree(kept.path.parent)
-            return self._answer(cast("StoredModel", trained.stored), time.perf_counter() - started)
+            return self._answer(stored, time.perf_counter() - started)
 
     def _checkpoint(self) -> "Kept":
         from rotquant.models.digests import checkpoint_digest
@@ -209,12 +204,13 @@ def _check_unfinished(kept: "Kept", engine: "Engine", resume: bool) -> None:
     """Neither begin anew where a training waits to be continued, nor continue what is not there."""
     from rotquant.qat.engine import ShardedCheckpoint
 
-    place, shared = kept.path.parent, ShardedCheckpoint(kept, engine.processes, engine.rank).path
-    alone, together = kept.path.exists(), shared.exists()
-    if alone if engine.processes > 1 else together:
-        whose = "one process" if alone else "several processes"
+    place, of_one, of_several = kept.path.parent, kept.path, ShardedCheckpoint(kept, engine.processes, engine.rank).path
+    own, other, whose = (
+        (of_several, of_one, "one process") if engine.processes > 1 else (of_one, of_several, "several processes")
+    )
+    if other.exists():
         raise ResultError(f"{place} holds a training of {whose}: start as many as it had, or delete it to begin anew.")
-    if (alone or together) and not resume:
+    if own.exists() and not resume:
         raise ResultError(f"{place} holds a training that was interrupted: pass --resume, or delete it to begin anew.")
-    if resume and not (alone or together):
+    if resume and not own.exists():
         raise ResultError(f"{place} holds no training to resume: leave --resume out to begin one.")

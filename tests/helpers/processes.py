@@ -1,13 +1,18 @@
 """Processes of one test that share work, by gloo: each is forked from a server that has imported what they need.
 
-To start each from nothing takes seconds, and the process of the tests cannot be forked once it has used a GPU.
+To start each from nothing takes seconds, and the process of the tests cannot be forked once it has used a GPU. What is
+to be killed is started by torchrun, as a user starts it.
 """
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
@@ -33,3 +38,26 @@ def _together(rank: int, folder: Path, body: Callable[[int, Path], None], proces
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def start(command: list[str], processes: int, **options: object) -> subprocess.Popen:
+    """Start `python -m rotquant.cli` with a command, by torchrun where several processes are to share it.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    together = launcher if processes > 1 else []
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, *together, "-m", "rotquant.cli", *command]
+    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, **options)
+
+
+def end(process: subprocess.Popen) -> None:
+    """Kill a process and those that it has started, which torchrun puts into sessions of their own."""
+    every = [*psutil.Process(process.pid).children(recursive=True), process]
+    for one in every:
+        one.kill()
+    process.communicate()
+    psutil.wait_procs(every[:-1])

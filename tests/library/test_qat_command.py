@@ -2,17 +2,14 @@
 
 import io
 import json
-import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,7 +27,7 @@ from rotquant.training.state import Checkpoint
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model
-from tests.helpers.processes import run_together
+from tests.helpers.processes import end, run_together, start
 
 SETTINGS = {
     "text.samples": 8,
@@ -85,24 +82,6 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
-def start(command: list[str], processes: int) -> subprocess.Popen:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    together = launcher if processes > 1 else []
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, *together, "-m", "rotquant.cli", *command]
-    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def end(process: subprocess.Popen) -> None:
-    """Kill a process and those that it has started, which torchrun puts into sessions of their own."""
-    every = [*psutil.Process(process.pid).children(recursive=True), process]
-    for one in every:
-        one.kill()
-    process.communicate()
-    psutil.wait_procs(every[:-1])
-
-
 def called(processes: int, place: Path, *commands: list[str]) -> list[str]:
     """Run commands in processes that are not those of `start`; what each wrote to stderr, where it was refused."""
     if processes == 1:
@@ -142,7 +121,7 @@ def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
         pytest.skip("torch was built without gloo")
     longer = {"epochs": epochs}
     called(processes, place, arguments(place, "straight", **longer))
-    killed = start(arguments(place, "killed", **longer), processes)
+    killed = start(arguments(place, "killed", **longer), processes, stderr=subprocess.PIPE)
     state = place / "killed.unfinished" / ("training" if processes == 1 else "training.parts/latest.json")
     try:
         wait_for(state, killed)

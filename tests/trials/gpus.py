@@ -21,12 +21,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from reproduction.planning.current import current_plan
 from reproduction.rehearsal.material import TINY, make_folder, tiny_config
 from reproduction.run.workers import visible_gpus
+from rotquant.commands.distil import HISTORY
 from rotquant.models.folders import MANIFEST
+from tests.helpers.processes import end, start
 from tests.trials import projects
 from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
@@ -123,7 +123,7 @@ def _training(trial: Trial, size: Size, device: str, place: Path) -> None:
     while not state.exists():
         assert process.poll() is None, process.communicate()[0][-3000:]
         time.sleep(0.01)
-    _kill(process)
+    end(process)
     trial.figure("steps of a killed training", json.loads(state.read_text())["step"])
     said = _end(_start([*command, "--resume"], killed, 1), fails=True)
     trial.check(
@@ -144,7 +144,7 @@ def _training(trial: Trial, size: Size, device: str, place: Path) -> None:
 
 
 def _losses(folder: Path) -> list[float]:
-    return [record["loss"] for record in json.loads((folder / "history.json").read_text())]
+    return [record["loss"] for record in json.loads((folder / HISTORY).read_text())]
 
 
 def _largest(one: list[float], other: list[float]) -> float:
@@ -157,30 +157,17 @@ def _train(size: Size, device: str, place: Path) -> list[str]:
     fields = {**size.training, "temperature": "null", "validation_share": 0}
     changes = [part for name, value in fields.items() for part in ("--set", f"methods.rcp.{name}={value}")]
     where = ["--corpus", str(place / "text"), "--device", device, "--dtype", size.dtype, "--every", "4"]
-    return ["-m", "rotquant", "train-quantized", str(place / "model"), "--method", "rcp", *where, *changes]
+    return ["train-quantized", str(place / "model"), "--method", "rcp", *where, *changes]
 
 
 def _start(command: list[str], output: Path, count: int) -> subprocess.Popen[str]:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", "0"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    line = [sys.executable, *(launcher if count > 1 else []), *command, "-o", str(output)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1" if count > 1 else os.environ.get("OMP_NUM_THREADS", "2")}
-    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return start([*command, "-o", str(output)], count, stderr=subprocess.STDOUT, text=True)
 
 
 def _end(process: subprocess.Popen[str], fails: bool = False) -> str:
     said = process.communicate(timeout=600)[0]
     assert (process.returncode != 0) == fails, said[-3000:]
     return said
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a process and those that it has started, which torchrun puts into sessions of their own."""
-    every = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for one in every:
-        one.kill()
-    process.communicate()
-    psutil.wait_procs(every[:-1])
 
 
 def _tensors(folder: Path) -> str:
