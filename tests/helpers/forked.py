@@ -18,10 +18,12 @@ from functools import cache
 from pathlib import Path
 
 SNAKEMAKE = """
-import json, os, sys
+import gc, json, os, sys
 import matplotlib, pandas, pydantic, smart_open, snakemake.cli
 import snakemake_executor_plugin_slurm, snakemake_storage_plugin_s3
 
+gc.set_threshold(20_000, 20, 100)
+gc.freeze()  # no process that is forked looks through what is imported here, nor copies it thereby
 sys.dont_write_bytecode = True
 assert not any(name.split(".")[0] in ("rotquant", "reproduction") for name in sys.modules)
 for line in sys.stdin:
@@ -45,10 +47,12 @@ for line in sys.stdin:
 
 #: A connection brings the caller's streams with the length of a JSON object, then that, and takes the status away.
 JOBS = """
-import json, os, signal, socket, sys
+import gc, json, os, signal, socket, sys
 import jinja2, matplotlib.backends.backend_svg, pandas, pyarrow.parquet, pydantic, rich.console, scipy.optimize
 import typer, yaml
 
+gc.set_threshold(20_000, 20, 100)
+gc.freeze()  # no process that is forked looks through what is imported here, nor copies it thereby
 sys.dont_write_bytecode = True
 assert not any(name.split(".")[0] in ("rotquant", "reproduction") for name in sys.modules)
 
