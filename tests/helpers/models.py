@@ -1,8 +1,5 @@
 """Tiny random-weight models of every supported family, awkward where real ones are: see `tiny_model`."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,21 +214,6 @@ def outlier_model(**arguments: Any) -> PreTrainedModel:
 def tiny_tokens(batch: int = 2, tokens: int = 24, seed: int = 0) -> torch.Tensor:
     """Random token ids [batch, tokens], none of them the padding token."""
     return torch.randint(3, VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def logits_elsewhere(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """The logits that another process has of a stored quantized model, which it loads."""
-    code = (
-        "import sys, torch\n"
-        "from rotquant.weights.storage import load_quantized\n"
-        "from rotquant.weights.build import quantized_forward\n"
-        "model, _, state = load_quantized(sys.argv[1])\n"
-        "with torch.no_grad(), quantized_forward(model, state.recipe, state):\n"
-        f"    torch.save(model(torch.tensor({tokens.tolist()}), use_cache=False).logits, sys.argv[2])\n"
-    )
-    place = folder.with_name("logits")
-    subprocess.run([sys.executable, "-c", code, str(folder), str(place)], check=True)
-    return torch.load(place, weights_only=True)
 
 
 @torch.no_grad()

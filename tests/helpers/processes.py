@@ -1,4 +1,4 @@
-"""Processes of one test that share work, by gloo: each is forked from a server that has imported what they need.
+"""Processes of one test, which may share work by gloo: each is forked from a server that has imported what they need.
 
 To start each from nothing takes seconds, and the process of the tests cannot be forked once it has used a GPU. What is
 to be killed is started by torchrun, as a user starts it.
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import psutil
@@ -20,14 +21,43 @@ from torch.multiprocessing.spawn import start_processes
 import rotquant.commands.distil
 import rotquant.qat.training  # noqa: F401 - both, and the models, for what is forked
 import tests.helpers.models  # noqa: F401
+from rotquant.weights.build import quantized_forward
+from rotquant.weights.storage import load_quantized
 
 
 def run_together(folder: Path, body: Callable[[int, Path], None], processes: int = 2) -> None:
     """Call `body(rank, folder)` in several processes that have joined; raise what one of them raises."""
     folder.mkdir(exist_ok=True)
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    _server()
     with tempfile.TemporaryDirectory() as place:
         start_processes(_together, (folder, body, processes, place), processes, start_method="forkserver")
+
+
+def run_elsewhere(body: Callable[..., None], *arguments: object) -> int:
+    """Call `body(*arguments)` in another process; its exit status, or minus the signal that ended it."""
+    process = _server().Process(target=body, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def logits_elsewhere(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits that another process has of a stored quantized model, which it loads."""
+    place = folder.with_name("logits")
+    assert run_elsewhere(_save_logits, folder, tokens.tolist(), place) == 0
+    return torch.load(place, weights_only=True)
+
+
+def _save_logits(folder: Path, tokens: list[list[int]], place: Path) -> None:
+    model, _, state = load_quantized(folder)
+    with torch.no_grad(), quantized_forward(model, state.recipe, state):
+        torch.save(model(torch.tensor(tokens), use_cache=False).logits, place)
+
+
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _together(rank: int, folder: Path, body: Callable[[int, Path], None], processes: int, place: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from typer.main import get_command
 
 import rotquant as rotquant_package
-from rotquant.cli import warnings_in_words
+from rotquant.cli import app, warnings_in_words
 from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
 from rotquant.foundation.files import file_digest
@@ -27,6 +28,7 @@ from rotquant.text import content_hash, loading
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, printed_perplexity, rotquant
 from tests.helpers.models import tiny_model
+from tests.helpers.processes import run_elsewhere
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_words(tmp_path_factory.mktemp("text") / "words.txt", 2000))
 
 
+def into_file(file, *arguments):
+    """Run the command in this process, which ends with it and prints into a file."""
+    with file.open("w") as printed, redirect_stdout(printed):
+        app(arguments)
+
+
 def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, text, tmp_path, monkeypatch, capsys):
     folder = str(tmp_path / "quantized")
     arguments = ["quantize", model, "-o", folder, "--corpus", text, "--set", "rotation.heads=false", *SMALL]
@@ -50,8 +58,8 @@ def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, te
     evaluate = ["evaluate", folder, "--corpus", text, "--sequence-length", "32", "--device", "cpu"]
     assert rotquant(monkeypatch, *evaluate) == 0
     here = printed_perplexity(capsys.readouterr().out)
-    command = [sys.executable, "-m", "rotquant.cli", *evaluate]
-    there = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert run_elsewhere(into_file, tmp_path / "printed", *evaluate) == 0
+    there = (tmp_path / "printed").read_text()
     assert printed_perplexity(there) == here
     assert rotquant(monkeypatch, "evaluate", model, *evaluate[2:]) == 0
     assert printed_perplexity(capsys.readouterr().out) != here  # the folder's quantizers are at work

@@ -25,7 +25,8 @@ from rotquant.weights.storage import (
     save_quantized,
 )
 from tests.helpers.checkpoints import tiny_tokenizer
-from tests.helpers.models import logits_elsewhere, tiny_model
+from tests.helpers.models import tiny_model
+from tests.helpers.processes import logits_elsewhere
 
 UP = "model.layers.0.mlp.up_proj.weight"
 GROUP = 32

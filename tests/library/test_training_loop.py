@@ -4,8 +4,6 @@ import itertools
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from rotquant.training import state as state_file
 from rotquant.training.loop import GradientStep, recomputed, train
 from rotquant.training.state import Checkpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
+from tests.helpers.processes import run_elsewhere
 from tests.helpers.toy import OPTIMIZERS, STEPS, Toy
 from tests.helpers.watching import Clock, long_work
 
@@ -82,14 +81,11 @@ def test_a_training_that_dies_at_every_step_gets_done(tmp_path: Path, monkeypatc
     assert last.same(straight)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.helpers.toy import Toy
-toy, step = Toy(sys.argv[1]), int(sys.argv[3])
-toy.die = lambda place, now: os.kill(os.getpid(), signal.SIGKILL) if (place, now) == ("after the step", step) else None
-toy.train(Path(sys.argv[2]))
-"""
+def killed_training(optimizer: str, file: Path, step: int) -> None:
+    """Train in this process, which is killed after a step."""
+    toy = Toy(optimizer)
+    toy.die = lambda *now: os.kill(os.getpid(), signal.SIGKILL) if now == ("after the step", step) else None
+    toy.train(file)
 
 
 @pytest.mark.unflipped
@@ -97,10 +93,7 @@ toy.train(Path(sys.argv[2]))
 def test_a_process_that_is_killed_is_continued_by_another(optimizer: str, tmp_path: Path) -> None:
     straight, resumed = Toy(optimizer), Toy(optimizer)
     history = straight.train()
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", KILLED, optimizer, str(tmp_path / "file"), "5"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    assert subprocess.run(command, cwd=root, env=environment, check=False).returncode == -signal.SIGKILL
+    assert run_elsewhere(killed_training, optimizer, tmp_path / "file", 5) == -signal.SIGKILL
     assert resumed.train(tmp_path / "file") == history
     assert resumed.same(straight)
 

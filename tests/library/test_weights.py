@@ -24,7 +24,8 @@ from rotquant.weights.storage import (
     load_quantized,
     save_quantized,
 )
-from tests.helpers.models import FAMILIES, logits_elsewhere, tiny_model, tiny_tokens
+from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
+from tests.helpers.processes import logits_elsewhere
 from tests.helpers.weights import (
     BY_GPTQ,
     CALIBRATION,
