@@ -130,7 +130,7 @@ ROWS["gsm8k"] = [
 ]
 LONG = [
     {"input": f"Who said {word}?", "context": f"Eve said {word}. " * 12, "answers": ["Eve", "eve"], "length": 36}
-    for word in ("yes", "no", "maybe")
+    for word in ("yes", "no")
 ]
 ROWS |= {task: [{**row, "all_classes": None} for row in LONG] for task in longbench.DEFINITIONS}
 SUFFIXES = dict(zip(ROWS, ("jsonl", "json", "parquet") * len(ROWS), strict=False))  # each serves several tasks

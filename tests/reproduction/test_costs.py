@@ -39,6 +39,10 @@ def cells(table: str, benchmark: str) -> list[CellRecord]:
     return [cell for cell in record.cells if cell.benchmark == benchmark and cell.quantities]
 
 
+#: Of grids that are searched: how many points they have changes what is stored, not how much.
+FEW_POINTS = {"grid_weights": {"steps": 2}, "grid_scales": {"samples": 2, "coarse": 2, "fine": 2}}
+
+
 def small(name: str, **changes: object) -> Recipe:
     """A preset on little text, in groups that suit narrow models."""
     recipe = preset(name)
@@ -63,7 +67,7 @@ def with_one_layer(folder: Path, place: Path) -> Path:
     [
         ("rq-7b", small("quarot")),
         ("rq-7b", small("awq-128g")),
-        ("rq-7b", small("prefixquant")),
+        ("rq-7b", small("prefixquant", methods=FEW_POINTS)),
         ("rq-7b", small("quik", methods={"outliers": {"features": 16}})),
         ("rq-llama3", small("quarot-rtn", weights={"scheme": {"bits": 3}})),
         ("rq-phi3", small("rtn")),
