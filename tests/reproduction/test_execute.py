@@ -109,6 +109,38 @@ def test_a_killed_worker_costs_its_step_alone(tmp_path: Path) -> None:
     assert len(project.read("results/runs/*.json")) == 4
 
 
+#: Weights stage of a GPU that has memory for the weights of one seed at a time, or of none.
+CROWDED = """if Path("none").exists(): raise RuntimeError("CUDA out of memory.")
+    try: Path("used").mkdir()
+    except FileExistsError:
+        Path("crowded").touch()
+        raise RuntimeError("CUDA error: out of memory") from None
+    while not Path("crowded").exists(): time.sleep(0.05)
+    Path("used").rmdir()
+    if Path"""
+
+
+def test_what_finds_no_memory_beside_others_is_computed_after_them(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    project.edit("workflow/reproduction/run/stages/weights.py", "if Path", CROWDED)
+    status, output = project.rotquant(*EXECUTE[1:], "--jobs", "2")
+    assert status == 0, output
+    assert (project.root / "crowded").exists()
+    assert "failed" not in output
+
+
+def test_what_finds_no_memory_alone_has_failed(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    project.edit("workflow/reproduction/run/stages/weights.py", "if Path", CROWDED)
+    (project.root / "none").touch()
+    status, output = project.rotquant(*EXECUTE[1:], "--jobs", "2")
+    assert status == 2
+    failed = [line for line in output.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == len({*failed}) == 4
+    assert all("the GPU's memory does not suffice" in line for line in failed)
+    assert len(project.read("results/runs/*.json")) == 2
+
+
 def test_without_lm_eval_zero_shot_runs_are_left_out_and_named(tmp_path: Path) -> None:
     project = Copy(tmp_path)
     (table,) = TABLES["tables"]

@@ -8,8 +8,8 @@ another has locked is left to it.
 import functools
 import resource
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -58,12 +58,16 @@ class WorkUnit:
 
 @dataclass(frozen=True)
 class UnitOutcome:
-    """The outcome of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes."""
+    """The outcome of a unit. values: of its runs; problem: why it failed; peak: the worker's largest memory, bytes.
+
+    locked: another execution has it. crowded: the problem is that the GPU had too little free memory.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     problem: str = ""
     locked: bool = False
+    crowded: bool = False
     peak: int = 0
 
 
@@ -210,11 +214,9 @@ def permitted(plan: Plan, asked: Wanted) -> tuple[Wanted, tuple[str, ...]]:
 def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
     """Compute a unit in a worker."""
     said: list[str] = []
-    problem = ""
+    problem, crowded = "", False
     try:
-        from rotquant.models.placement import current_gpu  # torch, which a worker has loaded
-
-        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently), current_gpu(plan.device):
+        with locked([unit.key, *unit.runs]) as mine, progress.silenced(silently), _gpu(plan.device):
             if not mine:
                 return UnitOutcome(locked=True)
             if unit.kind == "tasks":
@@ -227,18 +229,40 @@ def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
                 jobs.measure(plan, unit.runs, said.append, unit.again)
     except RotquantError as error:
         problem = str(error)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's
+        crowded = "GiB are free" in problem  # as `rotquant.models.placement` says it
+    except RuntimeError as error:  # torch's are several
+        if "out of memory" not in str(error):
             raise
-        problem = "the GPU's memory does not suffice: use fewer workers, a smaller batch or another GPU."
+        problem, crowded = "the GPU's memory does not suffice: use a smaller batch or another GPU.", True
     results = {key: jobs.result_current(plan, key) for key in unit.runs}
     values = {key: result.value for key, result in results.items() if result is not None}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return UnitOutcome(values, tuple(said), problem, peak=peak)
+    return UnitOutcome(values, tuple(said), problem, crowded=crowded, peak=peak)
+
+
+@contextmanager
+def _gpu(device: str) -> Iterator[None]:
+    """While open, a worker uses a GPU, if it is to; then others that share it may have the memory."""
+    if device == "cpu":
+        yield
+        return
+    import torch
+
+    from rotquant.models.placement import current_gpu
+
+    try:
+        with current_gpu(device):
+            yield
+    finally:
+        torch.cuda.empty_cache()
 
 
 class _Execution:
-    """A running execution: known values, failures and messages."""
+    """A running execution: known values, failures and messages.
+
+    A unit for which a GPU had too little memory left beside others waits until one of them has ended, and has failed
+    only where it was alone.
+    """
 
     def __init__(self, plan: Plan, asked: Wanted, values: dict[str, float], say: jobs.Say) -> None:
         self.plan, self.asked, self.values, self.say = plan, asked, values, say
@@ -247,6 +271,8 @@ class _Execution:
         self.peak = 0
         self.started = time.monotonic()
         self._open = [*asked.parts]
+        self._crowded: list[WorkUnit] = []
+        self._alone: WorkUnit | None = None
 
     def run(self, todo: Sequence[WorkUnit], workers: Workers[WorkUnit, UnitOutcome], shown: bool) -> None:
         """Give the units to workers, each when its dependencies exist, until none is left."""
@@ -254,16 +280,29 @@ class _Execution:
         later: dict[tuple[str, str], float] = {}
         under_way = progress.task("computing", "step", len(todo)) if shown else nullcontext()
         with under_way as counted:
-            while waiting or workers.free < workers.count:
+            while waiting or self._crowded or workers.jobs:
                 self._give(waiting, later, workers)
+                if not workers.jobs:
+                    self._readmit(waiting)
+                    self._give(waiting, later, workers)
                 for unit, outcome in workers.outcomes(LOCKED / 4):
                     place = (unit.kind, unit.key)
                     if isinstance(outcome, UnitOutcome) and outcome.locked:
                         waiting[place], later[place] = unit, time.monotonic() + LOCKED
                         continue
+                    if isinstance(outcome, UnitOutcome) and outcome.crowded and unit is not self._alone:
+                        self._crowded.append(unit)
+                        continue
                     self._ended(unit, outcome)
+                    self._readmit(waiting)
                     if counted is not None:
                         counted.advance()
+
+    def _readmit(self, waiting: dict[tuple[str, str], WorkUnit]) -> None:
+        """Let the first unit wait for a worker that waited for memory."""
+        if self._crowded:
+            unit = self._crowded.pop(0)
+            waiting[unit.kind, unit.key] = unit
 
     def _give(
         self,
@@ -271,7 +310,7 @@ class _Execution:
         later: Mapping[tuple[str, str], float],
         workers: Workers[WorkUnit, UnitOutcome],
     ) -> None:
-        open_ = {*waiting, *((unit.kind, unit.key) for unit in workers.jobs)}
+        open_ = {*waiting, *((unit.kind, unit.key) for unit in (*workers.jobs, *self._crowded))}
         for place, unit in [*waiting.items()]:
             lost = next((self.failed[need] for need in unit.after if need in self.failed), None)
             if lost is not None:
@@ -279,6 +318,7 @@ class _Execution:
                 del waiting[place]
                 open_.remove(place)
             elif workers.free and later.get(place, 0) <= time.monotonic() and open_.isdisjoint(unit.after):
+                self._alone = None if workers.jobs else unit
                 workers.give(waiting.pop(place))
 
     def _ended(self, unit: WorkUnit, outcome: UnitOutcome | str) -> None:
