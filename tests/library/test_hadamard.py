@@ -192,6 +192,12 @@ def test_gradient_matches_finite_differences(n, inverse, normalize):
     assert not torch.equal(hadamard_matrix(UNSYMMETRIC), hadamard_matrix(UNSYMMETRIC).T)
     x = normal(2, n).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: hadamard_transform(x, inverse=inverse, normalize=normalize), x)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("n", [UNSYMMETRIC, 160])
+def test_gradient_of_the_gradient_matches_finite_differences(n, inverse):
+    x = normal(2, n).requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: hadamard_transform(x, inverse=inverse).square(), x)
 
 
