@@ -185,7 +185,7 @@ def test_weights_of_queries_and_keys_are_clipped_by_the_setting_alone(clips_quer
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_say_what_is_learned(kind):
-    record = build(recipe(kind, epochs=1)).history[-1]
+    record = build(recipe(kind, epochs=1), tiny_model(num_layers=1, dtype=torch.float64)).history[-1]
     learned = {
         "range": set(),
         "authors": set(),
@@ -319,7 +319,7 @@ def kept_loss(of):
 def test_training_takes_back_what_rounding_costs_on_text_that_it_has_not_seen(kind):
     amounts = {"text": {"samples": 64, "sequence_length": 24}, "batch_size": 8, "schedule": "cosine"}
     untrained = kept_loss(recipe(kind, **amounts, epochs=1, weight_lr=1e-12))
-    assert kept_loss(recipe(kind, **amounts, epochs=8)) < 0.8 * untrained
+    assert kept_loss(recipe(kind, **amounts, epochs=4)) < 0.8 * untrained
 
 
 def test_factorized_weights_are_another_basis_of_the_same_network():
