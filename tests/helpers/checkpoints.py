@@ -7,6 +7,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rotquant.models.architectures import decoder_layers
+from rotquant.models.checkpoints import load_checkpoint
 from tests.helpers.models import VOCABULARY, tiny_model
 
 
@@ -31,3 +33,15 @@ def save_tiny(folder: Path) -> Path:
     tiny_model(dtype=torch.bfloat16).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def with_few_layers(folder: Path, layers: int, place: Path) -> Path:
+    """A copy of a shipped checkpoint, in bfloat16 as these are, with its first decoder layers alone."""
+    model, tokenizer = load_checkpoint(folder, torch.bfloat16)
+    del decoder_layers(model)[layers:]
+    if getattr(model.config, "layer_types", None):  # Qwen-2 has them
+        del model.config.layer_types[layers:]
+    model.config.num_hidden_layers = layers
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place

@@ -23,6 +23,7 @@ from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, s
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.metrics.zeroshot.suites import choices_of, has_choices, log_odds_of
 from rotquant.recipes.schemes import ZeroShot
+from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.commands import rotquant
 from tests.helpers.watching import long_work
 from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items
@@ -47,13 +48,9 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def shallow(shipped: api.Model) -> api.Model:
     """Two layers of it, for what is asked twice: how well a model answers does not matter there."""
-    return cut(replace(shipped, network=copy.deepcopy(shipped.network)), 2)
-
-
-def cut(model: api.Model, layers: int) -> api.Model:
-    """The model itself, which from now on has its first layers alone."""
-    model.network.model.layers = model.network.model.layers[:layers]
-    model.network.config.num_hidden_layers = layers
+    model = replace(shipped, network=copy.deepcopy(shipped.network))
+    model.network.model.layers = model.network.model.layers[:2]
+    model.network.config.num_hidden_layers = 2
     return model
 
 
@@ -238,10 +235,12 @@ def reference_summary(model: api.Model, prompt: str) -> str:
 
 
 @pytest.mark.parametrize("preset", [None, "rtn"])  # rtn quantizes the KV cache, too
-def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(shallow: api.Model, folder: Path, preset: str | None):
+def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(
+    shallow: api.Model, folder: Path, preset: str | None, tmp_path: Path
+):
     model = shallow
     if preset is not None:
-        model = cut(api.quantize(MODEL, preset), 2)
+        model = api.quantize(with_few_layers(MODEL, 2, tmp_path), preset)
         model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
     metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=2)
     found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=2)

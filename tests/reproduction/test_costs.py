@@ -15,10 +15,10 @@ from rotquant.costs.shapes import shapes_of
 from rotquant.costs.time import durations, records
 from rotquant.costs.work import Work, way_of
 from rotquant.foundation.files import folder_size, read_object
-from rotquant.models.architectures import decoder_layers
-from rotquant.models.checkpoints import load_checkpoint, load_config
+from rotquant.models.checkpoints import load_config
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
+from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.project import REPOSITORY
 
 MODELS = REPOSITORY / "workflow/resources/models"
@@ -51,18 +51,6 @@ def small(name: str, **changes: object) -> Recipe:
     return override(recipe, {**text, **groups, **changes}, "test")
 
 
-def with_few_layers(folder: Path, place: Path, layers: int) -> Path:
-    """A copy of a checkpoint with its first decoder layers alone."""
-    model, tokenizer = load_checkpoint(folder, torch.bfloat16)
-    del decoder_layers(model)[layers:]
-    if getattr(model.config, "layer_types", None):  # Qwen-2 has them
-        del model.config.layer_types[layers:]
-    model.config.num_hidden_layers = layers
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
-
-
 @pytest.mark.parametrize(
     ("model", "recipe"),
     [
@@ -79,7 +67,7 @@ def with_few_layers(folder: Path, place: Path, layers: int) -> Path:
 def test_predicted_disk_space_is_what_a_shipped_model_takes(model: str, recipe: Recipe, tmp_path: Path) -> None:
     folder = MODELS / model
     if recipe.methods:  # slow on a CPU
-        folder = with_few_layers(folder, tmp_path / "short", 1 if "quip" in recipe.methods else 3)
+        folder = with_few_layers(folder, 1 if "quip" in recipe.methods else 3, tmp_path / "short")
     recipe, _ = api.fit(folder, recipe)
     api.quantize(folder, recipe, dtype=torch.bfloat16).save(tmp_path / "model")
     work = Work(shapes_of(load_config(folder)), recipe, "bfloat16", "cpu")
