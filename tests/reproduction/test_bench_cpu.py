@@ -37,18 +37,21 @@ from rotquant.kernels.launch.operators import references
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
+from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.models import TINY_SHAPE
-from tests.helpers.project import Copy
+from tests.helpers.project import REPOSITORY, Copy
 from tests.helpers.speed import SPEED
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler, and this machine has none"
 )
 
-#: W4A8 as Table 6 has it: R1 and R2 in the weights, inputs asymmetric per token, the KV cache as it is.
+#: W4A8 as Table 6 has it: R1 and R2 in the weights, inputs asymmetric per token, the KV cache as it is. The search of
+#: scales, most of the time, decides nothing here.
 EASY = override(
     preset("quarot-rtn"),
     {
+        "weights": {"clip_search": False},
         "activations": {"bits": 8, "symmetric": False, "clip_ratio": 1.0},
         "keys": None,
         "values": None,
@@ -63,10 +66,23 @@ MODELS = ("rq-llama3", "rq-7b", "rq-13b")
 TOKENS = 12
 
 
-@cache
-def quantized(name: str, recipe: Recipe) -> api.Model:
-    """A shipped model after a recipe, in float32."""
-    return api.quantize(f"workflow/resources/models/{name}", recipe)
+Quantized = Callable[[str, Recipe], api.Model]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+    """The first four layers of a shipped model, all of one kind, after a recipe, in float32."""
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def few_layers(name: str) -> Path:
+        return with_few_layers(REPOSITORY / "workflow/resources/models" / name, 4, folder / name)
+
+    @cache
+    def made(name: str, recipe: Recipe) -> api.Model:
+        return api.quantize(few_layers(name), recipe)
+
+    return made
 
 
 def logits(network: torch.nn.Module) -> Tensor:
@@ -111,7 +127,9 @@ def decoded(decoder: CpuDecoder) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recipe", [EASY, HARD], ids=["easy", "hard"])
-def test_the_network_is_the_simulated_one(name: str, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_is_the_simulated_one(
+    name: str, recipe: Recipe, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, where no code flips; the operators' references, since compiled ones take no float64.
 
     transformers' norms are float32 whatever the model, and a code beside a rounding boundary would show it.
@@ -135,14 +153,17 @@ def test_the_network_is_the_simulated_one(name: str, recipe: Recipe, monkeypatch
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recipe", [EASY, HARD], ids=["easy", "hard"])
-def test_the_compiled_network_is_as_near_as_flipped_codes_allow(name: str, recipe: Recipe) -> None:
+def test_the_compiled_network_is_as_near_as_flipped_codes_allow(
+    name: str, recipe: Recipe, quantized: Quantized
+) -> None:
     """In float32 sums come in another order, and a value between two codes may become either, which are 1/255 of its
-    token's range apart. Such a flip and what follows changed the logits by 0.3 to 0.7 %; W4A8 itself, by 8 to 11 %.
+    token's range apart. Such a flip and what follows changed the logits by 0.1 %, of whole models by 0.3 to 0.7 %; W4A8
+    itself changes them by 8 to 22 %.
     """
     model, exact = quantized(name, recipe), logits(quantized(name, Recipe()).network)
     expected, ours = logits(model.network), decoded(converted(model, rotates=recipe is HARD))
-    assert (ours - expected).norm() < 0.02 * expected.norm()
-    assert (ours - expected).norm() < 0.2 * (expected - exact).norm()
+    assert (ours - expected).norm() < 0.01 * expected.norm()
+    assert (ours - expected).norm() < 0.1 * (expected - exact).norm()
 
 
 def _small(**sizes: int) -> DecoderConfig:
