@@ -22,6 +22,8 @@ from rotquant.foundation.errors import RecipeError, TaskError
 from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, suite_of, task_names
 from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.metrics.zeroshot.suites import choices_of, has_choices, log_odds_of
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import ZeroShot
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.commands import rotquant
@@ -153,7 +155,8 @@ def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shippe
     for name in metric.tasks:
         task = ACCURACIES[name]
         assert baseline[name] > (task.chance or 0) + 3 * baseline[f"{name}.{task.measure}_stderr"]
-    quantized = api.quantize(MODEL, "rtn")
+    # The search of scales is most of the time.
+    quantized = api.quantize(MODEL, override(preset("rtn"), {"weights": {"clip_search": False}}, ""))
     damaged = evaluate(quantized.network, quantized.tokenizer, metric, folder)
     assert damaged["average"] < baseline["average"] - 2
 

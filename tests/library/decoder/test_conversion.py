@@ -16,6 +16,7 @@ from rotquant.foundation.errors import CheckpointError, RecipeError, ResultError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights, quantized_forward
+from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.models import AWKWARD, FURTHER, tiny_model, tiny_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -209,8 +210,8 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_command_converts_evaluates_and_generates(tmp_path: Path) -> None:
     source, folder = tmp_path / "quantized", tmp_path / "decoder"
-    model = api.quantize("workflow/resources/models/rq-llama3", QUAROT)
-    model.save(source)
+    short = with_few_layers(Path("workflow/resources/models/rq-llama3"), 4, tmp_path / "short")
+    api.quantize(short, QUAROT).save(source)
     run = CliRunner().invoke
     assert run(cli, ["convert", str(source), "-o", str(folder), "--dtype", "float32"]).exit_code == 0
     loaded = api.load(folder)
