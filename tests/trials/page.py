@@ -33,11 +33,20 @@ TRIALS = {
         "Processes are killed with -9 at random moments, disks are full, the clock is set back, two Snakemakes run at "
         "once, results are read-only, and there is no network.",
     ),
-    "gpus": (
-        "Several GPUs of one host",
-        "Two GPUs share a training of RCP, on 2 layers of random weights of Llama-2-7B's widths. The workflow computes "
-        "QuaRot's Table 1 by the kinds of cell of `config/paper.yaml` with two seeds on 4 such layers. Each takes 2 "
-        "layers of Llama-3-70B's widths through GPTQ, which is one GPU's work.",
+    "gpus_workflow": (
+        "The workflow on two GPUs",
+        "Snakemake computes QuaRot's Table 1 by one GPU and by two: the kinds of cell of `config/paper.yaml` with two "
+        "seeds, on 4 layers of random weights of Llama-2-7B's widths. A small computation before compiles the kernels.",
+    ),
+    "gpus_layers": (
+        "Layers on either of two GPUs",
+        "Quantizing is one GPU's work. GPTQ rounds 2 layers of Llama-3-70B's widths, OmniQuant trains 2 of "
+        "Llama-2-7B's, by one GPU twice and by two at a time.",
+    ),
+    "gpus_training": (
+        "A training that two GPUs share",
+        "Two GPUs share a training of RCP, on a layer of random weights of Llama-2-7B's widths. It is killed and "
+        "continued.",
     ),
     "fuzzing": (
         "Foreign input",
