@@ -5,6 +5,7 @@ Without results numbers are compared as they are, as the paper's; `test_verdicts
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,18 +244,25 @@ def test_the_best_column_may_be_shared() -> None:
 
 
 class Double(Project):
-    """A project of one table that measures given quantities; its columns are the paper's own models or `stand_in`."""
+    """A project of one table that measures given quantities; its columns are the paper's own models or `stand_in`.
 
-    def __init__(self, *measured: Quantity, stand_in: bool = False) -> None:
+    with_prefix: its rows that have a prefix.
+    """
+
+    def __init__(self, *measured: Quantity, stand_in: bool = False, with_prefix: Iterable[str] = ()) -> None:
         super().__init__(Path(), None, {})  # type: ignore[arg-type]
         object.__setattr__(self, "measured", measured)
         object.__setattr__(self, "stand_in", stand_in)
+        object.__setattr__(self, "with_prefix", frozenset(with_prefix))
 
     def quantities(self, _: RunTable) -> tuple[Quantity, ...]:
         return self.measured
 
     def endpoints(self, _: RunTable) -> tuple[Quantity, ...]:
         return (KL, LOG_ODDS)
+
+    def prefixed(self, _: RunTable) -> frozenset[str]:
+        return self.with_prefix
 
     def columns(self, table: RunTable) -> tuple[str, ...]:
         return tuple(column.name for column in table.columns)
@@ -359,6 +367,21 @@ def test_the_papers_quantity_decides_where_a_row_lacks_the_finer_one_or_is_the_f
         (found,) = outcomes(Double(PERPLEXITY, stand_in=True), chosen, Values({**given, **finer}, {}), {})
         assert found.mechanism is not None
         assert (found.mechanism.on, found.mechanism.here, found.mechanism.second) == (PERPLEXITY, "reproduced", None)
+
+
+@pytest.mark.parametrize("prefixed", [(), ("QuaRot",), ("QUIK",), ("QuaRot", "QUIK")])
+def test_the_divergence_does_not_compare_a_row_with_a_prefix_and_one_without(prefixed: tuple[str, ...]) -> None:
+    """A prefix moves the full-precision model too. The log-odds of the right answer compare them."""
+    chosen, averages = table({"mechanism": BETTER, "columns": ["7B"]}), of_two(80.0, 70.0, AVERAGE)
+    both = {**of_two(6.0, 7.0, PERPLEXITY), **of_two(0.2, 0.1, KL)}
+    by_tasks = {**averages, **of_two(0.1, 0.2, LOG_ODDS)}
+    for main, finer, ours in ((PERPLEXITY, KL, both), (AVERAGE, LOG_ODDS, by_tasks)):
+        project = Double(main, stand_in=True, with_prefix=prefixed)
+        (found,) = outcomes(project, chosen, Values(ours, {}), {})
+        assert found.mechanism is not None
+        differ = len(prefixed) == 1 and finer == KL
+        assert found.mechanism.on == (main if differ else finer)
+        assert found.mechanism.here == ("reproduced" if differ else "not reproduced")
 
 
 @pytest.mark.parametrize("kind", CHECKS)

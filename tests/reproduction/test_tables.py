@@ -12,6 +12,8 @@ from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, 
 from reproduction.sources import load_project, sources
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import plain
+from reproduction.tables.project import Project
+from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.foundation.files import short_hash
@@ -368,3 +370,9 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     assert stage_digest("weights", learned) == stage_digest("weights", drawn) == stage_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
     assert len({stage_digest(stage) for stage in STAGES}) == len(STAGES)
+
+
+def test_the_rows_after_a_prefix_are_known(project: Project) -> None:
+    table = project.one(RunTable, "prefixquant_table6")
+    assert project.prefixed(table) == {"+ prefixed outliers", "+ block-wise fine-tuning"}
+    assert not project.prefixed(project.one(RunTable, "quarot_table1"))

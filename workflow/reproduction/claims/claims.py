@@ -22,12 +22,13 @@ and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed
 
 On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
 instead of perplexity, log-odds of the right answer instead of accuracy. All compared numbers must have that quantity,
-and none may be the full-precision model's own KL, which is always 0. The paper's quantity is shown next to it and
-decides nothing; the page reports where it says the opposite. On the paper's own models the paper's quantity decides, as
-it does anywhere for the size of a loss.
+and none may be the full-precision model's own KL, which is always 0. Nor does KL compare a row that has a prefix with
+one that has none: a prefix moves the full-precision model too, for the better, and KL counts that as a loss
+(`prefixquant_causes` has the row). The paper's quantity is shown next to it and decides nothing; the page reports where
+it says the opposite. On the paper's own models the paper's quantity decides, as anywhere for the size of a loss.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -190,7 +191,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
-    endpoints = project.endpoints(table)
+    endpoints, prefixed = project.endpoints(table), project.prefixed(table)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
 
     def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
@@ -203,7 +204,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism" and not own:
-                finer = endpoint(check, endpoints, quantity, values.ours, claim.columns)
+                finer = endpoint(check, endpoints, quantity, values.ours, claim.columns, prefixed)
             if finer is None:
                 said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
                 judged = about == "mechanism" or own
@@ -221,11 +222,16 @@ def endpoint(
     quantity: Quantity,
     numbers: Numbers,
     columns: Sequence[str] | None = None,
+    prefixed: Collection[str] = (),
 ) -> Quantity | None:
     """The finer quantity that decides a check instead of another; None where that one decides itself.
 
     The check must ask for a direction, and all its rows must have the finer quantity wherever they have the other. KL
-    does not measure the full-precision model, whose own is exactly 0.
+    does not measure the full-precision model, whose own is exactly 0, and does not compare rows of which some have a
+    prefix and some have none.
+
+    Args:
+        prefixed: the rows that have a prefix.
     """
     finer = next((one for one in known if one.decides == quantity.name), None)
     if finer is None or not is_direction(check):
@@ -239,8 +245,9 @@ def endpoint(
     found = [numbers.get((row, column, finer.name)) for row, column in places]
     if not found or None in found:
         return None
-    exact = finer.key == KL.name and any(one is not None and one.mean == 0 for one in found)
-    return None if exact else finer
+    exact = any(one is not None and one.mean == 0 for one in found)
+    differ = len({row in prefixed for row, _ in places}) > 1
+    return None if finer.key == KL.name and (exact or differ) else finer
 
 
 def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
@@ -291,7 +298,8 @@ def deciding(
     """The quantity that decides a check of an experiment: the finer one on stand-ins, where possible."""
     if _is_the_papers(project, target, columns):
         return quantity
-    return endpoint(check, project.endpoints(target), quantity, numbers, columns) or quantity
+    found = endpoint(check, project.endpoints(target), quantity, numbers, columns, project.prefixed(target))
+    return found or quantity
 
 
 def score(decided: Sequence[Outcome]) -> Score:

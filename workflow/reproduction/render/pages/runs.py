@@ -35,6 +35,11 @@ _BITS = (
     "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
     "outlier features, tables, and permutations and rotations that a method keeps. Codes count without padding."
 )
+_PREFIXES = (
+    "A row with a prefix and one without are compared by perplexity, not by KL divergence: a prefix moves the "
+    "full-precision model too, for the better, which KL divergence counts as a loss (FP16 + prefix in "
+    "`prefixquant_causes`)."
+)
 
 
 class Measure(NamedTuple):
@@ -69,7 +74,7 @@ def runs_report(
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         picture=None if picture == table.id else picture,
         grids=value_grids(project, table, values, bits),
-        notes=(*_footnotes(project, table, values), *([_BITS] if bits else [])),
+        notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *_of_prefixes(project, table)),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),
@@ -129,6 +134,13 @@ def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[st
         not_finite=not_finite(project.quantities(table), values),
         own={column for (_, column, _), number in printed if number.file == table.published},
     )
+
+
+def _of_prefixes(project: Project, table: RunTable) -> Iterator[str]:
+    """A note where claims compare rows with and without a prefix on stand-ins."""
+    rows = {row.name for row in table.computed_rows}
+    if table.claims and project.endpoints(table) and rows & project.prefixed(table) not in (set(), rows):
+        yield _PREFIXES
 
 
 def _measures(project: Project, table: RunTable, results: origins.Results) -> Iterator[Measure]:
