@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reproduction.claims.claims import Verdict, judge
-from reproduction.claims.effects import CHECKS
+from reproduction.claims.effects import CHECKS, EQUAL, NONE
 from reproduction.claims.estimates import (
     Components,
     Estimate,
@@ -25,7 +25,8 @@ from reproduction.claims.findings import ABOVE_ZERO, Finding, Region, allowing_f
 from reproduction.claims.pairing import same_items
 from reproduction.frame.values import Number
 from reproduction.run.results import RunResult
-from reproduction.tables.quantities import PERPLEXITY, SNR_DB
+from reproduction.run.samples import pack
+from reproduction.tables.quantities import KL, PERPLEXITY, SNR_DB
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 from tests.helpers.claims import BETTER, CASES, OF_BOTH_COLUMNS, PAPER, RUN, Measured, measured, table
@@ -92,6 +93,44 @@ def test_two_rows_are_compared_window_by_window_and_seed_by_seed() -> None:
         assert gains[-1].low > 0
     assert (gains[0].low, gains[0].high) == pytest.approx((gains[1].low, gains[1].high))
     assert verdict(BETTER, pair(own, 0 * own, 0.02), ["7B"]).decision == "holds"
+
+
+@pytest.mark.parametrize("gain", [-0.06, -0.02, 0.0, 0.02, 0.06])
+@pytest.mark.parametrize("noise", [0.001, 0.02, 0.2])
+def test_a_difference_of_divergences_far_below_their_size_is_none(gain: float, noise: float) -> None:
+    """Neither row is better and each is no worse than the other, where noise lets less than 5 % of them pass for it."""
+    theirs = 0.1 + 0.1 * drawn(0, 5, 40, (0.0, 0.3, 0.0))
+    deviations = drawn(1, 5, 40, (noise, noise, noise))
+    mine = theirs + 0.1 * (deviations - deviations.mean() - gain)
+    found = divergences({"QuaRot": mine, "QUIK": theirs + (0.1 - theirs.mean())})
+    better, equal = (
+        judge({kind: BETTER["better"]}, table(), found[0], KL, found[1], ["7B"]) for kind in ("better", "no_worse")
+    )
+    low, high = (getattr(better.findings[0].effect, end) / 0.1 for end in ("low", "high"))
+    within = -EQUAL < low < 0 < high < EQUAL
+    asked = {"holds": low > 0, "contradicted": high < 0 or within, "undecided": low < 0 < high and not within}
+    assert asked[better.decision]
+    assert equal.decision == ("holds" if low > 0 or within else "contradicted" if high < 0 else "undecided")
+    assert (NONE in better.findings[0].numbers) == within
+    assert within == ((noise, abs(gain)) in [(0.001, 0.0), (0.02, 0.0), (0.02, 0.02)])
+
+
+def test_a_difference_of_perplexities_however_small_is_not_none() -> None:
+    noise = drawn(1, 5, 40, (1e-4, 1e-4, 1e-4))
+    assert verdict(BETTER, pair(noise - noise.mean(), 0 * noise, 0.0), ["7B"]).decision == "undecided"
+
+
+def divergences(rows: dict[str, np.ndarray]) -> Measured:
+    """KL divergences [seeds, windows] of rows on one model, with the runs behind them."""
+    numbers, results = {}, {}
+    for row, values in rows.items():
+        keys = tuple(f"{row}{seed}" for seed in range(len(values)))
+        for key, windows in zip(keys, values, strict=True):
+            samples = pack({"perplexity": tuple(windows), "kl": tuple(windows)})
+            results[key] = RunResult(RUN, {"kl": float(windows.mean())}, {}, None, samples=samples)
+        means = tuple(float(windows.mean()) for windows in values)
+        numbers[row, "7B", "kl"] = Number.of_seeds(means, tuple(range(len(keys))), keys)
+    return numbers, results
 
 
 Mix = tuple[float, float, float]

@@ -22,7 +22,8 @@ class Effect:
 
     compared: the numbers, such as "6.10 < 8.87". name: the effect's name, "a gain of". asked: the bound in words, "at
     most 0.63"; "" where a sign is asked. low, high: the ends of its interval, both the effect itself without noise.
-    unit: that of the effect, where it is not the quantity's.
+    unit: that of the effect, where it is not the quantity's. none: why the effect counts as none, in words; "" where it
+    does not.
     """
 
     compared: str
@@ -33,6 +34,7 @@ class Effect:
     high: float
     region: "Region"
     unit: str = ""
+    none: str = ""
 
     @property
     def margin(self) -> float:

@@ -103,7 +103,7 @@ def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
     if effect.name == "by":
         full = f"{compared}{noun}, {size}{_interval(effect)}"
         return ToldEffect(full, full, compared, compared)
-    brief = f"{size}{_interval(effect)}{noun}"
+    brief = f"{size}{_interval(effect)}{noun}{f', {effect.none}' if effect.none else ''}"
     return ToldEffect(f"{brief} ({compared})", brief, f"{size} ({compared})", size)
 
 
