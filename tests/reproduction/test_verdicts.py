@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reproduction.claims.claims import Verdict, judge
-from reproduction.claims.effects import CHECKS, EQUAL, NONE
+from reproduction.claims.effects import CHECKS
 from reproduction.claims.estimates import (
     Components,
     Estimate,
@@ -21,7 +21,7 @@ from reproduction.claims.estimates import (
     deviation_ratio,
     half_width,
 )
-from reproduction.claims.findings import ABOVE_ZERO, Finding, Region, allowing_for_their_number
+from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, NONE, Finding, Region, allowing_for_their_number
 from reproduction.claims.pairing import same_items
 from reproduction.frame.values import Number
 from reproduction.run.results import RunResult
@@ -107,7 +107,7 @@ def test_a_difference_of_divergences_far_below_their_size_is_none(gain: float, n
         judge({kind: BETTER["better"]}, table(), found[0], KL, found[1], ["7B"]) for kind in ("better", "no_worse")
     )
     low, high = (getattr(better.findings[0].effect, end) / 0.1 for end in ("low", "high"))
-    within = -EQUAL < low < 0 < high < EQUAL
+    within = -NO_DIFFERENCE < low < 0 < high < NO_DIFFERENCE
     asked = {"holds": low > 0, "contradicted": high < 0 or within, "undecided": low < 0 < high and not within}
     assert asked[better.decision]
     assert equal.decision == ("holds" if low > 0 or within else "contradicted" if high < 0 else "undecided")

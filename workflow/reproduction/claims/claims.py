@@ -7,7 +7,7 @@ is wrong with a probability of at most 2.5 %, if the truth is on the border. Oth
 number of seeds or items that would decide it at this effect and this noise.
 
 A difference of KL divergences whose interval lies within 5 % of the other row's on both sides is none
-(`effects.EQUAL`): it contradicts "better than", and "no worse than" holds.
+(`findings.NO_DIFFERENCE`): it contradicts "better than", and "no worse than" holds.
 
 A claim of several comparisons holds where all do. Since all must, their number needs no correction (Berger 1982,
 intersection-union tests). It is contradicted where one is, and there the number matters: Holm's rule (1979) limits the

@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from reproduction.claims.estimates import MOST, Array, Estimate, Interval, deviation_ratio
-from reproduction.claims.findings import ABOVE_ZERO, Effect, Finding, Region
+from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, NONE, Effect, Finding, Region
 from reproduction.claims.guessing import knowing_nothing
 from reproduction.claims.pairing import same_items, source
 from reproduction.frame.values import Number, Place, observed
@@ -28,11 +28,6 @@ Numbers = Mapping[Place, Number]
 Results = Iterator[Finding | str]
 """Findings, and the places that lack a number."""
 
-
-#: Share of a KL divergence below which a difference is none. Another CPU's arithmetic moves perplexities by 0.3 % in
-#: the median (workflow/resources/machines.json), which is 3 % of the divergences of 4-bit models.
-EQUAL = 0.05
-NONE = f"a difference of less than {EQUAL:.0%} either way".replace("%", " %")
 
 _OTHER_ITEMS = "measured on different windows or items, so that they cannot be paired; compute them again together"
 _ONE_RUN = "the same run, so that nothing is compared"
@@ -184,42 +179,19 @@ class View:
         others = dict.fromkeys(row for row, run in runs[1:] if not same_items(runs[0][1], run))
         return list(dict.fromkeys((runs[0][0], *others))) if others else []
 
-    def find(
-        self,
-        place: str,
-        numbers: str,
-        what: str,
-        effect: Estimate,
-        region: Region,
-        unit: str = "",
-        equal: float = 0.0,
-    ) -> Finding:
-        """Decide one comparison. what: the effect's name; numbers: the compared numbers, as shown before it.
-
-        equal: an effect below it is none, where an interval lies within it on both sides; 0 where none is that small.
-        """
+    def find(self, place: str, numbers: str, what: str, effect: Estimate, region: Region, unit: str = "") -> Finding:
+        """Decide one comparison. what: the effect's name; numbers: the compared numbers, as shown before it."""
         if not self.printed and effect.is_nothing:
             text = f"{numbers}, {_SAME_NETWORK.format(self._items)}"
             return Finding(place, text, "not checkable", compares=False)
-        return self.decide(place, numbers, what, effect.interval(), region, unit, equal)
+        return self.decide(place, numbers, what, effect.interval(), region, unit)
 
-    def decide(
-        self,
-        place: str,
-        numbers: str,
-        what: str,
-        found: Interval,
-        region: Region,
-        unit: str = "",
-        equal: float = 0.0,
-    ) -> Finding:
+    def decide(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str = "") -> Finding:
         """Decide one comparison by an effect with its interval."""
         asked, _, name = what.rpartition(" asked, ")
         parts = ("", name, numbers.removesuffix(" asked")) if name == "it is" else (numbers, name, asked)
-        decided = self._decided(place, numbers, what, found, region, unit)
-        none = decided.decision == "undecided" and -equal < found.low and found.high < equal
-        effect = Effect(*parts, found.effect, found.low, found.high, region, unit, NONE if none else "")
-        return replace(_none(decided, found, region, equal) if none else decided, effect=effect)
+        effect = Effect(*parts, found.effect, found.low, found.high, region, unit)
+        return replace(self._decided(place, numbers, what, found, region, unit), effect=effect)
 
     def _decided(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str) -> Finding:
         size = f"{signed(found.effect)}{unit}"
@@ -234,13 +206,19 @@ class View:
         shown = f"{numbers}, {what} {size} {interval}"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
+        none = region.is_none(found.low, found.high)
+        borders = (-region.none, region.none) if none else (region.border(found.effect),)
         tail = found.tail if decision == "contradicted" else None
-        chance = 1.0 if tail is None else tail(region.border(found.effect))
-        return Finding(place, shown, decision, needed, chance=chance)
+        chance = 1.0 if tail is None else max(map(tail, borders))
+        return Finding(place, f"{shown}, {NONE}" if none else shown, decision, needed, chance=chance)
 
-    def equal(self, other: str, column: str) -> float:
+    def none(self, other: str, column: str) -> float:
         """What a difference from a row must reach to be one; 0 but for our KL divergences."""
-        return EQUAL * self.numbers[other, column].mean if self.quantity.key == KL.name and not self.printed else 0.0
+        return (
+            NO_DIFFERENCE * self.numbers[other, column].mean
+            if self.quantity.key == KL.name and not self.printed
+            else 0.0
+        )
 
     @property
     def _items(self) -> str:
@@ -268,17 +246,8 @@ def _gains(view: View, row: str, than: Sequence[str], region: Region, name: str 
             place = ", ".join(part for part in (_place(column, than, other), name) if part)
             asked = "" if region.low == 0 else f"{'more than' if region.open else 'at least'} {region.low:g} asked, "
             gain = view.gain(row, other, column)
-            equal = view.equal(other, column) if region.low == 0 and not name else 0.0
-            yield view.find(place, view.compared(row, other, column), f"{asked}a gain of", gain, region, equal=equal)
-
-
-def _none(undecided: Finding, found: Interval, region: Region, equal: float) -> Finding:
-    """A difference that is none: it is no gain, and no loss (two one-sided tests, Schuirmann 1987)."""
-    chance = 1.0 if found.tail is None else max(found.tail(equal), found.tail(-equal))
-    said = f"{undecided.numbers}, {NONE}"
-    if not region.open:
-        return replace(undecided, numbers=said, decision="holds", needed="")
-    return replace(undecided, numbers=said, decision="contradicted", needed="", chance=chance)
+            asking = replace(region, none=view.none(other, column)) if region.low == 0 and not name else region
+            yield view.find(place, view.compared(row, other, column), f"{asked}a gain of", gain, asking)
 
 
 def _order(view: View, rows: Sequence[str]) -> Results:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from reproduction.claims.effects import signed
-from reproduction.claims.findings import Effect, Finding
+from reproduction.claims.findings import NONE, Effect, Finding
 from reproduction.tables.quantities import DESCRIPTIVE, KL, LOG_ODDS, Quantity
 from reproduction.words.numbers import words
 
@@ -103,7 +103,7 @@ def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
     if effect.name == "by":
         full = f"{compared}{noun}, {size}{_interval(effect)}"
         return ToldEffect(full, full, compared, compared)
-    brief = f"{size}{_interval(effect)}{noun}{f', {effect.none}' if effect.none else ''}"
+    brief = f"{size}{_interval(effect)}{noun}{f', {NONE}' if effect.is_none else ''}"
     return ToldEffect(f"{brief} ({compared})", brief, f"{size} ({compared})", size)
 
 
