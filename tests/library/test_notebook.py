@@ -48,4 +48,4 @@ def test_the_figure_shows_that_rotation_takes_outliers_away(found: dict[str, Any
 
 def test_it_prints_the_meaning_of_the_page(found: dict[str, Any]) -> None:
     assert found["meaning"].startswith("- ")
-    assert len(found["meaning"].splitlines()) == 3
+    assert len(found["meaning"].splitlines()) in (2, 3)
