@@ -8,7 +8,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+import torch
+
+from reproduction.benchmarks.learning.benchmarks import random_tokens
+from reproduction.benchmarks.learning.models import random_model_on, shape_config
 from reproduction.rehearsal.material import TINY, tiny_config
+from rotquant.models.integrity import tensors_digest
+from rotquant.models.placement import current_gpu
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
+from rotquant.weights.build import build_weights
+from rotquant.weights.packing import all_weight_tensors
 from tests.trials.gpus import two_gpus
 from tests.trials.trial import Trial, run
 
@@ -67,17 +77,6 @@ def body(trial: Trial) -> None:
 
 def _quantize(device: str, work: Work) -> Done:
     """Quantize a random model of the host."""
-    import torch
-
-    from reproduction.benchmarks.learning.benchmarks import random_tokens
-    from reproduction.benchmarks.learning.models import random_model_on, shape_config
-    from rotquant.models.integrity import tensors_digest
-    from rotquant.models.placement import current_gpu
-    from rotquant.recipes.presets import preset
-    from rotquant.recipes.recipe import override
-    from rotquant.weights.build import build_weights
-    from rotquant.weights.packing import all_weight_tensors
-
     place = torch.device(device)
     config = tiny_config(work.layers, 1000) if work.shape == TINY else shape_config(work.shape, work.layers)
     model = random_model_on((place,), config, torch.bfloat16, host=torch.device("cpu"))

@@ -95,7 +95,7 @@ def body(trial: Trial) -> None:
 def _compare(trial: Trial, one: Computed, two: Computed) -> None:
     """What is rounded and measured is equal; what is trained has the same values."""
     trained = {*_trained(one.plan)} & one.digests.keys()
-    differing = {name for name in one.digests | two.digests if one.digests.get(name) != two.digests.get(name)}
+    differing = projects.differing(one.digests, two.digests)
     trial.check(
         "Two compute what one computes, to the last bit, but for what is trained",
         differing <= trained,

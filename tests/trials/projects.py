@@ -86,6 +86,11 @@ def digests(root: Path) -> dict[str, str]:
     return found
 
 
+def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    """The names of what differs between two digests of projects."""
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
 def difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """The names of what differs between two digests of projects; empty where nothing does."""
-    return ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+    """The same in order, as text; empty where nothing differs."""
+    return ", ".join(sorted(differing(one, other)))

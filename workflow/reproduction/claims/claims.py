@@ -224,8 +224,8 @@ def endpoint(
     known: Sequence[Quantity],
     quantity: Quantity,
     numbers: Numbers,
-    columns: Sequence[str] | None = None,
-    prefixed: Collection[str] = (),
+    columns: Sequence[str] | None,
+    prefixed: Collection[str],
 ) -> Quantity | None:
     """The finer quantity that decides a check instead of another; None where that one decides itself.
 

@@ -137,7 +137,7 @@ def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[st
 
 
 def _of_prefixes(project: Project, table: RunTable) -> Iterator[str]:
-    """A note where claims compare rows with and without a prefix on stand-ins."""
+    """A note where claims may compare rows with and without a prefix."""
     rows = {row.name for row in table.computed_rows}
     if table.claims and project.endpoints(table) and rows & project.prefixed(table) not in (set(), rows):
         yield _PREFIXES
