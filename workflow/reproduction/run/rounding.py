@@ -3,24 +3,34 @@ places of a machine.
 
 Numbers of runs (`metrics`) keep all digits, and so do the means of samples. Rounded are
 
-- log-odds of items, to hundredths, where their deviation over items is several nats: each takes up what the one before
-  lost, and the last one the rest, so that their mean stays;
-- windows' values, to seven digits;
-- arrays of magnitudes, which are drawn as surfaces, to three digits, and histories of learned rotations to five.
+- log-odds of items, to hundredths, where their deviation over items is several nats;
+- windows' values, to a ten-thousandth of a usual one;
+- arrays of magnitudes, which are drawn as surfaces, to three digits, and histories to five.
+
+Of samples each takes up what the one before lost, and the last one the rest, so that their mean stays.
+
+Of a history of trained weights `LONGEST` steps at most are kept, the last one among them: pages show that one, MLflow
+draws the others.
 
 Files of tasks are named from `results/` on.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from reproduction.run.results import HISTORY_FILE, RUNS, TASKS
+from reproduction.run.results import HISTORY_FILE, RUNS, TASKS, WEIGHTS
 from rotquant.foundation.files import read_json, read_object
 
-#: Grid of rounded log-odds, nats.
-STEP = 0.01
+#: Decimal places of log-odds in nats.
+LOG_ODDS_PLACES = 2
+#: Digits of the mean of a run's windows that its windows have.
+WINDOW_DIGITS = 5
+#: Most steps that are kept of a history of trained weights.
+LONGEST = 200
 #: Metrics whose arrays are surfaces.
 _SURFACES = ("magnitudes", "token_maxima")
 
@@ -32,7 +42,8 @@ def rounded(path: Path) -> bytes:
         ResultError: it is damaged.
     """
     if path.name == HISTORY_FILE:
-        return _text(_digits(read_json(path, "history of a training"), 5))
+        history = read_json(path, "history of a training")
+        return _text(_digits(_thinned(history) if path.parent.parent == WEIGHTS else history, 5))
     if path.parent == TASKS:
         tasks = read_object(path, "record of tasks")
         _name_files(tasks)
@@ -46,19 +57,31 @@ def _rounded_run(run: dict[str, Any]) -> dict[str, Any]:
     kind = run["run"]["metric"]["kind"]
     for name, values in run.get("samples", {}).items():
         if isinstance(values, list):  # answers and choices are text
-            run["samples"][name] = mean_kept(values) if kind == "zero_shot" else _digits(values, 7)
+            run["samples"][name] = mean_kept(values, LOG_ODDS_PLACES if kind == "zero_shot" else _places(values))
     if kind in _SURFACES and "arrays" in run:
         run["arrays"] = _digits(run["arrays"], 3)
     return run
 
 
-def mean_kept(values: Sequence[float]) -> list[float]:
-    """Values rounded to multiples of `STEP` but for the last, with the same sum."""
+def mean_kept(values: Sequence[float], places: int) -> list[float]:
+    """Values rounded to so many decimal places but for the last, with the same sum."""
     found, lost = [], 0.0
     for value in values[:-1]:
-        found.append(round(round((value + lost) / STEP) * STEP, 6))
+        found.append(round(value + lost, places))
         lost += value - found[-1]
     return [*found, *(value + lost for value in values[-1:])]
+
+
+def _places(values: Sequence[float]) -> int:
+    """Decimal places by which a usual one of the values has `WINDOW_DIGITS` digits."""
+    usual = fmean(map(abs, values))
+    return WINDOW_DIGITS - 1 - (math.floor(math.log10(usual)) if usual else 0)
+
+
+def _thinned(steps: list[Any]) -> list[Any]:
+    """Evenly spaced steps, the last one among them."""
+    every = -(-len(steps) // LONGEST) or 1
+    return steps[(len(steps) - 1) % every :: every]
 
 
 def _name_files(tasks: dict[str, Any]) -> None:
