@@ -37,6 +37,14 @@ def test_the_main_table_is_computed_by_one_job(tmp_path: Path) -> None:
     assert not (tmp_path / "results" / "runs").exists()
 
 
+def test_without_a_target_everything_is_made(tmp_path: Path) -> None:
+    project = Copy(tmp_path, small=False)
+    without, with_one = project.planned(), project.planned("all")
+    assert without.pop("everything") == with_one.pop("all") == 1
+    assert without == with_one
+    assert without["report"] > 100
+
+
 def test_paper_configuration_expands_to_the_same_cells_with_other_keys(tmp_path: Path) -> None:
     project = Copy(tmp_path, small=False)
     assert project.planned(REPORT, "--configfile", "config/paper.yaml")["measure"] == 3  # one for each model
