@@ -115,6 +115,28 @@ def test_a_difference_of_divergences_far_below_their_size_is_none(gain: float, n
     assert within == ((noise, abs(gain)) in [(0.001, 0.0), (0.02, 0.0), (0.02, 0.02)])
 
 
+@pytest.mark.parametrize(
+    ("check", "decision"),
+    [
+        ({"order": {"rows": ["QuaRot", "QUIK"]}}, "contradicted"),
+        ({"better_than_best": {"row": "QuaRot", "than": ["QUIK"]}}, "contradicted"),
+        ({"best_column": {"row": "QuaRot", "column": "7B"}}, "holds"),
+    ],
+)
+def test_each_kind_that_compares_two_divergences_knows_when_there_is_no_difference(
+    check: dict[str, Any], decision: str
+) -> None:
+    """Equal but for noise of a thousandth, which alone decides nothing."""
+    noise = 0.0001 * drawn(1, 5, 40, (1, 1, 1))
+    shared = 0.1 + 0.1 * drawn(0, 5, 40, (0.0, 0.3, 0.0))
+    numbers, results = divergences({"QuaRot": shared + noise - noise.mean(), "QUIK": shared})
+    numbers["QuaRot", "13B", "kl"] = numbers["QUIK", "7B", "kl"]
+    columns = ["7B", "13B"] if "best_column" in check else ["7B"]
+    found = judge(check, table(), numbers, KL, results, columns)
+    assert found.decision == decision
+    assert NONE in found.findings[0].numbers
+
+
 def test_a_difference_of_perplexities_however_small_is_not_none() -> None:
     noise = drawn(1, 5, 40, (1e-4, 1e-4, 1e-4))
     assert verdict(BETTER, pair(noise - noise.mean(), 0 * noise, 0.0), ["7B"]).decision == "undecided"

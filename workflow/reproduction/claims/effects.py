@@ -246,7 +246,7 @@ def _gains(view: View, row: str, than: Sequence[str], region: Region, name: str 
             place = ", ".join(part for part in (_place(column, than, other), name) if part)
             asked = "" if region.low == 0 else f"{'more than' if region.open else 'at least'} {region.low:g} asked, "
             gain = view.gain(row, other, column)
-            asking = replace(region, none=view.none(other, column)) if region.low == 0 and not name else region
+            asking = replace(region, none=view.none(other, column)) if region.low == 0 else region
             yield view.find(place, view.compared(row, other, column), f"{asked}a gain of", gain, asking)
 
 
@@ -359,7 +359,8 @@ def _better_than_best(view: View, row: str, than: Sequence[str]) -> Results:
             best, mine = Estimate(alone), view.estimate(row, column)
             texts = _apart(mine.mean, best.mean, " < " if lower else " > ")
             gain = best - mine if lower else mine - best
-            yield view.find(_place(column, than, other), "".join(texts), "a gain of", gain, ABOVE_ZERO)
+            region = replace(ABOVE_ZERO, none=view.none(other, column))
+            yield view.find(_place(column, than, other), "".join(texts), "a gain of", gain, region)
 
 
 def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
@@ -404,7 +405,8 @@ def _best_column(view: View, row: str, column: str) -> Results:
             lower = view.quantity.better == "lower"
             texts = _apart(mine.mean, theirs.mean, " < " if lower else " > ")
             gain = theirs - mine if lower else mine - theirs
-            yield view.find(f"{column} against {other}", "".join(texts), "a gain of", gain, Region(low=0.0))
+            region = Region(low=0.0, none=view.none(row, other))
+            yield view.find(f"{column} against {other}", "".join(texts), "a gain of", gain, region)
 
 
 CHECKS: dict[str, Callable[..., Results]] = {
