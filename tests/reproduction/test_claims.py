@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction.claims.claims import Score, Verdict, judge, outcomes, score
+from reproduction.claims.claims import Score, Verdict, judge, outcomes, repeated, score
 from reproduction.claims.effects import CHECKS, Numbers
 from reproduction.claims.findings import Finding
 from reproduction.frame.values import Number, Values
@@ -367,6 +367,51 @@ def test_the_papers_quantity_decides_where_a_row_lacks_the_finer_one_or_is_the_f
         (found,) = outcomes(Double(PERPLEXITY, stand_in=True), chosen, Values({**given, **finer}, {}), {})
         assert found.mechanism is not None
         assert (found.mechanism.on, found.mechanism.here, found.mechanism.second) == (PERPLEXITY, "reproduced", None)
+
+
+@pytest.mark.parametrize("prefixed", [(), ("QuaRot",)])
+@pytest.mark.parametrize("better", [True, False])
+def test_accuracy_is_decided_by_the_divergence_of_the_same_rows_and_a_prefix_by_perplexity(
+    prefixed: tuple[str, ...], better: bool
+) -> None:
+    """Whatever log-odds say; both claims of the same rows are one mechanism."""
+    fine = of_two(*((0.1, 0.2) if better else (0.2, 0.1)), KL)
+    coarse = {**of_two(80.0, 70.0, AVERAGE), **of_two(0.2, 0.1, LOG_ODDS)}
+    perplexity = of_two(*((6.0, 7.0) if better else (7.0, 6.0)), PERPLEXITY)
+    project = Double(PERPLEXITY, AVERAGE, stand_in=True, with_prefix=prefixed)
+    both = table(
+        {"mechanism": BETTER, "columns": ["7B"]}, {"mechanism": BETTER, "columns": ["7B"], "quantity": "average"}
+    )
+    decided = outcomes(project, both, Values({**fine, **coarse, **perplexity}, {}), {})
+    answers = [one.mechanism for one in decided if one.mechanism is not None]
+    assert [one.on for one in answers] == [PERPLEXITY if prefixed else KL] * 2
+    assert [one.here for one in answers] == ["reproduced" if better else "not reproduced"] * 2
+    assert (answers[1].by, answers[1].there) == (AVERAGE, "reproduced")
+    assert repeated(decided) == {1: 0}
+    assert score(decided) == Score(reproduced=int(better), not_reproduced=int(not better))
+
+
+def test_what_is_no_accuracy_and_a_claim_of_one_task_are_not_decided_by_the_divergence() -> None:
+    piqa = Quantity("piqa", "PIQA", "higher", "%", 50.0, sampled=True)
+    ours = {**of_two(0.1, 0.2, KL), **of_two(6.0, 7.0, PERPLEXITY), **of_two(80.0, 70.0, piqa)}
+    lost = {place: replace(one, mean=math.nan) for place, one in of_two(80.0, 70.0, AVERAGE).items()}
+    claims = [{"mechanism": BETTER, "columns": ["7B"], "quantity": name} for name in ("piqa", "average")]
+    project = Double(PERPLEXITY, piqa, AVERAGE, stand_in=True)
+    first, second = outcomes(project, table(*claims), Values({**ours, **lost}, {}), {})
+    assert first.mechanism is not None
+    assert second.mechanism is not None
+    assert first.mechanism.second is None
+    assert second.mechanism.here == "not checkable"
+    assert repeated([first, second]) == {}
+
+
+@pytest.mark.parametrize("change", [{"columns": ["7B", "13B"]}, {"mechanism": {"no_worse": BETTER["better"]}}])
+def test_claims_of_other_columns_or_by_another_check_are_mechanisms_of_their_own(change: dict[str, Any]) -> None:
+    claims = [{"mechanism": BETTER, "columns": ["7B"]}, {"mechanism": BETTER, "columns": ["7B"], **change}]
+    ours = {**of_two(0.1, 0.2, KL), **of_two(6.0, 7.0, PERPLEXITY)}
+    decided = outcomes(Double(PERPLEXITY, stand_in=True), table(*claims), Values(ours, {}), {})
+    assert repeated(decided) == {}
+    assert score(decided).total == 2
 
 
 @pytest.mark.parametrize("prefixed", [(), ("QuaRot",), ("QUIK",), ("QuaRot", "QUIK")])

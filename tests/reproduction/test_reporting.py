@@ -201,10 +201,11 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     compute(project)
     text = page(project)
     assert "Two bits" not in text
-    assert "## Claims of the paper: 2 of 2 mechanisms reproduced" in text
+    assert "## Claims of the paper: 1 of 1 mechanisms reproduced" in text
+    assert "Check: It asks what claim 1 asks, which one quantity decides: they count once." in text
     compute(project, Baseline=40.0)
     text = page(project)
-    assert "## Claims of the paper: 0 of 2 mechanisms reproduced, 2 not reproduced" in text
+    assert "## Claims of the paper: 0 of 1 mechanisms reproduced, 1 not reproduced" in text
     assert "<sub>“outliers vanish”</sub><br>Cause unknown. `quarot_table9` would test one and is not computed" in text
     assert "Cause unknown: no experiment tests one. | 5.1 | ❌ not reproduced | - |" in text
     assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text

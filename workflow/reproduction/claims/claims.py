@@ -23,12 +23,16 @@ columns computed by the same runs count once. A column where our numbers refute 
 A claim's mechanism is judged anywhere, its statement about the paper's setting only on the paper's own models or GPU,
 and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed by its experiment's finding.
 
-On stand-ins a mechanism is decided on the finest quantity of the same runs: KL divergence from the full-precision model
-instead of perplexity, log-odds of the right answer instead of accuracy. All compared numbers must have that quantity,
-and none may be the full-precision model's own KL, which is always 0. Nor does KL compare a row that has a prefix with
-one that has none: a prefix moves the full-precision model too, for the better, and KL counts that as a loss
-(`prefixquant_causes` has the row). The paper's quantity is shown next to it and decides nothing; the page reports where
-it says the opposite. On the paper's own models the paper's quantity decides, as anywhere for the size of a loss.
+On stand-ins a mechanism is decided on the finest quantity that the compared rows have: KL divergence from the
+full-precision model instead of perplexity, and instead of the average accuracy too, whose noise is many times the
+effect; MMLU counts as an average. Log-odds of the right answer take the place of accuracy where the rows have no
+perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either. All compared
+numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor does KL
+compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the better, and
+KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity is shown
+next to it and decides nothing; the page reports where it says the opposite. On the paper's own models the paper's
+quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by accuracy
+is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +59,7 @@ from reproduction.tables.quantities import KL, Quantity
 from reproduction.tables.tables import RunTable, Table
 from reproduction.words.describe import is_about_models, is_stand_in
 from rotquant.foundation.errors import ResultError, lookup
+from rotquant.foundation.files import canonical_json
 
 S = TypeVar("S", bound=Statement)
 
@@ -207,9 +212,11 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism" and not own:
-                finer = endpoint(check, endpoints, quantity, values.ours, claim.columns, prefixed)
+                at_chance = ours.decision == "not checkable"
+                allowed = [one for one in endpoints if not at_chance or one.decides[:1] == (quantity.name,)]
+                finer = endpoint(check, allowed, measured, quantity, values.ours, claim.columns, prefixed)
             if finer is None:
-                said = about == "mechanism" and any(one.decides == quantity.name for one in endpoints)
+                said = about == "mechanism" and any(quantity.name in one.decides for one in endpoints)
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
@@ -222,6 +229,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
 def endpoint(
     check: Check,
     known: Sequence[Quantity],
+    measured: Sequence[Quantity],
     quantity: Quantity,
     numbers: Numbers,
     columns: Sequence[str] | None,
@@ -230,14 +238,13 @@ def endpoint(
     """The finer quantity that decides a check instead of another; None where that one decides itself.
 
     The check must ask for a direction, and all its rows must have the finer quantity wherever they have the other. KL
-    does not measure the full-precision model, whose own is exactly 0, and does not compare rows of which some have a
-    prefix and some have none.
+    does not measure the full-precision model, whose own is exactly 0. It does not compare rows of which some have a
+    prefix and some have none; perplexity does.
 
     Args:
-        prefixed: the rows that have a prefix.
+        known: finer quantities. measured: the others of the table. prefixed: the rows that have a prefix.
     """
-    finer = next((one for one in known if one.decides == quantity.name), None)
-    if finer is None or not is_direction(check):
+    if not is_direction(check):
         return None
     rows = {name for kind, name in names_in(check) if kind == "row"}
     places = [
@@ -245,12 +252,19 @@ def endpoint(
         for row, column, name in numbers
         if name == quantity.name and row in rows and (columns is None or column in columns)
     ]
-    found = [numbers.get((row, column, finer.name)) for row, column in places]
-    if not found or None in found:
-        return None
-    exact = any(one is not None and one.mean == 0 for one in found)
     differ = len({row in prefixed for row, _ in places}) > 1
-    return None if finer.key == KL.name and (exact or differ) else finer
+    for finer in sorted((one for one in known if quantity.name in one.decides), key=lambda one: one.key != KL.name):
+        found = [numbers.get((row, column, finer.name)) for row, column in places]
+        if not found or None in found:
+            continue
+        if finer.key != KL.name:
+            return finer
+        if differ:
+            own = finer.decides[0]
+            return None if own == quantity.name else next(one for one in measured if one.name == own)
+        if all(one is not None and one.mean != 0 for one in found):
+            return finer
+    return None
 
 
 def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
@@ -301,14 +315,30 @@ def deciding(
     """The quantity that decides a check of an experiment: the finer one on stand-ins, where possible."""
     if _is_the_papers(project, target, columns):
         return quantity
-    found = endpoint(check, project.endpoints(target), quantity, numbers, columns, project.prefixed(target))
-    return found or quantity
+    known, measured = project.endpoints(target), project.quantities(target)
+    return endpoint(check, known, measured, quantity, numbers, columns, project.prefixed(target)) or quantity
 
 
 def score(decided: Sequence[Outcome]) -> Score:
-    """Count the mechanisms by our numbers; settings and facts do not count."""
-    found = [outcome.mechanism.here for outcome in decided if outcome.mechanism is not None]
+    """Count the mechanisms by our numbers, repeated ones once; settings and facts do not count."""
+    again = repeated(decided)
+    found = [one.mechanism.here for place, one in enumerate(decided) if one.mechanism and place not in again]
     return Score(*(found.count(name) for name in _WORDS.values()))
+
+
+def repeated(decided: Sequence[Outcome]) -> dict[int, int]:
+    """The claims whose mechanism is an earlier one's, by their places: equal checks of equal columns, which one
+    quantity decides."""
+    first: dict[tuple[str, str], int] = {}
+    found = {}
+    for place, one in enumerate(decided):
+        if one.mechanism is None or one.mechanism.on is None or not isinstance(one.claim, Claim):
+            continue
+        said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "given"})
+        before = first.setdefault((canonical_json(said), one.mechanism.on.name), place)
+        if before != place:
+            found[place] = before
+    return found
 
 
 def judge(

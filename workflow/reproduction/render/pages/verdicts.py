@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reproduction.claims.claims import Answer, Outcome, Verdict, score
+from reproduction.claims.claims import Answer, Outcome, Verdict, repeated, score
 from reproduction.render.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged, Report
 from reproduction.run.results import table_path
 from reproduction.tables.checks import Claim, Experiment, Explained
@@ -44,16 +44,23 @@ def judged_report(
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
     """The claims with their verdicts, and the facts separately."""
-    judged = tuple(_line(one) for one in decided if one.mechanism or one.setting)
+    judged = [one for one in decided if one.mechanism or one.setting]
+    first = repeated(judged)
+    lines = tuple(_line(one, first.get(place)) for place, one in enumerate(judged))
     facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
-    return Claims(judged, score(decided), name, facts)
+    return Claims(lines, score(decided), name, facts)
 
 
-def _line(outcome: Outcome) -> ClaimLine:
+def _line(outcome: Outcome, first: int | None) -> ClaimLine:
+    """first: place of a claim with the same mechanism."""
     said = outcome.claim
     both = (None if one is None else _judged(one) for one in (outcome.mechanism, outcome.setting))
     cause = _cause(outcome) if outcome.is_not_reproduced else None
-    return ClaimLine(said.text, said.section, said.quote, said.note, cause, *both)
+    again = (
+        "" if first is None else f"It asks what claim {first + 1} asks, which one quantity decides: they count once."
+    )
+    note = " ".join(filter(None, (said.note, again))) or None
+    return ClaimLine(said.text, said.section, said.quote, note, cause, *both)
 
 
 def _judged(answer: Answer) -> Judged:
