@@ -194,18 +194,22 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     claim = {**TABLES["tables"][0]["claims"][0], "quote": "outliers vanish", "experiment": asked}
     bound = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 2.0}}
     setting, fact = ({"text": name, "section": "5.2", name: bound} for name in ("setting", "fact"))
-    plain = {**claim, "text": "Without a reason."}
+    plain = {**claim, "text": "Without a reason.", "mechanism": {"no_worse": claim["mechanism"]["better"]}}
     del plain["experiment"]
+    again = {**plain, "text": "Again."}
     other = table("table9", rows=rows("QuaRot", "Six bits"), claims=[])
-    project = load(tmp_path, monkeypatch, table("table1", claims=[claim, plain, setting, fact]), other)
+    project = load(tmp_path, monkeypatch, table("table1", claims=[claim, plain, setting, fact, again]), other)
     compute(project)
     text = page(project)
     assert "Two bits" not in text
-    assert "## Claims of the paper: 1 of 1 mechanisms reproduced" in text
-    assert "Check: It asks what claim 1 asks, which one quantity decides: they count once." in text
+    assert "## Claims of the paper: 2 of 2 mechanisms reproduced" in text
     compute(project, Baseline=40.0)
     text = page(project)
-    assert "## Claims of the paper: 0 of 1 mechanisms reproduced, 1 not reproduced" in text
+    assert "## Claims of the paper: 0 of 2 mechanisms reproduced, 2 not reproduced" in text
+    assert (
+        "<sub>Check: It asks what claim 2 asks; both count once.</sub><br>See claim 2. | 5.1 | ❌ not reproduced | - |"
+        in text
+    )
     assert "<sub>“outliers vanish”</sub><br>Cause unknown. `quarot_table9` would test one and is not computed" in text
     assert "Cause unknown: no experiment tests one. | 5.1 | ❌ not reproduced | - |" in text
     assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text

@@ -37,9 +37,10 @@ def _shown(view: View, given: Given, column: str) -> Iterator[str]:
     """The numbers that refute the assumption; none where it is met."""
     if given.differ is not None:
         first, second = given.differ
-        if view.numbers[first, column].runs == view.numbers[second, column].runs != ():
+        one, other = view.numbers[first, column], view.numbers[second, column]
+        if one.runs == other.runs != ():
             yield f"{first} and {second} are the same runs"
-        elif view.gain(first, second, column).is_nothing:
+        elif one.values == other.values != ():  # to the last digit, which exports keep of a run's numbers alone
             yield f"{first} and {second} are equal in all that was measured"
     if given.at_least is not None:
         row, value = given.at_least.row, given.at_least.value

@@ -55,10 +55,8 @@ def _line(outcome: Outcome, first: int | None) -> ClaimLine:
     """first: place of a claim with the same mechanism."""
     said = outcome.claim
     both = (None if one is None else _judged(one) for one in (outcome.mechanism, outcome.setting))
-    cause = _cause(outcome) if outcome.is_not_reproduced else None
-    again = (
-        "" if first is None else f"It asks what claim {first + 1} asks, which one quantity decides: they count once."
-    )
+    cause = _cause(outcome, first) if outcome.is_not_reproduced else None
+    again = "" if first is None else f"It asks what claim {first + 1} asks; both count once."
     note = " ".join(filter(None, (said.note, again))) or None
     return ClaimLine(said.text, said.section, said.quote, note, cause, *both)
 
@@ -79,12 +77,13 @@ def _fact(outcome: Outcome, answer: Answer) -> FactLine:
     return FactLine(said.text, said.section, said.quote, said.note, *numbers)
 
 
-def _cause(outcome: Outcome) -> str:
-    """The cause found by the claim's experiment, or given by its author, or that it is unknown."""
+def _cause(outcome: Outcome, first: int | None) -> str:
+    """The cause by the claim's experiment, its author, or the `first` of equal claims; or that it is unknown."""
     claim = outcome.claim
     because = f"{claim.because}." if isinstance(claim, Explained) and claim.because else ""
     if not isinstance(claim, Claim) or claim.experiment is None:
-        return because or f"{UNKNOWN.capitalize()}: no experiment tests one."
+        unknown = f"{UNKNOWN.capitalize()}: no experiment tests one." if first is None else f"See claim {first + 1}."
+        return because or unknown
     experiment, found = claim.experiment, outcome.experiment
     tested = experiment.cause.rstrip(".")
     if found is None or found.decision == "not checkable":
