@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproduction.claims.claims import Score, Verdict, judge, outcomes, repeated, score
+from reproduction.claims.claims import Score, Verdict, judge, once, outcomes, repeated, score
 from reproduction.claims.effects import CHECKS, Numbers
 from reproduction.claims.findings import Finding
 from reproduction.frame.values import Number, Values
@@ -389,6 +389,9 @@ def test_accuracy_is_decided_by_the_divergence_of_the_same_rows_and_a_prefix_by_
     assert (answers[1].by, answers[1].there) == (AVERAGE, "reproduced")
     assert repeated(decided) == {1: 0}
     assert score(decided) == Score(reproduced=int(better), not_reproduced=int(not better))
+    assert [[*one.answers] for one in once(decided)] == [["mechanism"], []]
+    headline = replace(decided[1], claim=decided[1].claim.model_copy(update={"headline": True}))
+    assert repeated([decided[0], headline]) == {0: 1}
 
 
 def test_what_is_no_accuracy_and_a_claim_of_one_task_are_not_decided_by_the_divergence() -> None:

@@ -36,7 +36,7 @@ is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
@@ -321,17 +321,27 @@ def deciding(
 
 def score(decided: Sequence[Outcome]) -> Score:
     """Count the mechanisms by our numbers, repeated ones once; settings and facts do not count."""
-    again = repeated(decided)
-    found = [one.mechanism.here for place, one in enumerate(decided) if one.mechanism and place not in again]
+    found = [one.mechanism.here for one in once(decided) if one.mechanism is not None]
     return Score(*(found.count(name) for name in _WORDS.values()))
 
 
+def once(decided: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes, repeated mechanisms left out."""
+    again = repeated(decided)
+    return [
+        replace(one, answers={about: answer for about, answer in one.answers.items() if about != "mechanism"})
+        if place in again
+        else one
+        for place, one in enumerate(decided)
+    ]
+
+
 def repeated(decided: Sequence[Outcome]) -> dict[int, int]:
-    """The claims whose mechanism is an earlier one's, by their places: equal checks of equal columns, which one
-    quantity decides."""
+    """The claims whose mechanism is another one's, by their places: equal checks of equal columns, which one quantity
+    decides. The headline goes before others."""
     first: dict[tuple[str, str], int] = {}
     found = {}
-    for place, one in enumerate(decided):
+    for place, one in sorted(enumerate(decided), key=lambda each: not each[1].claim.headline):
         if one.mechanism is None or one.mechanism.on is None or not isinstance(one.claim, Claim):
             continue
         said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "given"})

@@ -1,7 +1,7 @@
 """The scoreboard: every table and figure of the papers and every report of our own, and their progress.
 
-A target is computed when its report was rendered from runs made here or imported, recorded when results/bench/<gpu>/ has
-its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
+A target is computed when its report was rendered from runs made here or imported, recorded when results/bench/<gpu>/
+has its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
 from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same standings as a page.
 """
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from reproduction.claims.claims import Answer, Outcome, Verdict, deciding, judge
+from reproduction.claims.claims import Answer, Outcome, Verdict, deciding, judge, once
 from reproduction.claims.widths import Course, courses
 from reproduction.frame.values import Values, known_quantities, main_quantities
 from reproduction.render.meaning.pages import VERDICTS, Words, clauses, grouped, of_claims, sentence
@@ -28,10 +28,10 @@ def meaning_of(
     """Up to three sentences on a table; none where there is nothing to report.
 
     Args:
-        decided: its claims.
+        decided: its claims. Repeated mechanisms are told once.
     """
     return (
-        of_claims(decided, lambda outcome: _said(project, table, values, outcome), words_of(project, table))
+        of_claims(once(decided), lambda outcome: _said(project, table, values, outcome), words_of(project, table))
         or _of_causes(project, table, values, results)
         or of_effects(courses(project, table, values, results))
         or _of_rows(project, table, values)
