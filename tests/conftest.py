@@ -7,7 +7,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes is for no test to assert. CI's own profile stays below.
+settings.register_profile("tests", settings(deadline=None))
+settings.load_profile("tests")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests' tensors are tiny: threads would mostly wait for each other, several times slower where cores are shared.

@@ -57,7 +57,7 @@ def reference_scale(weight, x, scheme, grid):
 
 @pytest.mark.parametrize("scheme", [CHANNEL, GROUPS])
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_scale_is_the_one_with_the_least_output_error(scheme, seed):
     weight, x = layer_problem(seed)
     found = search_scale(weight, inputs_of(x), scheme, grid=20)

@@ -47,7 +47,7 @@ def test_the_ratio_found_is_the_best_of_all_eighty(scheme: QuantizationScheme, n
     torch.testing.assert_close(search_clip(weight, scheme, norm), best, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**16), scheme=st.sampled_from(SCHEMES), rows=st.integers(1, 9))
 def test_searching_never_loses_to_not_clipping(seed: int, scheme: QuantizationScheme, rows: int) -> None:
     weight = gaussian(rows, 24, seed=seed)

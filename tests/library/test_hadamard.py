@@ -136,7 +136,7 @@ def test_transform_is_the_dense_product(n, inverse):
     assert (actual - expected).norm() <= 1e-12 * expected.norm()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.sampled_from([1, 2, 8, 12, 24, 40, 160, 320, 688, 1376]),
     batch=st.lists(st.integers(0, 4), max_size=3),

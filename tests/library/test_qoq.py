@@ -95,7 +95,7 @@ def reference(row: list[float], size: int, ratio: float, real: bool) -> tuple[fl
 
 @pytest.mark.parametrize("intermediate", ["integers", "real"])
 @given(seed=st.integers(0, 2**31), ratio=st.sampled_from([1.0, 0.93, 0.41]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_codes_and_scales_are_those_of_the_equations(intermediate, seed, ratio):
     weight = uneven(5, 16, seed=seed)
     grid = choose_grid(weight, GROUPS, ratio, intermediate)
@@ -154,7 +154,7 @@ def test_a_weight_leaves_int8_without_the_protective_range_and_not_with_it():
     dtype=st.sampled_from([torch.float32, torch.float64]),
     ratio=st.sampled_from([1.0, 0.93, 0.4]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_stored_form_is_the_two_levels_bit_for_bit(seed, exponent, dtype, ratio):
     # s0 has 11 significant bits, s1 5, codes less their zero points 4: no product of the three is rounded in float32.
     weight = uneven(6, 16, seed=seed, dtype=dtype) * 2.0**exponent
@@ -399,7 +399,7 @@ def test_features_are_ordered_by_salience_where_weights_have_groups_and_the_reci
 
 @pytest.mark.parametrize("scheme", [GROUPS, CHANNEL])
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_each_scale_is_clipped_where_its_elements_disturb_the_output_least(scheme, seed):
     weight, x = uneven(3, 12, seed=seed), gaussian(40, 12, seed=seed + 3)
     ratios = clip_ratios(8)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import RecipeError
@@ -64,7 +64,6 @@ def reference_row(row: list[float], scheme: QuantizationScheme) -> tuple[list[in
     return codes, [(code - zero) * scale for code in codes], scale, zero
 
 
-@settings(deadline=None)
 @given(x=tensors(), scheme=schemes())
 def test_codes_and_values_are_those_of_a_plain_loop(x: torch.Tensor, scheme: QuantizationScheme) -> None:
     qparams = choose_qparams(x, scheme)
@@ -77,7 +76,6 @@ def test_codes_and_values_are_those_of_a_plain_loop(x: torch.Tensor, scheme: Qua
     assert torch.allclose(values.reshape(-1, size), torch.tensor([row for _, row, *_ in expected], dtype=torch.float64))
 
 
-@settings(deadline=None)
 @given(x=tensors(torch.float32), scheme=schemes())
 def test_codes_stay_in_range_and_have_their_type(x: torch.Tensor, scheme: QuantizationScheme) -> None:
     codes = quantize(x, choose_qparams(x, scheme), scheme)
@@ -88,7 +86,6 @@ def test_codes_stay_in_range_and_have_their_type(x: torch.Tensor, scheme: Quanti
     assert codes.max() <= largest
 
 
-@settings(deadline=None)
 @given(x=tensors(), scheme=schemes(clip_ratios=st.just(1.0)))
 def test_without_clipping_no_value_moves_by_more_than_half_a_step(x: torch.Tensor, scheme: QuantizationScheme) -> None:
     error = (fake_quantize(x, scheme) - x).abs()
@@ -96,7 +93,6 @@ def test_without_clipping_no_value_moves_by_more_than_half_a_step(x: torch.Tenso
     assert (error <= spread(choose_qparams(x, scheme).scale, x) * (0.5 + 1e-9)).all()
 
 
-@settings(deadline=None)
 @given(x=tensors(), scheme=schemes())
 def test_inside_the_clip_range_no_value_moves_by_more_than_half_a_step(
     x: torch.Tensor, scheme: QuantizationScheme
@@ -110,7 +106,6 @@ def test_inside_the_clip_range_no_value_moves_by_more_than_half_a_step(
     assert (error <= scale * (0.5 + 1e-9))[inside].all()
 
 
-@settings(deadline=None)
 @given(x=tensors(), scheme=schemes())
 def test_quantizing_twice_with_the_same_scales_is_quantizing_once(x: torch.Tensor, scheme: QuantizationScheme) -> None:
     qparams = choose_qparams(x, scheme)
@@ -118,7 +113,6 @@ def test_quantizing_twice_with_the_same_scales_is_quantizing_once(x: torch.Tenso
     assert torch.equal(fake_quantize(once, scheme, qparams), once)
 
 
-@settings(deadline=None)
 @given(
     x=tensors(torch.float32), scheme=schemes(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 )
@@ -133,14 +127,12 @@ def test_fake_quantization_is_quantize_then_dequantize_bit_for_bit(
     assert torch.equal(fake_quantize(x.clone().requires_grad_(), scheme), expected), "with gradients"
 
 
-@settings(deadline=None)
 @given(x=tensors(), scheme=schemes())
 def test_zero_stays_zero(x: torch.Tensor, scheme: QuantizationScheme) -> None:
     x[..., 3] = 0.0
     assert (fake_quantize(x, scheme)[..., 3] == 0.0).all()
 
 
-@settings(deadline=None)
 @given(x=tensors(), bits=st.integers(2, 8), symmetric=st.booleans(), size=st.sampled_from([1, 2, 4, 8]))
 def test_groups_are_quantized_as_if_alone(x: torch.Tensor, bits: int, symmetric: bool, size: int) -> None:
     grouped = QuantizationScheme(bits=bits, symmetric=symmetric, granularity="group", group_size=size)

@@ -56,7 +56,7 @@ def test_every_vector_of_the_codebook_has_its_own_code():
 
 
 @given(seed=st.integers(0, 2**31), deviation=st.floats(0.1, 4.0))
-@hypothesis_settings(max_examples=10, deadline=None)
+@hypothesis_settings(max_examples=10)
 def test_the_code_found_is_the_nearest_of_all(seed, deviation):
     x = deviation * gaussian(20, 8, seed=seed)
     nearest = torch.cdist(x, decode(ALL_CODES, torch.float64)).amin(dim=1)

@@ -24,7 +24,7 @@ from rotquant.weights.storage import is_quantized_folder, load_quantized, read_m
 from tests.helpers.weights import RECIPES, ROTATED_GPTQ, build
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=50)
 @given(bits=st.integers(2, 8), symmetric=st.booleans(), length=st.integers(1, 33), seed=st.integers(0, 99))
 def test_packing_is_lossless(bits: int, symmetric: bool, length: int, seed: int) -> None:
     low, high = QuantizationScheme(bits=bits, symmetric=symmetric, granularity="channel").code_range

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -342,7 +342,6 @@ def test_bos_stands_where_the_metric_says(bos, expected):
     assert evaluation_windows(Tokens(torch.arange(5), bos=9), 3, bos).tolist() == expected
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_windows_are_the_text_in_order_without_overlap_and_without_its_tail(n, length):
     ids = Tokens(torch.arange(n))

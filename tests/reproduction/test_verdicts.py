@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reproduction.claims.claims import Verdict, judge
@@ -229,7 +229,6 @@ def test_an_interval_and_its_chance_agree() -> None:
         assert [one.tail(end) for end in (one.low, one.high)] == pytest.approx([0.025, 0.025], rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.01, 0.3))
 def test_the_seeds_and_windows_that_would_decide_do_so_and_fewer_do_not(seed: int, effect: float) -> None:
     found = Estimate(effect + drawn(seed, 4, 50, (0.5, 0.5, 0.1)), (0, 1, 2, 3)).interval()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.words.describe import settings as words_of
@@ -35,7 +35,6 @@ def equation_1(row: list[float], bits: int) -> list[float]:
     return [alpha * round((value - beta) / alpha) + beta if alpha else value for value in row]
 
 
-@settings(deadline=None)
 @given(x=tensors(), bits=st.integers(2, 8), shift=st.sampled_from([0.0, 10.0, -1e4]))
 def test_an_exact_zero_point_is_equation_1(x: torch.Tensor, bits: int, shift: float) -> None:
     x = x + shift
