@@ -67,6 +67,9 @@ Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "n
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
 
+#: Accuracies over many tasks, which KL divergence decides too.
+AVERAGES = ("average", "mmlu")
+
 _WORDS: dict[Decision, Shown] = {
     "holds": "reproduced",
     "contradicted": "not reproduced",
@@ -213,10 +216,10 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
             finer = None
             if about == "mechanism" and not own:
                 at_chance = ours.decision == "not checkable"
-                allowed = [one for one in endpoints if not at_chance or one.decides[:1] == (quantity.name,)]
+                allowed = [one for one in endpoints if not at_chance or one.decides == quantity.name]
                 finer = endpoint(check, allowed, measured, quantity, values.ours, claim.columns, prefixed)
             if finer is None:
-                said = about == "mechanism" and any(quantity.name in one.decides for one in endpoints)
+                said = about == "mechanism" and any(_replaces(one, quantity) for one in endpoints)
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
@@ -253,18 +256,24 @@ def endpoint(
         if name == quantity.name and row in rows and (columns is None or column in columns)
     ]
     differ = len({row in prefixed for row, _ in places}) > 1
-    for finer in sorted((one for one in known if quantity.name in one.decides), key=lambda one: one.key != KL.name):
+    for finer in sorted((one for one in known if _replaces(one, quantity)), key=lambda one: one.key != KL.name):
         found = [numbers.get((row, column, finer.name)) for row, column in places]
         if not found or None in found:
             continue
         if finer.key != KL.name:
             return finer
         if differ:
-            own = finer.decides[0]
-            return None if own == quantity.name else next(one for one in measured if one.name == own)
+            return (
+                None if finer.decides == quantity.name else next(one for one in measured if one.name == finer.decides)
+            )
         if all(one is not None and one.mean != 0 for one in found):
             return finer
     return None
+
+
+def _replaces(finer: Quantity, quantity: Quantity) -> bool:
+    """Whether it may decide instead of the other."""
+    return finer.decides == quantity.name or (finer.name == KL.name and quantity.name in AVERAGES)
 
 
 def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:

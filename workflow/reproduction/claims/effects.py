@@ -114,13 +114,13 @@ class View:
         if self.printed and not math.isfinite(reference.mean):
             return Estimate.exact(math.nan)
         loss = self.gain(over, row, column)
-        percent = percent and not self.quantity.decides
+        percent = percent and self.quantity.decides is None
         return loss.percent_of(reference) if percent and math.isfinite(loss.mean) else loss
 
     @property
     def unit(self) -> str:
         """The unit of losses in percent."""
-        return " %" if not self.quantity.decides else f" {self.quantity.unit}"
+        return " %" if self.quantity.decides is None else f" {self.quantity.unit}"
 
     def values(self, row: str, column: str) -> Array:
         """Each seed's value of a place, float64 [seeds]; empty where there is no number, or only a mean."""

@@ -27,8 +27,7 @@ class Quantity:
     infinite: meaning of +inf if it is a result, the best possible; None if +inf means that a network overflowed.
     text: whether it is a text, which is shown next to the paper's and never compared.
     stored: its key in a result file, if a table gives the quantity its own name.
-    decides: the quantities that it replaces in deciding a mechanism on a stand-in (`endpoints`), the one of its own
-        metric first.
+    decides: the quantity that it replaces in deciding a mechanism on a stand-in (`endpoints`).
     absent: meaning of nan where it stands for a missing number, not an overflow.
     """
 
@@ -43,7 +42,7 @@ class Quantity:
     absent: str | None = None
     text: bool = False
     stored: str | None = None
-    decides: tuple[str, ...] = ()
+    decides: str | None = None
 
     @property
     def key(self) -> str:
@@ -64,8 +63,8 @@ class Quantity:
 PERPLEXITY = Quantity("perplexity", "PPL", "lower", sampled=True)
 AVERAGE = Quantity("average", "Avg.", "higher", "%", sampled=True)
 ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%", sampled=True)
-KL = Quantity("kl", "mean", "lower", "nats", relative=False, sampled=True, decides=("perplexity", "average", "mmlu"))
-LOG_ODDS = Quantity("log_odds", "mean", "higher", "nats", relative=False, sampled=True, decides=("average",))
+KL = Quantity("kl", "mean", "lower", "nats", relative=False, sampled=True, decides="perplexity")
+LOG_ODDS = Quantity("log_odds", "mean", "higher", "nats", relative=False, sampled=True, decides="average")
 ANSWER_FLIPS = Quantity("answer_flips", "flips", "lower", "%", relative=False, sampled=True)
 OF_WINDOWS = (
     KL,
@@ -239,7 +238,7 @@ def endpoints(metric: Metric, name: str | None = None) -> tuple[Quantity, ...]:
         found = OF_WINDOWS
     elif isinstance(metric, ZeroShot) and (tasks := [one for one in task_names(metric) if has_choices(metric, one)]):
         each = (replace(LOG_ODDS, name=log_odds_of(one), title=TASKS[metric.suite][one].title) for one in tasks)
-        own = tuple(replace(one, decides=(task,)) for one, task in zip(each, tasks, strict=True))
+        own = tuple(replace(one, decides=task) for one, task in zip(each, tasks, strict=True))
         found = (*OF_CHOICES, *(own if name is None else ()))
     else:
         return ()
@@ -247,6 +246,6 @@ def endpoints(metric: Metric, name: str | None = None) -> tuple[Quantity, ...]:
         return found
     main = quantities(metric)[0].name
     return tuple(
-        replace(one, name=f"{name}_{one.name}", stored=one.name, decides=(name,) if main in one.decides else ())
+        replace(one, name=f"{name}_{one.name}", stored=one.name, decides=name if one.decides == main else None)
         for one in found
     )

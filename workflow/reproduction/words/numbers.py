@@ -67,7 +67,7 @@ _WORDS = {
 
 def words(quantity: Quantity) -> str:
     """A quantity as a noun, such as "average accuracy"."""
-    if quantity.decides and quantity.key not in (KL.name, LOG_ODDS.name):
+    if quantity.decides is not None and quantity.key not in (KL.name, LOG_ODDS.name):
         return f"{_WORDS[LOG_ODDS.name]} on {quantity.title}"
     if quantity.key in (one.name for one in (*OF_WINDOWS, *OF_CHOICES)):
         return _WORDS[quantity.key]
