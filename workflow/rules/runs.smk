@@ -28,6 +28,7 @@ def run_of(wildcards):
 rule measure:
     input:
         tasks=lambda wildcards: task_files(sentence(PLAN.part, wildcards.part).tasks),
+        digest=lambda wildcards: sentence(CURRENT.part_digest, wildcards.part),
     output:
         update("results/measured/{part}.json"),
     log:

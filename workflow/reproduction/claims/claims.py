@@ -25,8 +25,9 @@ and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed
 
 On stand-ins a mechanism is decided on the finest quantity that the compared rows have: KL divergence from the
 full-precision model instead of perplexity, and instead of the average accuracy too, whose noise is many times the
-effect; MMLU counts as an average. Log-odds of the right answer take the place of accuracy where the rows have no
-perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either. All compared
+effect; MMLU counts as an average. So it does instead of programs and sums that a model of that domain writes, by text
+of the domain. Log-odds of the right answer take the place of accuracy where the rows have no perplexity, and where the
+claim is about another task. Accuracies at chance are not checkable by KL either. All compared
 numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor does KL
 compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the better, and
 KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity is shown
@@ -67,8 +68,8 @@ Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "n
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
 
-#: Accuracies over many tasks, which KL divergence decides too.
-AVERAGES = ("average", "mmlu")
+#: Accuracies that KL divergence decides too: averages over many tasks; and those of one domain, by its text.
+BY_KL = ("average", "mmlu", "humaneval", "gsm8k")
 
 _WORDS: dict[Decision, Shown] = {
     "holds": "reproduced",
@@ -273,7 +274,7 @@ def endpoint(
 
 def _replaces(finer: Quantity, quantity: Quantity) -> bool:
     """Whether it may decide instead of the other."""
-    return finer.decides == quantity.name or (finer.name == KL.name and quantity.name in AVERAGES)
+    return finer.decides == quantity.name or (finer.key == KL.name and quantity.name in BY_KL)
 
 
 def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:

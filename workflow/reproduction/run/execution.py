@@ -27,6 +27,8 @@ from rotquant.tensors.devices import check_gpu
 
 #: Largest number of runs that a worker measures on weights that it has loaded once.
 TOGETHER = 6
+#: Fields of a method that trains.
+_STEPS = {"steps", "epochs"}
 #: Seconds until a unit that another execution has locked is tried again.
 LOCKED = 2.0
 
@@ -365,7 +367,10 @@ class _Execution:
 
 
 def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], WorkUnit]) -> list[WorkUnit]:
-    """Units in order of the requested tables, the largest models first, each after its dependencies."""
+    """Units in order of the requested tables, trainings and the largest models first, each after its dependencies.
+
+    What takes longest goes first, so that processes end together.
+    """
     size = functools.cache(lambda checkpoint: folder_size(checkpoint, "*.safetensors"))
     table: dict[str, int] = {}  # the first table that shows a run
     for number, part in enumerate(asked.parts):
@@ -373,9 +378,11 @@ def _in_order(plan: Plan, asked: Wanted, found: Mapping[tuple[str, str], WorkUni
             table.setdefault(run, number)
     ordered: dict[tuple[str, str], WorkUnit] = {}
 
-    def place(unit: WorkUnit) -> tuple[int, int]:
-        checkpoint = plan.runs[unit.runs[0]].fields["checkpoint"]
-        return table.get(unit.runs[0], 0), -size(checkpoint)
+    def place(unit: WorkUnit) -> tuple[int, bool, int]:
+        fields = plan.runs[unit.runs[0]].fields
+        methods = plan.shared[fields["recipe"]]["methods"].values()
+        trains = any(_STEPS & method.keys() for method in methods)
+        return table.get(unit.runs[0], 0), not trains, -size(fields["checkpoint"])
 
     def add(unit: WorkUnit) -> None:
         for need in sorted(unit.after):

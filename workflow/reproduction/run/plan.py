@@ -153,6 +153,18 @@ class Plan(PlanEntry):
         """
         return known(self.parts, name, "no table has a part")
 
+    def part_digest(self, name: str) -> str:
+        """Digest of a part's runs and of the code that computes them, their weights and their learned rotations.
+
+        Raises:
+            ConfigError: no table has the part under this configuration.
+        """
+        keys = self.part(name).runs
+        runs = [self.runs[key] for key in keys]
+        weights = [self.weights[run.weights] for run in runs if run.weights]
+        rotations = [self.rotations[one.rotation] for one in weights if one.rotation]
+        return short_hash(canonical_json([sorted({one.code for one in (*runs, *weights, *rotations)}), keys]))
+
     def stored(self, key: str) -> PlannedWeights:
         """Find stored weights by key.
 

@@ -9,6 +9,7 @@ has a mark from its start on, which at its end becomes the state that it was sta
 job that failed or was interrupted has another state and is tried again.
 """
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,26 @@ from reproduction.run.results import (
     run_path,
     task_set_path,
 )
-from rotquant.foundation.files import canonical_json, short_hash, write_text
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import canonical_json, read_object, short_hash, write_text
 
 #: Folder of the marks of jobs, each under the path of the job's first output.
 MARKS = Path(".snakemake/attempts")
+#: Folder of the digests of parts.
+DIGESTS = Path(".snakemake/digests")
 
 
 def rotation_files(key: str) -> list[Path]:
     """The files of learned rotations that pages need; only weights still to be made need the rotations themselves."""
     return [rotation_path(key) / name for name in (ROTATION_RECORD, HISTORY_FILE)]
+
+
+def _digest_of(record: Path) -> Any:
+    """The digest in a part's record; None if it is missing, damaged or of an earlier version."""
+    try:
+        return read_object(record, "record of a part").get("digest")
+    except ResultError:
+        return None
 
 
 class States:
@@ -55,13 +67,26 @@ class States:
         hand, the job runs again and reuses the others.
         """
         keys = self.plan.part(name).runs
-        runs = [self.plan.runs[run] for run in keys]
-        weights = [self.plan.weights[run.weights] for run in runs if run.weights]
-        rotations = {one.rotation for one in weights if one.rotation}
-        codes = {one.code for one in (*runs, *weights, *(self.plan.rotations[key] for key in rotations))}
+        stored = {run.weights for key in keys if (run := self.plan.runs[key]).weights}
+        rotations = {key for weights in stored if (key := self.plan.weights[weights].rotation)}
         whole = all(path.exists() for rotation in rotations for path in rotation_files(rotation))
         record = part_path(name)
-        return self._state(record, [sorted(codes), keys], whole and none_newer(record, map(run_path, keys)))
+        return self._state(record, self.plan.part_digest(name), whole and none_newer(record, map(run_path, keys)))
+
+    def part_digest(self, name: str) -> Path:
+        """A file with the digest of a part's runs and their code; newer than the part's record if that has another.
+
+        It is an input of the part's job. Snakemake remembers the states of its own jobs only, and a record may have
+        been brought by an archive or by `rotquant runs execute`.
+        """
+        digest, record, path = self.plan.part_digest(name), part_path(name), DIGESTS / name
+        if not path.exists() or path.read_text(errors="replace") != digest:
+            write_text(path, digest)
+        if _digest_of(record) == digest:
+            os.utime(path, ns=(0, 0))
+        elif not record.exists() or path.stat().st_mtime_ns <= record.stat().st_mtime_ns:
+            os.utime(path)
+        return path
 
     def table(self, name: str) -> str:
         """The state of a table's numbers, which are made again if one of their files was deleted."""
