@@ -7,9 +7,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from reproduction.run import execution
+from reproduction.run.execution import WorkUnit
 from rotquant.foundation.data import merge
 from tests.helpers.project import CONFIG, TABLES, Copy, alive
 
@@ -45,6 +49,46 @@ def test_what_the_runner_has_computed_the_workflow_finds_current(tmp_path: Path)
     assert project.snakemake(REPORT)[0] == 0
     assert "Nothing to be done" in project.snakemake(REPORT)[1]
     assert project.read("results/runs/*.json").items() <= made.items()
+
+
+def test_the_workflow_measures_anew_what_other_code_has_computed_without_it(tmp_path: Path) -> None:
+    """Snakemake has no record of such a job that it could compare."""
+    project = Copy(tmp_path)
+    assert project.rotquant(*EXECUTE[1:], "--jobs", "2")[0] == 0
+    code = ("workflow/reproduction/run/stages/runs.py", "FACTOR = 1.0", "FACTOR = 2.0")
+    project.edit(*code)
+    assert set(project.planned(REPORT)) == {"measure", "table", "figure", "report"}
+    project.edit(code[0], code[2], code[1])  # as it was: current
+    assert set(project.planned(REPORT)) == {"table", "figure", "report"}
+    project.edit(*code)
+    earlier = project.read("results/runs/*.json")
+    status, output = project.snakemake(REPORT)
+    assert status == 0, output
+    assert all(run != earlier[path] for path, run in project.read("results/runs/*.json").items())
+    assert "Nothing to be done" in project.snakemake(REPORT)[1]
+
+
+def test_trainings_come_first_of_a_table_and_its_largest_models_before_smaller_ones(tmp_path: Path) -> None:
+    def planned(recipe: str, checkpoint: str) -> Any:
+        (tmp_path / checkpoint).mkdir(exist_ok=True)
+        (tmp_path / checkpoint / "model.safetensors").write_bytes(bytes(len(checkpoint)))
+        return SimpleNamespace(fields={"recipe": recipe, "checkpoint": tmp_path / checkpoint})
+
+    runs = {
+        "rounded": planned("rounds", "large"),
+        "small": planned("trains", "s"),
+        "trained": planned("trains", "large"),
+        "later": planned("trains", "large"),
+    }
+    shared = {"rounds": {"methods": {"gptq": {"damping": 0.01}}}, "trains": {"methods": {"omniquant": {"steps": 24}}}}
+    parts = {"one": SimpleNamespace(runs=("rounded", "small", "trained")), "two": SimpleNamespace(runs=("later",))}
+    plan: Any = SimpleNamespace(runs=runs, shared=shared, parts=parts)
+    found = {("runs", key): WorkUnit("runs", key, key, (key,), frozenset({("weights", key)})) for key in runs}
+    found |= {("weights", key): WorkUnit("weights", key, key) for key in runs}
+    asked: Any = SimpleNamespace(parts=("one", "two"))
+    ordered = [(unit.kind, unit.key) for unit in execution._in_order(plan, asked, found)]
+    keys = ("trained", "small", "rounded", "later")
+    assert ordered == [(kind, key) for key in keys for kind in ("weights", "runs")]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

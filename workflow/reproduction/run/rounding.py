@@ -1,10 +1,10 @@
-"""Result files as exports hold them: with as many digits as pages show, which is a third of the size, and without the
+"""Result files as exports hold them: with as many digits as pages show, which is a fourth of the size, and without the
 places of a machine.
 
 Numbers of runs (`metrics`) keep all digits, and so do the means of samples. Rounded are
 
-- log-odds of items, to hundredths, where their deviation over items is several nats;
-- windows' values, to a ten-thousandth of a usual one;
+- log-odds of items, to tenths, where their deviation over items is several nats;
+- windows' values, to a thousandth of a usual one;
 - arrays of magnitudes, which are drawn as surfaces, to three digits, and histories to five.
 
 Of samples each takes up what the one before lost, and the last one the rest, so that their mean stays.
@@ -26,9 +26,9 @@ from reproduction.run.results import HISTORY_FILE, RUNS, TASKS, WEIGHTS
 from rotquant.foundation.files import read_json, read_object
 
 #: Decimal places of log-odds in nats.
-LOG_ODDS_PLACES = 2
+LOG_ODDS_PLACES = 1
 #: Digits of the mean of a run's windows that its windows have.
-WINDOW_DIGITS = 5
+WINDOW_DIGITS = 4
 #: Most steps that are kept of a history of trained weights.
 LONGEST = 200
 #: Metrics whose arrays are surfaces.

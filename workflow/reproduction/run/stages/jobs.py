@@ -139,15 +139,13 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
 
 
 def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
-    """Record a part of a table whose runs are all measured, by the planned code; an equal existing record keeps its time.
+    """Record a part of a table whose runs are all measured by the planned code; an equal existing record keeps its time.
 
     Args:
         values: the main quantity of each run.
     """
     part, path = plan.part(name), part_path(name)
-    text = json_text(
-        {"part": name, "digest": plan.part_digest(name), "runs": {run: values[run] for run in part.runs}}
-    )
+    text = json_text({"part": name, "digest": plan.part_digest(name), "runs": {run: values[run] for run in part.runs}})
     behind = [*map(run_path, part.runs), *map(task_set_path, part.tasks)]
     if not (none_newer(path, behind) and path.read_bytes() == text.encode()):
         write_text(path, text)
