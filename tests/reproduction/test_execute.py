@@ -158,7 +158,7 @@ CROWDED = """if Path("none").exists(): raise RuntimeError("CUDA out of memory.")
     try: Path("used").mkdir()
     except FileExistsError:
         Path("crowded").touch()
-        raise RuntimeError("CUDA error: out of memory") from None
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`") from None
     while not Path("crowded").exists(): time.sleep(0.05)
     Path("used").rmdir()
     if Path"""

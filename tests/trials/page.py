@@ -36,7 +36,8 @@ TRIALS = {
     "gpus_workflow": (
         "The workflow on two GPUs",
         "Snakemake computes QuaRot's Table 1 by one GPU and by two: the kinds of cell of `config/paper.yaml` with its "
-        "three seeds, on 4 layers of random weights of Llama-2-7B's widths. A small computation before compiles the kernels.",
+        "three seeds, on 4 layers of random weights of Llama-2-7B's widths. A small computation before compiles the "
+        "kernels.",
     ),
     "gpus_layers": (
         "Layers on either of two GPUs",

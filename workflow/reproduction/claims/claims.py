@@ -23,17 +23,17 @@ columns computed by the same runs count once. A column where our numbers refute 
 A claim's mechanism is judged anywhere, its statement about the paper's setting only on the paper's own models or GPU,
 and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed by its experiment's finding.
 
-On stand-ins a mechanism is decided on the finest quantity that the compared rows have: KL divergence from the full-
-precision model instead of perplexity, and instead of the average accuracy too, whose noise is many times the effect;
-MMLU counts as an average. It decides the share of right programs too, on text that is code; not sums, of whose text a
-fine-tuned model predicts the results alone. Log-odds of the right answer take the place of accuracy where the rows have
-no perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either. All
-compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor does
-KL compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the better,
-and KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity is shown
-next to it and decides nothing; the page reports where it says the opposite. On the paper's own models the paper's
-quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by accuracy
-is one mechanism where one quantity decides both: it counts once (`repeated`).
+On stand-ins a mechanism is decided on the finest quantity that the compared rows have: KL divergence from the
+full-precision model instead of perplexity, and instead of the average accuracy too, whose noise is many times the
+effect; MMLU counts as an average. It decides the share of right programs too, on text that is code; not sums, of whose
+text a fine-tuned model predicts the results alone. Log-odds of the right answer take the place of accuracy where the
+rows have no perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either.
+All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor
+does KL compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the
+better, and KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity
+is shown next to it and decides nothing; the page reports where it says the opposite. On the paper's own models the
+paper's quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by
+accuracy is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

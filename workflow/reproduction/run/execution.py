@@ -29,6 +29,8 @@ from rotquant.tensors.devices import check_gpu
 TOGETHER = 6
 #: Fields of a method that trains.
 _STEPS = {"steps", "epochs"}
+#: Words of a GPU's errors for too little memory: its allocator's, and those of cuBLAS and others that begin.
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED")
 #: Seconds until a unit that another execution has locked is tried again.
 LOCKED = 2.0
 
@@ -233,7 +235,7 @@ def perform(plan: Plan, silently: bool, unit: WorkUnit) -> UnitOutcome:
         problem = str(error)
         crowded = "GiB are free" in problem  # as `rotquant.models.placement` says it
     except RuntimeError as error:  # torch's are several
-        if "out of memory" not in str(error):
+        if not any(words in str(error) for words in _NO_MEMORY):
             raise
         problem, crowded = "the GPU's memory does not suffice: use a smaller batch or another GPU.", True
     results = {key: jobs.result_current(plan, key) for key in unit.runs}

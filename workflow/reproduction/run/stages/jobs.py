@@ -139,7 +139,7 @@ def measure(plan: Plan, keys: Iterable[str], say: Say, again: bool = False) -> N
 
 
 def record_part(plan: Plan, name: str, values: Mapping[str, float]) -> None:
-    """Record a part of a table whose runs are all measured by the planned code; an equal existing record keeps its time.
+    """Record a part of a table whose runs the planned code has all measured; an equal existing record keeps its time.
 
     Args:
         values: the main quantity of each run.
