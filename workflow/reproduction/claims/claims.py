@@ -68,7 +68,7 @@ Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "n
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
 
-#: Accuracies that KL divergence decides too: averages over many tasks; and that of programs, by its text.
+#: Accuracies that KL divergence decides too: averages over many tasks; and the share of right programs, on code.
 BY_KL = ("average", "mmlu", "humaneval")
 
 _WORDS: dict[Decision, Shown] = {
