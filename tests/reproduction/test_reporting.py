@@ -25,13 +25,14 @@ from reproduction.scoreboard import page as html
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
-from reproduction.tables.quantities import AVERAGE, PERPLEXITY
+from reproduction.tables.quantities import AVERAGE, PERPLEXITY, called
 from reproduction.words import describe
 from reproduction.words.numbers import loss_words, show, show_change
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
 from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.schemes import Perplexity
 from tests.helpers.project import CONFIG, PUBLISHED, TABLES
 from tests.helpers.reports import KINDS, compute, every_kind, load, page, rows, table
 
@@ -355,6 +356,8 @@ def test_numbers_are_printed_as_the_paper_prints_them() -> None:
 def test_losses_have_the_word_of_their_direction() -> None:
     assert loss_words(PERPLEXITY) == "increase of perplexity"
     assert loss_words(AVERAGE) == "loss of average accuracy"
+    (of_code,) = called(Perplexity(corpus="code"), "code")
+    assert loss_words(of_code) == "increase of perplexity on code"
 
 
 def test_missing_and_damaged_run_files_are_named(project: Project) -> None:

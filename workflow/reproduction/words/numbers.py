@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from reproduction.frame.values import Values
-from reproduction.tables.quantities import KL, LOG_ODDS, OF_CHOICES, OF_WINDOWS, TENSOR_WORDS, Quantity
+from reproduction.tables.quantities import KL, LOG_ODDS, OF_CHOICES, OF_WINDOWS, PERPLEXITY, TENSOR_WORDS, Quantity
 
 #: Keeps a number, its deviation and its unit on one line.
 SPACE = "\u00a0"
@@ -71,7 +71,8 @@ def words(quantity: Quantity) -> str:
         return f"{_WORDS[LOG_ODDS.name]} on {quantity.title}"
     if quantity.key in (one.name for one in (*OF_WINDOWS, *OF_CHOICES)):
         return _WORDS[quantity.key]
-    return _WORDS.get(quantity.name, f"accuracy on {quantity.title}")
+    kind = "perplexity" if quantity.key == PERPLEXITY.name else "accuracy"
+    return _WORDS.get(quantity.name, f"{kind} on {quantity.title}")
 
 
 def loss_words(quantity: Quantity) -> str:
