@@ -107,7 +107,7 @@ def test_columns_of_bits_are_panels_and_epochs_the_axis(project: Project, monkey
     draw(project, "prefixquant_table12", None)
     draw(project, "spinquant_budget", None)
     labels = [[label.get_text() for label in axis.get_xticklabels()] for axis in axes]
-    assert labels == [["0", "5", "10", "20", "30"]] * 2 + [["0", "8", "24", "64", "128"]]
+    assert labels == [["0", "5", "10", "20", "30"]] * 2 + [["0", "8", "24", "64", "128", "512"]]
     assert [axis.get_title().partition("\n")[0] for axis in axes] == ["W4A8KV4", "W4A4KV4", "Llama-2-7B"]
 
 

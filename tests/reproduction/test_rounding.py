@@ -26,7 +26,7 @@ def test_samples_keep_their_mean_and_move_by_a_step_at_most(count: int, places: 
 
 
 @pytest.mark.parametrize("usual", [1e-7, 0.03, 2.5, 4e3, 0.0])
-def test_windows_keep_five_digits_and_the_mean_that_a_run_is_checked_by(
+def test_windows_keep_four_digits_and_the_mean_that_a_run_is_checked_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usual: float
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_windows_keep_five_digits_and_the_mean_that_a_run_is_checked_by(
     )
     found = json.loads(rounded(path))["samples"]["kl"]
     assert statistics.fmean(found) == pytest.approx(statistics.fmean(values), rel=1e-9)
-    assert found == pytest.approx(values, abs=2e-4 * usual)
+    assert found == pytest.approx(values, abs=2e-3 * usual)
     assert not usual or len(json.dumps(found)) < len(json.dumps(values)) * 0.6
 
 
@@ -56,14 +56,14 @@ def test_a_run_keeps_its_numbers_answers_and_other_arrays(tmp_path: Path, monkey
     }
     path.write_text(json.dumps(run))
     assert json.loads(rounded(path)) == run | {
-        "samples": {**run["samples"], "a_log_odds": [0.12, pytest.approx(-1.996544)]}
+        "samples": {**run["samples"], "a_log_odds": [0.1, pytest.approx(-1.976544)]}
     }
     run |= {"run": {"metric": {"kind": "magnitudes"}}, "samples": {}}
     path.write_text(json.dumps(run))
     assert json.loads(rounded(path)) == run | {"arrays": {"curve": [0.123]}}
     run |= {"run": {"metric": {"kind": "perplexity"}}, "samples": {"perplexity": [2.123456789, 3.0]}}
     path.write_text(json.dumps(run))
-    assert json.loads(rounded(path)) == run | {"samples": {"perplexity": [2.1235, pytest.approx(2.999956789)]}}
+    assert json.loads(rounded(path)) == run | {"samples": {"perplexity": [2.123, pytest.approx(3.000456789)]}}
 
 
 def test_other_files_but_histories_stay_as_they_are(tmp_path: Path) -> None:

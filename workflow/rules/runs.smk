@@ -28,7 +28,7 @@ def run_of(wildcards):
 rule measure:
     input:
         tasks=lambda wildcards: task_files(sentence(PLAN.part, wildcards.part).tasks),
-        digest=lambda wildcards: sentence(CURRENT.part_digest, wildcards.part),
+        sign=lambda wildcards: sentence(CURRENT.part_sign, wildcards.part),
     output:
         update("results/measured/{part}.json"),
     log:

@@ -127,6 +127,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.run.stages.measures:training_loss": ("histories of trainings",),
     "reproduction.run.stages.text:_tokens": ("texts as tokens",),
     "reproduction.run.states:States._marks": ("marks of jobs",),
+    "reproduction.run.states:_digest_of": ("records of measured parts",),
     "reproduction.tables.tables:tables_in": ("tables of accuracy", "tables of numbers of others"),
     "reproduction.tables.tables:published_lines": ("printed numbers", "numbers of others"),
     "reproduction.tables.targets:load_targets": ("targets",),

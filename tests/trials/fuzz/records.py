@@ -88,7 +88,7 @@ def _plans(root: Path, plan: Plan, project: Project) -> list[Format]:
     def states(folder: Path) -> None:
         found = States(plan)
         for name in plan.parts:
-            found.part(name)
+            found.part(name), found.part_sign(name)
         found.table(NAME), found.page(NAME), found.index()
 
     def current(folder: Path) -> None:

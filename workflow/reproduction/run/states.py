@@ -10,6 +10,7 @@ job that failed or was interrupted has another state and is tried again.
 """
 
 import os
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from rotquant.foundation.files import canonical_json, read_object, short_hash, w
 
 #: Folder of the marks of jobs, each under the path of the job's first output.
 MARKS = Path(".snakemake/attempts")
-#: Folder of the digests of parts.
-DIGESTS = Path(".snakemake/digests")
+#: Folder of the signs of parts whose records are of other code.
+SIGNS = Path(".snakemake/signs")
 
 
 def rotation_files(key: str) -> list[Path]:
@@ -73,20 +74,21 @@ class States:
         record = part_path(name)
         return self._state(record, self.plan.part_digest(name), whole and none_newer(record, map(run_path, keys)))
 
-    def part_digest(self, name: str) -> Path:
-        """A file with the digest of a part's runs and their code; newer than the part's record if that has another.
+    def part_sign(self, name: str) -> Path:
+        """A file that is newer than the record of a part that other code computed, or of other runs.
 
-        It is an input of the part's job. Snakemake remembers the states of its own jobs only, and a record may have
-        been brought by an archive or by `rotquant runs execute`.
+        It is an input of the part's job: Snakemake remembers the states of its own jobs only, and a record may have
+        been brought by an archive or by `rotquant runs execute`. It never has the same content twice, by which
+        Snakemake would take it for unchanged.
         """
-        digest, record, path = self.plan.part_digest(name), part_path(name), DIGESTS / name
-        if not path.exists() or path.read_text(errors="replace") != digest:
-            write_text(path, digest)
-        if _digest_of(record) == digest:
-            os.utime(path, ns=(0, 0))
-        elif not record.exists() or path.stat().st_mtime_ns <= record.stat().st_mtime_ns:
-            os.utime(path)
-        return path
+        record, sign = part_path(name), SIGNS / name
+        if _digest_of(record) == self.plan.part_digest(name):
+            if not sign.exists():
+                write_text(sign, "")
+            os.utime(sign, ns=(0, 0))
+        elif not (sign.exists() and record.exists() and sign.stat().st_mtime_ns > record.stat().st_mtime_ns):
+            write_text(sign, f"{time.time_ns()}")
+        return sign
 
     def table(self, name: str) -> str:
         """The state of a table's numbers, which are made again if one of their files was deleted."""
