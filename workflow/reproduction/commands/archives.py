@@ -72,7 +72,8 @@ def import_(
 ) -> CommandResult:
     """Take runs out of files, but for those that are here and current, and record the parts of tables.
 
-    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
+    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out. What two
+    files hold is taken out of the first.
     """
     paths = [path.absolute() for path in archived or []]
     chosen = open_plan(config, plan)
