@@ -36,11 +36,12 @@ paper's quantity decides, as anywhere for the size of a loss. What a paper says 
 accuracy is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
+from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
 from reproduction.claims.given import not_given
 from reproduction.frame.values import Values, known_quantities, numbers_of
@@ -56,9 +57,8 @@ from reproduction.tables.checks import (
     quantities_in,
 )
 from reproduction.tables.project import Project
-from reproduction.tables.quantities import KL, Quantity
+from reproduction.tables.quantities import Quantity
 from reproduction.tables.tables import RunTable, Table
-from reproduction.words.describe import is_about_models, is_stand_in
 from rotquant.foundation.errors import ResultError, lookup
 from rotquant.foundation.files import canonical_json
 
@@ -67,9 +67,6 @@ S = TypeVar("S", bound=Statement)
 Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
-
-#: Accuracies that KL divergence decides too: averages over many tasks; and the share of right programs, on code.
-BY_KL = ("average", "mmlu", "humaneval")
 
 _WORDS: dict[Decision, Shown] = {
     "holds": "reproduced",
@@ -203,24 +200,23 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
-    endpoints, prefixed = project.endpoints(table), project.prefixed(table)
+    endpoints = Endpoints.of(project, table)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
 
     def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
         quantity = main if claim.quantity is None else lookup(known, claim.quantity, unknown)
-        own = _is_the_papers(project, table, claim.columns)
+        own = endpoints.are_the_papers(claim.columns)
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
-            if about == "mechanism" and not own:
+            if about == "mechanism":
                 at_chance = ours.decision == "not checkable"
-                allowed = [one for one in endpoints if not at_chance or one.decides == quantity.name]
-                finer = endpoint(check, allowed, measured, quantity, values.ours, claim.columns, prefixed)
+                finer = endpoints.instead(check, quantity, values.ours, claim.columns, at_chance)
             if finer is None:
-                said = about == "mechanism" and any(_replaces(one, quantity) for one in endpoints)
+                said = about == "mechanism" and endpoints.replace(quantity)
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
@@ -228,60 +224,6 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
 
     return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
-
-
-def endpoint(
-    check: Check,
-    known: Sequence[Quantity],
-    measured: Sequence[Quantity],
-    quantity: Quantity,
-    numbers: Numbers,
-    columns: Sequence[str] | None,
-    prefixed: Collection[str],
-) -> Quantity | None:
-    """The finer quantity that decides a check instead of another; None where that one decides itself.
-
-    The check must ask for a direction, and all its rows must have the finer quantity wherever they have the other. KL
-    does not measure the full-precision model, whose own is exactly 0. It does not compare rows of which some have a
-    prefix and some have none; perplexity does.
-
-    Args:
-        known: finer quantities. measured: the others of the table. prefixed: the rows that have a prefix.
-    """
-    if not is_direction(check):
-        return None
-    rows = {name for kind, name in names_in(check) if kind == "row"}
-    places = [
-        (row, column)
-        for row, column, name in numbers
-        if name == quantity.name and row in rows and (columns is None or column in columns)
-    ]
-    differ = len({row in prefixed for row, _ in places}) > 1
-    for finer in sorted((one for one in known if _replaces(one, quantity)), key=lambda one: one.key != KL.name):
-        found = [numbers.get((row, column, finer.name)) for row, column in places]
-        if not found or None in found:
-            continue
-        if finer.key != KL.name:
-            return finer
-        if differ:
-            return (
-                None if finer.decides == quantity.name else next(one for one in measured if one.name == finer.decides)
-            )
-        if all(one is not None and one.mean != 0 for one in found):
-            return finer
-    return None
-
-
-def _replaces(finer: Quantity, quantity: Quantity) -> bool:
-    """Whether it may decide instead of the other."""
-    return finer.decides == quantity.name or (finer.key == KL.name and quantity.name in BY_KL)
-
-
-def _is_the_papers(project: Project, table: RunTable, columns: Sequence[str] | None) -> bool:
-    """Whether all columns of a claim are the paper's own models, or no model takes part."""
-    computed = {column: project.slot(table, column) for column in project.columns(table)}
-    asked = [computed[name] for name in columns or computed if name in computed]
-    return not is_about_models(table) or not any(map(is_stand_in, asked))
 
 
 def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
@@ -309,24 +251,23 @@ def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
         found = {run.key: read_result(project.root / run_path(run.key)) for cell in cells for run in cell.runs}
     except ResultError:
         return None
-    numbers = numbers_of(cells, found)
-    decisive = deciding(project, target, experiment.check, quantity, numbers, columns)
-    return judge(experiment.check, target, numbers, decisive, found, columns)
+    return by_experiment(project, target, experiment.check, quantity, numbers_of(cells, found), found, columns)[0]
 
 
-def deciding(
+def by_experiment(
     project: Project,
     target: RunTable,
     check: Check,
     quantity: Quantity,
     numbers: Numbers,
-    columns: Sequence[str] | None = None,
-) -> Quantity:
-    """The quantity that decides a check of an experiment: the finer one on stand-ins, where possible."""
-    if _is_the_papers(project, target, columns):
-        return quantity
-    known, measured = project.endpoints(target), project.quantities(target)
-    return endpoint(check, known, measured, quantity, numbers, columns, project.prefixed(target)) or quantity
+    results: Results,
+    columns: Sequence[str] | None,
+) -> tuple[Verdict, Quantity]:
+    """The verdict on an experiment's check, decided as a mechanism is, and the quantity that decides."""
+    verdict = judge(check, target, numbers, quantity, results, columns)
+    at_chance = verdict.decision == "not checkable"
+    finer = Endpoints.of(project, target).instead(check, quantity, numbers, columns, at_chance)
+    return (verdict, quantity) if finer is None else (judge(check, target, numbers, finer, results, columns), finer)
 
 
 def score(decided: Sequence[Outcome]) -> Score:

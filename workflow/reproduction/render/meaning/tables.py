@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from reproduction.claims.claims import Answer, Outcome, Verdict, deciding, judge, once
+from reproduction.claims.claims import Answer, Outcome, Verdict, by_experiment, once
 from reproduction.claims.widths import Course, courses
 from reproduction.frame.values import Values, known_quantities, main_quantities
 from reproduction.render.meaning.pages import VERDICTS, Words, clauses, grouped, of_claims, sentence
@@ -76,8 +76,9 @@ def _causes(project: Project, table: RunTable, values: Values, results: Results)
     experiments = (claim.experiment for claim in claims if claim.experiment)
     for experiment in {one.cause: one for one in experiments if one.target == table.id}.values():
         quantity = measured[experiment.quantity or next(iter(measured))]
-        quantity = deciding(project, table, experiment.check, quantity, values.ours, experiment.columns)
-        verdict = judge(experiment.check, table, values.ours, quantity, results, experiment.columns)
+        verdict, quantity = by_experiment(
+            project, table, experiment.check, quantity, values.ours, results, experiment.columns
+        )
         unit = EffectUnit.of(quantity)
         outcome = Outcome(
             Statement(text=upper(whole(experiment.cause)), section="-"), {"mechanism": Answer(verdict, Verdict(()))}
