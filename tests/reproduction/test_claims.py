@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from reproduction.claims.claims import Score, Verdict, judge, once, outcomes, repeated, score
 from reproduction.claims.effects import CHECKS, Numbers
+from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import Finding
 from reproduction.frame.values import Number, Values
 from reproduction.tables.checks import Check, is_direction
@@ -367,6 +368,22 @@ def test_the_papers_quantity_decides_where_a_row_lacks_the_finer_one_or_is_the_f
         (found,) = outcomes(Double(PERPLEXITY, stand_in=True), chosen, Values({**given, **finer}, {}), {})
         assert found.mechanism is not None
         assert (found.mechanism.on, found.mechanism.here, found.mechanism.second) == (PERPLEXITY, "reproduced", None)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "at_chance", "expected"),
+    [(PERPLEXITY, False, KL), (AVERAGE, False, KL), (AVERAGE, True, LOG_ODDS), (LOG_ODDS, False, None)],
+)
+def test_accuracies_at_chance_are_not_decided_by_the_divergence(
+    quantity: Quantity, at_chance: bool, expected: Quantity | None
+) -> None:
+    """In claims and in experiments."""
+    endpoints = Endpoints((KL, LOG_ODDS), (PERPLEXITY, AVERAGE), frozenset(), frozenset({"7B"}))
+    rows = {(row, "7B"): 1.0 for row in ("QuaRot", "QUIK")}
+    known = [one for measured in (PERPLEXITY, AVERAGE, KL, LOG_ODDS) for one in numbers(rows, measured).items()]
+    check = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
+    assert endpoints.instead(check, quantity, dict(known), None, at_chance) == expected
+    assert endpoints.instead(check, quantity, dict(known), ["13B"], at_chance) is None  # the paper's own model
 
 
 @pytest.mark.parametrize("prefixed", [(), ("QuaRot",)])
