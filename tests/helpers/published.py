@@ -98,14 +98,13 @@ class Transcription:
             assert equal(one[place], other[place]), (place, one[place], other[place])
 
     def check_data(self, project: Project, table: int, ours: set[str], kinds: set[str]) -> None:
-        """The table as data has the rows, columns and metrics printed; `ours` are rows that it may have besides, as it
-        may have perplexity, with which KL divergence comes."""
+        """The table as data has the rows, columns and metrics printed; `ours` are rows that it may have besides."""
         data, printed = project.table(f"{self.paper}_table{table}"), self.read(table)
         assert {row.name for row in data.rows} - ours == {cell["row"] for cell in printed} - ours
         columns = list(dict.fromkeys(cell["column"] for cell in printed))
         assert [column.name for column in data.columns if column.name in columns] == columns
         assert all(column.published for column in data.columns if column.name not in columns)  # for comparison
-        assert {metric["kind"] for metric in data.metrics} in (kinds, kinds | {"perplexity"})
+        assert {metric["kind"] for metric in data.metrics} == kinds
 
     def check_claims(self, project: Project, table: int, otherwise: Mapping[str, str] = MappingProxyType({})) -> None:
         """A claim that the paper's table contradicts would be one that we misread, unless the paper is inconsistent or

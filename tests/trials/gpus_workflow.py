@@ -28,8 +28,8 @@ from tests.trials.trial import REPOSITORY, Trial, run
 TABLE = "quarot_table1"
 #: The table's method that is trained. A GPU's sums in a backward pass may come in any order.
 TRAINED = "omniquant"
-#: Largest difference of a perplexity after a training, as a share: 0.015 was seen.
-SAME_VALUE = 0.05
+#: Largest difference of a perplexity after a training, as a share, where those by one GPU do not differ by half of it.
+SAME_VALUE = 0.01
 #: Amounts by which kernels are compiled and texts are read once before a time is taken.
 LEAST: dict[str, Any] = {
     "seeds": [0],
@@ -112,7 +112,8 @@ def _compare(trial: Trial, one: Computed, two: Computed) -> None:
     )
     trial.figure("largest difference of a perplexity after a training, by two", f"{max(by_two):.2e}")
     trial.figure("largest difference of a perplexity after a training, by one again", f"{max(again):.2e}")
-    trial.check("What is trained has one's perplexity, within 5 %", max(by_two) <= SAME_VALUE, str(by_two))
+    what = "What is trained has one's perplexity, within 1 % or twice what one's own differ by"
+    trial.check(what, max(by_two) <= max(SAME_VALUE, 2 * max(again)), f"{by_two}, {again}")
 
 
 def _trained(plan: Plan) -> Iterator[str]:

@@ -216,7 +216,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 at_chance = ours.decision == "not checkable"
                 finer = endpoints.instead(check, quantity, values.ours, claim.columns, at_chance)
             if finer is None:
-                said = about == "mechanism" and endpoints.replace(quantity)
+                said = about == "mechanism" and endpoints.has_finer(quantity)
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:

@@ -42,8 +42,8 @@ class Endpoints:
         """Whether all columns, None for the table's, are the paper's own models, or no model takes part."""
         return self.stand_ins.isdisjoint(columns or self.stand_ins)
 
-    def replace(self, quantity: Quantity) -> bool:
-        """Whether there is a finer quantity than this one."""
+    def has_finer(self, quantity: Quantity) -> bool:
+        """Whether the table has a finer quantity than this one."""
         return any(_replaces(one, quantity) for one in self.finer)
 
     def instead(

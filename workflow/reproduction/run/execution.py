@@ -27,12 +27,12 @@ from rotquant.tensors.devices import check_gpu
 
 #: Largest number of runs that a worker measures on weights that it has loaded once.
 TOGETHER = 6
+#: Seconds until a unit that another execution has locked is tried again.
+LOCKED = 2.0
 #: Fields of a method that trains.
 _STEPS = {"steps", "epochs"}
 #: Words of a GPU's errors for too little memory: its allocator's, and those of cuBLAS and others that begin.
 _NO_MEMORY = ("out of memory", "ALLOC_FAILED")
-#: Seconds until a unit that another execution has locked is tried again.
-LOCKED = 2.0
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,18 @@ class Plan(PlanEntry):
             ConfigError: no table has the part under this configuration.
         """
         keys = self.part(name).runs
-        runs = [self.runs[key] for key in keys]
-        weights = [self.weights[run.weights] for run in runs if run.weights]
-        rotations = [self.rotations[one.rotation] for one in weights if one.rotation]
-        return short_hash(canonical_json([sorted({one.code for one in (*runs, *weights, *rotations)}), keys]))
+        weights, rotations = self.behind(name)
+        kinds = ((self.runs, keys), (self.weights, weights), (self.rotations, rotations))
+        return short_hash(canonical_json([sorted({planned[key].code for planned, of in kinds for key in of}), keys]))
+
+    def behind(self, name: str) -> tuple[set[str], set[str]]:
+        """The keys of the stored weights, and of the learned rotations, that a part's runs are measured with.
+
+        Raises:
+            ConfigError: no table has the part under this configuration.
+        """
+        weights = {key for run in self.part(name).runs if (key := self.runs[run].weights)}
+        return weights, {key for one in weights if (key := self.weights[one].rotation)}
 
     def stored(self, key: str) -> PlannedWeights:
         """Find stored weights by key.

@@ -67,9 +67,7 @@ class States:
         Its record represents the files of its runs and their rotations. If one was deleted, damaged or made anew by
         hand, the job runs again and reuses the others.
         """
-        keys = self.plan.part(name).runs
-        stored = {run.weights for key in keys if (run := self.plan.runs[key]).weights}
-        rotations = {key for weights in stored if (key := self.plan.weights[weights].rotation)}
+        keys, (_, rotations) = self.plan.part(name).runs, self.plan.behind(name)
         whole = all(path.exists() for rotation in rotations for path in rotation_files(rotation))
         record = part_path(name)
         return self._state(record, self.plan.part_digest(name), whole and none_newer(record, map(run_path, keys)))
