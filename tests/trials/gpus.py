@@ -1,4 +1,4 @@
-"""What the trials of several GPUs of one host share: two GPUs, or in the quick form a CPU in their place."""
+"""What the trials of several GPUs of one host share: their GPUs, or in the quick form a CPU in their place."""
 
 import torch
 
@@ -6,15 +6,15 @@ from reproduction.run.workers import visible_gpus
 from tests.trials.trial import Skip, Trial
 
 
-def two_gpus(trial: Trial) -> list[str]:
-    """The first two GPUs, named in the trial's record; none where there are less and the trial is a quick one.
+def several_gpus(trial: Trial, most: int = 2) -> list[str]:
+    """The first GPUs, from two to `most`, named in the trial's record; none where there is one and the trial is quick.
 
     Raises:
         Skip: a whole trial finds less than two.
     """
-    gpus = visible_gpus()[:2]
-    if len(gpus) == 2:
-        trial.versions["GPUs"] = ", ".join(torch.cuda.get_device_name(index) for index in (0, 1))
+    gpus = visible_gpus()[:most]
+    if len(gpus) > 1:
+        trial.versions["GPUs"] = ", ".join(torch.cuda.get_device_name(index) for index in range(len(gpus)))
         return gpus
     if not trial.quick:
         raise Skip("it takes two NVIDIA GPUs; --quick tries it out on a CPU.")

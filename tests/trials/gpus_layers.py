@@ -19,7 +19,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.weights.build import build_weights
 from rotquant.weights.packing import all_weight_tensors
-from tests.trials.gpus import two_gpus
+from tests.trials.gpus import several_gpus
 from tests.trials.trial import Trial, run
 
 
@@ -53,7 +53,7 @@ class Done:
 
 def body(trial: Trial) -> None:
     """Quantize by one process twice, and by two at a time."""
-    device, works = ("cuda" if two_gpus(trial) else "cpu"), (QUICK if trial.quick else WHOLE)
+    device, works = ("cuda" if several_gpus(trial) else "cpu"), (QUICK if trial.quick else WHOLE)
     devices = [f"{device}:{index}" if device == "cuda" else device for index in (0, 1)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         for work in QUICK.values():  # imports, and a GPU's libraries

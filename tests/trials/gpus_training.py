@@ -1,4 +1,4 @@
-"""Trial of two GPUs that share a training of RCP: its losses are those of one, and it is killed and continued.
+"""Trial of GPUs that share a training of RCP: losses of two, and of four, are those of one; two are killed and go on.
 
 The quick form trains a tiny model, by processes of the CPU where there are no two GPUs.
 """
@@ -15,7 +15,7 @@ from reproduction.rehearsal.material import TINY, make_folder
 from rotquant.commands.distil import HISTORY
 from rotquant.models.folders import MANIFEST
 from tests.helpers.processes import end, start
-from tests.trials.gpus import two_gpus
+from tests.trials.gpus import several_gpus
 from tests.trials.trial import REPOSITORY, Trial, run
 
 #: Largest difference of a step's loss between one GPU and two, as a share: sums of bfloat16 in another order.
@@ -47,22 +47,25 @@ QUICK = Size(
 
 
 def body(trial: Trial) -> None:
-    """Compare the losses of one process and of two, and continue a killed training."""
-    device, size = ("cuda" if two_gpus(trial) else "cpu"), (QUICK if trial.quick else WHOLE)
+    """Compare the losses of one process and of several, and continue a killed training of two."""
+    gpus, size = several_gpus(trial, most=4), (QUICK if trial.quick else WHOLE)
+    device, counts = ("cuda" if gpus else "cpu"), {"one": 1, "two": 2, "again": 2}
+    if len(gpus) == 4:
+        counts["four"] = 4
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         make_folder(REPOSITORY, place, size.shape, size.layers, device)
         command = _command(size, device, place)
         losses = {}
-        for name, count in (("one", 1), ("two", 2), ("again", 2)):
-            started = time.monotonic()
+        for name, count in counts.items():
             _end(_start(command, place / name, count))
             losses[name] = _losses(place / name)
-            trial.figure(f"seconds, {name}", round(time.monotonic() - started, 1))
         trial.figure("steps", len(losses["two"]))
-        worst = _largest(losses["one"], losses["two"])
-        trial.figure("largest difference of a step's loss between one and two", f"{worst:.2e}")
-        trial.check("Two have the losses of one in each step, within 1 %", worst <= SAME_LOSS, f"{losses}")
+        for name in [name for name in ("two", "four") if name in counts]:
+            worst = _largest(losses["one"], losses[name])
+            trial.figure(f"largest difference of a step's loss between one and {name}", f"{worst:.2e}")
+            what = f"{name.capitalize()} have the losses of one in each step, within 1 %"
+            trial.check(what, worst <= SAME_LOSS, f"{losses}")
         _kill(trial, command, place / "killed")
         losses["killed"] = _losses(place / "killed")
         usual, then = (_largest(losses["two"], losses[name]) for name in ("again", "killed"))

@@ -22,7 +22,7 @@ from reproduction.rehearsal.material import TINY, make_folder
 from reproduction.run.plan import Plan
 from rotquant.foundation.data import merge
 from tests.trials import projects
-from tests.trials.gpus import two_gpus
+from tests.trials.gpus import several_gpus
 from tests.trials.trial import REPOSITORY, Trial, run
 
 TABLE = "quarot_table1"
@@ -78,7 +78,7 @@ class Computed:
 
 def body(trial: Trial) -> None:
     """Compute the table by two and by one, after a small one by two."""
-    gpus, size = two_gpus(trial), (QUICK if trial.quick else WHOLE)
+    gpus, size = several_gpus(trial), (QUICK if trial.quick else WHOLE)
     trial.versions["snakemake"] = version("snakemake")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Path(folder)
@@ -164,7 +164,7 @@ def _trained_again(
     """The values of the trained weights' runs after another training by the same GPU."""
     names = [name.split() for name in trained]
     line = [sys.executable, "-m", "rotquant", "runs", "execute", *(key for _, key in names), "--again"]
-    command = [*line, "--jobs", "1", *(part for path in files for part in ("--config", str(path)))]
+    command = [*line, "--jobs", "3", *(part for path in files for part in ("--config", str(path)))]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     trial.check("What is trained is trained again", done.returncode == 0, (done.stdout + done.stderr)[-3000:])
     keys = [key for kind, key in names if kind == "run"]

@@ -45,7 +45,7 @@ TRIALS = {
         "Llama-2-7B's, by one GPU twice and by two at a time.",
     ),
     "gpus_training": (
-        "A training that two GPUs share",
+        "A training that several GPUs share",
         "Two GPUs share a training of RCP, on a layer of random weights of Llama-2-7B's widths. It is killed and "
         "continued.",
     ),
