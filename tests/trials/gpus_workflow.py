@@ -93,7 +93,6 @@ def body(trial: Trial) -> None:
     for name, table in (("one", one), ("two", two)):
         trial.figure(f"seconds that weights and runs take in all, by {name}", round(sum(table.units), 1))
         trial.figure(f"seconds of the longest of them, by {name}", round(max(table.units), 1))
-    trial.figure("load average of the machine at the end", round(os.getloadavg()[0], 1))
     _compare(trial, one, two)
 
 

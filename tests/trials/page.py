@@ -47,7 +47,7 @@ TRIALS = {
     "gpus_training": (
         "A training that several GPUs share",
         "Two GPUs share a training of RCP, on a layer of random weights of Llama-2-7B's widths. It is killed and "
-        "continued.",
+        "continued. Where there are four GPUs, these share it too.",
     ),
     "fuzzing": (
         "Foreign input",
@@ -107,6 +107,7 @@ def _section(heading: str, what: str, record: dict[str, Any]) -> str:
         "",
         *([*(f"- {name}: {value}" for name, value in figures.items()), ""] if figures else []),
         *([f"By format: {', '.join(formats)}.", ""] if formats else []),
+        *([note, ""] if (note := record.get("note", "")) else []),
         f"`python -m tests.trials.{record['trial']} --seed {record['seed']}`: {record['seconds']:,.0f} s on "
         f"{record['cpu_count']} cores ({record['cpu']}), {record['date'][:10]}, commit {record['git_commit'][:7]}; "
         f"{versions}.",

@@ -23,11 +23,12 @@ class Trial:
     """One trial under way.
 
     checks: how often each thing was tried and how often it held. figures: numbers that describe the load or the
-    amount of work. versions: of programs and packages beyond those that `environment` names.
+    amount of work. versions: of programs and packages beyond those that `environment` names. note: what else the
+    machine did, in a sentence.
     """
 
-    def __init__(self, name: str, quick: bool, seed: int) -> None:
-        self.name, self.quick, self.seed = name, quick, seed
+    def __init__(self, name: str, quick: bool, seed: int, note: str = "") -> None:
+        self.name, self.quick, self.seed, self.note = name, quick, seed, note
         self.checks: dict[str, dict[str, int]] = {}
         self.figures: dict[str, float | str] = {}
         self.versions: dict[str, str] = {}
@@ -67,6 +68,7 @@ class Trial:
             "seconds": round(time.monotonic() - self._started, 1),
             "checks": self.checks,
             "figures": self.figures,
+            "note": self.note,
             **circumstances,
             "versions": versions,
         }
@@ -90,10 +92,11 @@ def run(
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--quick", action="store_true", help="the part that CI runs")
     parser.add_argument("--record", action="store_true", help=f"write the figures below {RECORDS.name}/")
+    parser.add_argument("--note", default="", help="a sentence for the record: what else the machine did")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: moments, inputs")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers and mounts are ended on the way
-    trial = Trial(name, options.quick, options.seed)
+    trial = Trial(name, options.quick, options.seed, options.note)
     try:
         body(trial)
     except Skip as reason:
