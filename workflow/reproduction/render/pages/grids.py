@@ -32,8 +32,9 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 """What a place prints of (row, column, quantity): ours, and the paper's."""
 
 
-RATIOS = {"speedup": "Speedup", "saving": "Saving", "cost": "Time"}
+_RATIOS = {"speedup": "Speedup", "saving": "Saving"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
+_OF_MEMORY = ("GiB", "GB")
 
 PrintSpeed = Callable[[SpeedPlace, str], str]
 """What a place prints: of the paper's on the GPU that is named, of ours without one."""
@@ -277,7 +278,7 @@ def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid
     """The ratios in one panel of a figure."""
     grid = table.grid(part.grid)
     chosen = [row for row in rows(grid) if matches(row.name, *part.rows)]
-    caption = f"{part.title}: {RATIOS[grid.ratio]} over {grid.baseline}"
+    caption = f"{part.title}: {_ratio_name(grid)} over {grid.baseline}"
     return _speed_grid(grid, caption, _ratio(grid, numbers), {part.column: part.column}, table.gpus, chosen=chosen)
 
 
@@ -302,15 +303,23 @@ def _names(grid: SpeedGrid) -> dict[str, str]:
     return {column.name: column.name for column in grid.columns}
 
 
+def _ratio_name(grid: SpeedGrid) -> str:
+    """What a ratio to the baseline is; a cost is one of time or of memory."""
+    return _RATIOS.get(grid.ratio) or ("Memory" if grid.unit in _OF_MEMORY else "Time")
+
+
 def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> list[Grid]:
     over = {column.name: grid.over(column) for column in grid.columns if grid.over(column) is not None}
     several = len(set(over.values())) > 1
     heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
     compared = f"{'as a multiple of' if grid.ratio == 'cost' else 'over'} "
     compared += "the column named in brackets" if several else grid.baseline
-    ratio = f"{RATIOS[grid.ratio]} {compared}, {_runs_compared(grid, numbers)}"
-    spread = "median ± half the distance between the 10th and 90th percentile of repeated runs"
-    amount = f"{_UNITS[grid.unit]}{' at the peak' if grid.quantity == 'peak_bytes' else f': {spread}'}"
+    ratio = f"{_ratio_name(grid)} {compared}, {_runs_compared(grid, numbers)}"
+    amount = _UNITS[grid.unit]
+    if grid.quantity == "peak_bytes":
+        amount += " at the peak"
+    elif grid.unit not in _OF_MEMORY:
+        amount += ": median ± half the distance between the 10th and 90th percentile of repeated runs"
     ratios = [_speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
     return [*ratios, _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]
 
