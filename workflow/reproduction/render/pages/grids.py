@@ -192,8 +192,7 @@ def _grids(
     Args:
         alone: whether no paper's number is next to ours.
     """
-    columns = project.columns(table)
-    together = len(mains) == 1 or len(columns) * len(mains) * (1 if alone else 2) <= WIDTH + alone
+    together = len(mains) == 1 or len(_measured(project, table, mains)) * (1 if alone else 2) <= WIDTH + alone
     groups = [tuple(mains)] if together else [(quantity,) for quantity in mains]
     return tuple(_grid(project, table, rows, pair, group, heading=not together) for group in groups)
 
@@ -202,14 +201,7 @@ def _grid(
     project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
 ) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints any."""
-    places = {
-        (cell.column, one.name) for cell in project.cells(table.id) for one in (*cell.quantities, *cell.endpoints)
-    }
-    measured = [
-        (name, quantity)
-        for name, quantity in itertools.product(project.columns(table), group)
-        if (name, quantity.name) in places
-    ]
+    measured = _measured(project, table, group)
     alike = _alike(project, table, dict.fromkeys(name for name, _ in measured))
     columns: list[GridColumn] = []
     for name, quantity in ((name, quantity) for name, quantity in measured if name in alike):
@@ -223,6 +215,15 @@ def _grid(
     names = list(alike)
     labels = [[row.name, *map(str, row.labels)] for row in rows]
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
+
+
+def _measured(project: Project, table: RunTable, group: Sequence[Quantity]) -> list[tuple[str, Quantity]]:
+    """The columns with those of the quantities that are measured there."""
+    places = {
+        (cell.column, one.name) for cell in project.cells(table.id) for one in (*cell.quantities, *cell.endpoints)
+    }
+    pairs = itertools.product(project.columns(table), group)
+    return [(name, quantity) for name, quantity in pairs if (name, quantity.name) in places]
 
 
 def _alike(project: Project, table: RunTable, names: Iterable[str]) -> dict[str, list[str]]:
