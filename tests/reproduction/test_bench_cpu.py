@@ -280,7 +280,8 @@ def test_a_table_of_a_cpu_is_measured_without_a_gpu(tmp_path: Path) -> None:
     Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(cpu_tables()))
     table = load_tables(tmp_path)["quarot_table14"]
     assert table.device == "cpu"
-    record = measuring.measure(table, tmp_path / "record.json")
+    record = measuring.measure(table, tmp_path / "record.json", note="A backup ran.")
+    assert record.sittings[0].environment["note"] == "A backup ran."
     assert record.gpu == cpu_timing.cpu_label()
     assert [cell.quantities["ours_seconds"].value for cell in record.cells] == [1e-3 / cpu._CALLS]
     assert record.sittings[0].gpu_before["threads"] == torch.get_num_threads()

@@ -317,6 +317,15 @@ def test_the_index_shows_a_speed_table_with_its_claims_and_gpu(project: Project)
     assert "Some GPU, recorded on another machine" in text
 
 
+def test_a_page_says_what_else_the_machine_did(project: Project) -> None:
+    made = record(project.root / COMMITTED, table_of(project))
+    assert "- Note: " not in page(project, table_of(project))
+    busy = made.sittings[0].environment | {"note": "A backup ran."}
+    sitting = made.sittings[0].model_copy(update={"environment": busy})
+    write_record(project.root / COMMITTED, made.model_copy(update={"sittings": (sitting,)}))
+    assert "- Note: A backup ran." in page(project, table_of(project))
+
+
 def test_the_floor_of_a_kernel_is_memory_or_arithmetic_whichever_takes_longer() -> None:
     ceilings = {"copy": 4e12, "int8": 1e15}
     point = limits.Point(("g", "r", "c"), seconds=2e-3, bytes=4e9, operations=5e11, arithmetic="int8")

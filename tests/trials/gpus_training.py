@@ -49,19 +49,17 @@ QUICK = Size(
 def body(trial: Trial) -> None:
     """Compare the losses of one process and of several, and continue a killed training of two."""
     gpus, size = several_gpus(trial, most=4), (QUICK if trial.quick else WHOLE)
-    device, counts = ("cuda" if gpus else "cpu"), {"one": 1, "two": 2, "again": 2}
-    if len(gpus) == 4:
-        counts["four"] = 4
+    device, shared = ("cuda" if gpus else "cpu"), {"two": 2} | ({"four": 4} if len(gpus) == 4 else {})
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         make_folder(REPOSITORY, place, size.shape, size.layers, device)
         command = _command(size, device, place)
         losses = {}
-        for name, count in counts.items():
+        for name, count in {"one": 1, "again": 2, **shared}.items():
             _end(_start(command, place / name, count))
             losses[name] = _losses(place / name)
         trial.figure("steps", len(losses["two"]))
-        for name in [name for name in ("two", "four") if name in counts]:
+        for name in shared:
             worst = _largest(losses["one"], losses[name])
             trial.figure(f"largest difference of a step's loss between one and {name}", f"{worst:.2e}")
             what = f"{name.capitalize()} have the losses of one in each step, within 1 %"

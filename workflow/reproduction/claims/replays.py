@@ -69,7 +69,7 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
 
     def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
-        of_memory = all(grid.unit in ("GiB", "GB") for grid in grids)
+        of_memory = all(grid.of_memory for grid in grids)
         for about, check in claim.checks.items():
             papers = [judge(claim, check, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
             together = Verdict(

@@ -52,6 +52,7 @@ def measure(
     output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
+    note: Annotated[str, typer.Option(help="A sentence for the record: what else the machine does.")] = "",
 ) -> CommandResult:
     """Measure a speed table on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
 
@@ -74,7 +75,8 @@ def measure(
             under_way.advance(number - under_way.done)
             print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)
 
-        record = measure_table(chosen, output, root=root, patterns=tuple(row or ("*",)), quick=quick, progress=progress)
+        patterns = tuple(row or ("*",))
+        record = measure_table(chosen, output, root=root, patterns=patterns, quick=quick, note=note, progress=progress)
     missing = sum(cell.missing is not None for cell in record.cells)
     said = f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}"
     return CommandResult(record.model_dump(mode="json"), (said,))

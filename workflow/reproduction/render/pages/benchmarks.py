@@ -156,9 +156,9 @@ def _told(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> ToldEffect:
 
 
 def _compared(claim: SpeedClaim, grid: SpeedGrid) -> str:
-    check, in_bytes = claim.asked[0], grid.unit in ("GiB", "GB")
+    check = claim.asked[0]
     if check.compare == "amount":
         return f" {grid.unit}"
     if check.compare == "cost":
-        return f" times the {'memory' if in_bytes else 'time'} of {check.over}"
-    return f" times less memory than {check.over}" if in_bytes else f" times the speed of {check.over}"
+        return f" times the {'memory' if grid.of_memory else 'time'} of {check.over}"
+    return f" times less memory than {check.over}" if grid.of_memory else f" times the speed of {check.over}"

@@ -34,7 +34,6 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 
 _RATIOS = {"speedup": "Speedup", "saving": "Saving"}
 _UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
-_OF_MEMORY = ("GiB", "GB")
 
 PrintSpeed = Callable[[SpeedPlace, str], str]
 """What a place prints: of the paper's on the GPU that is named, of ours without one."""
@@ -306,7 +305,7 @@ def _names(grid: SpeedGrid) -> dict[str, str]:
 
 def _ratio_name(grid: SpeedGrid) -> str:
     """What a ratio to the baseline is; a cost is one of time or of memory."""
-    return _RATIOS.get(grid.ratio) or ("Memory" if grid.unit in _OF_MEMORY else "Time")
+    return _RATIOS.get(grid.ratio) or ("Memory" if grid.of_memory else "Time")
 
 
 def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> list[Grid]:
@@ -319,7 +318,7 @@ def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumber
     amount = _UNITS[grid.unit]
     if grid.quantity == "peak_bytes":
         amount += " at the peak"
-    elif grid.unit not in _OF_MEMORY:
+    elif not grid.of_memory:
         amount += ": median ± half the distance between the 10th and 90th percentile of repeated runs"
     ratios = [_speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
     return [*ratios, _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]

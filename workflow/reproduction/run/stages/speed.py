@@ -33,12 +33,14 @@ def measure(
     root: Path = Path(),
     patterns: tuple[str, ...] = ("*",),
     quick: bool = False,
+    note: str = "",
     progress: Progress = lambda *_: None,
 ) -> Record:
     """Measure a table's cells that `output`, or an interrupted attempt next to it, lacks; write the record.
 
     Args:
         patterns: rows to measure, with *. quick: only the first of these rows of each grid, for a trial.
+        note: what else the machine does, in a sentence.
 
     Raises:
         KernelError: torch sees no GPU, or there is no C++ compiler for a CPU. ResultError: an earlier record is
@@ -48,7 +50,8 @@ def measure(
     earlier = _earlier(table, device.name, partial) or _retried(
         _earlier(table, device.name, output), table, device.name
     )
-    sitting = Sitting(environment=environment(root), gpu_before=device.state())
+    circumstances = environment(root) | ({"note": note} if note else {})
+    sitting = Sitting(environment=circumstances, gpu_before=device.state())
     attempt = _Attempt(table, partial, earlier, sitting)
     wanted = _wanted(table, patterns, quick)
     for number, cell in enumerate(wanted, 1):

@@ -118,6 +118,11 @@ class SpeedGrid(Written):
             raise ValueError(f"two rows of grid {self.name} have one name")
         return self
 
+    @property
+    def of_memory(self) -> bool:
+        """Whether it shows bytes, not time."""
+        return self.unit in ("GiB", "GB")
+
     def column(self, name: str) -> SpeedColumn:
         """Find a column by name.
 
