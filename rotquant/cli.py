@@ -1,7 +1,7 @@
 """The `rotquant` command: quantize, evaluate and convert a model, and what other installed packages add.
 
-For all of them bad input ends in one sentence and exit status 2, Ctrl-C in status 130, at any moment; so this module
-imports the others only where it can answer for them.
+For all of them bad input ends in one sentence and exit status 2, a result that is not finite in status 3, Ctrl-C in
+status 130, at any moment; so this module imports the others only where it can answer for them.
 """
 
 import os

@@ -6,10 +6,11 @@ options `--json` and `--output`, documents the keys of the document, and prints.
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ from rich.table import Table
 
 from rotquant.foundation.files import check_output_file, json_text, write_text
 
+#: Exit status of a command whose result is not finite; bad input has 2.
+NOT_FINITE = 3
+
 
 @dataclass(frozen=True)
 class CommandResult:
@@ -27,11 +31,24 @@ class CommandResult:
     data: what `--json` prints: text, numbers, lists and mappings with text as keys. Numbers that are not finite become
         the texts "nan", "inf" and "-inf", since JSON has none.
     shown: what people read in its place, in order. status: the exit status.
+    judged: numbers of the result by name, of which one that is not finite ends the command with `NOT_FINITE`.
     """
 
     data: Mapping[str, Any]
     shown: tuple[str | Table, ...]
     status: int = 0
+    judged: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def complaint(self) -> str:
+        """A sentence about the judged numbers that are not finite; empty where all are."""
+        found = [f"{name} ({value})" for name, value in self.judged.items() if not math.isfinite(value)]
+        if not found:
+            return ""
+        return (
+            f"not finite: {', '.join(found)}. The network's outputs overflow or are no numbers: run it in float32, or "
+            "quantize with other settings."
+        )
 
 
 def answers(
@@ -62,8 +79,10 @@ def answers(
                 write_text(output, document)
             for part in (document,) if json else answer.shown:
                 _print(part)
-            if answer.status:
-                raise typer.Exit(answer.status)
+            if answer.complaint:
+                typer.echo(f"rotquant: {answer.complaint}", err=True)
+            if status := answer.status or (NOT_FINITE if answer.complaint else 0):
+                raise typer.Exit(status)
 
         own = inspect.signature(command, eval_str=True)
         added = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_json(keys))]

@@ -67,7 +67,9 @@ def compare(
     found = comparison.compare(a, b, spec, metric=metric, batch_size=batch_size, device=place, dtype=kind)
     windows = f"{found.a.perplexity.windows} windows of {length} tokens of {spec.name} {split}"
     shown = (_table(found), *_sentences(found), f"on {windows}")
-    return CommandResult(dataclasses.asdict(found) | {"metric": metric.model_dump(mode="json")}, shown)
+    judged = {f"perplexity of {side.model}": side.perplexity.perplexity for side in (found.a, found.b)}
+    data = dataclasses.asdict(found) | {"metric": metric.model_dump(mode="json")}
+    return CommandResult(data, shown, judged=judged | {"KL divergence": found.kl[0], "other choices": found.flips[0]})
 
 
 def _table(found: "ModelComparison") -> Table:

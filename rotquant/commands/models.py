@@ -30,7 +30,7 @@ from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, z
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
-from rotquant.metrics.zeroshot import check_allowed, prepare
+from rotquant.metrics.zeroshot import check_allowed, prepare, task_names
 from rotquant.models.folders import MANIFEST
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, ZeroShot
@@ -276,6 +276,7 @@ def evaluate(
         )
         without = settings.bos and loaded.tokenizer.bos_token_id is None
         shown = (accuracies(model, settings, metrics), *([NO_BOS] if without else []))
+        judged = {name: metrics[name] for name in task_names(settings)}
     else:
         text = load_text(spec, settings.split)
         result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
@@ -284,4 +285,6 @@ def evaluate(
         notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
         windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
         shown = (f"{model}: {result} on {spec.name} {split} ({windows})",)
-    return CommandResult({"model": model, "metric": settings.model_dump(mode="json"), **metrics}, shown)
+        judged = {"perplexity": result.perplexity}
+    data = {"model": model, "metric": settings.model_dump(mode="json"), **metrics}
+    return CommandResult(data, shown, judged=judged)

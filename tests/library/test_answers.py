@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rotquant.commands.answers import CommandResult, answers, print_table
+from rotquant.commands.answers import NOT_FINITE, CommandResult, answers, print_table
 from rotquant.commands.root import cli
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
@@ -123,6 +124,26 @@ def test_without_json_people_read_words_and_the_status_is_the_answers() -> None:
     found = CliRunner().invoke(answering({"value": 1}, status=1))
     assert (found.stdout, found.exit_code) == ("a library speaks\nfound\n", 1)
     assert CliRunner().invoke(answering({"value": 1}, status=1), ["--json"]).exit_code == 1
+
+
+def test_a_result_that_is_not_finite_is_printed_with_a_sentence_and_a_status_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    broken = tiny_model(hidden_size=256, intermediate_size=384)
+    with torch.no_grad():
+        broken.lm_head.weight.mul_(1e38)  # which float32 holds, but not its products with hidden states
+    broken.save_pretrained(folder / "broken")
+    tiny_tokenizer().save_pretrained(folder / "broken")
+    monkeypatch.chdir(folder)
+    text = ("--corpus", "words.txt", "--sequence-length", "24", "--device", "cpu", "--max-windows", "2")
+    for line in (("evaluate", "broken", *text), ("compare", "model", "broken", *text)):
+        capsys.readouterr()
+        assert rotquant(monkeypatch, *line, "--json") == NOT_FINITE, line
+        printed = capsys.readouterr()
+        data = standard(printed.out)
+        assert (data if line[0] == "evaluate" else data["b"]["perplexity"])["perplexity"] in ("nan", "inf")
+        assert re.search(r"^rotquant: not finite: .*perplexity.*\. The network's outputs overflow", printed.err, re.M)
+    assert rotquant(monkeypatch, "compare", "model", "model", *text) == 0
 
 
 def test_a_path_that_is_wider_than_its_column_is_printed_whole(
