@@ -58,7 +58,7 @@ from rotquant.text import (
     tokenize,
 )
 from rotquant.text.digests import text_digest
-from rotquant.weights.actions import learn_rotations
+from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.reading import load_compressed, quantization_of
 from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
@@ -201,11 +201,11 @@ def _learned(
     if file is not None and Path(file).exists():
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
-    _, text = recipe.learned_by
+    learner, text = recipe.learned_by
     samples = calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
     with current_gpu(device):
-        learned = learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
+        learned = hooks(learner).learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)
     record = {"seconds": time.perf_counter() - started, **ends_of(learned.history)}
     if file is not None and unfinished is not None:
         save_rotations(file, learned.rotations, learned.history, made_of)

@@ -12,7 +12,7 @@ from rotquant.costs.memory import Part
 from rotquant.costs.work import Work
 from rotquant.models.folders import settings_files
 from rotquant.models.simulation.kv_cache import static_shape
-from rotquant.weights import actions
+from rotquant.weights.actions import hooks
 from rotquant.weights.bits import weight_bits
 from rotquant.weights.ranges import static_schemes
 
@@ -74,7 +74,7 @@ def _state(work: Work) -> Iterator[int]:
     """Bytes of the tensors that are read at run time: those of methods, and static scales."""
     architecture = work.shapes.architecture
     for method in work.recipe.methods.values():
-        for shape in actions.tensors(method, architecture).values():
+        for shape in hooks(method).tensors(method, architecture).values():
             yield 4 * prod(_PREFIX if size == -1 else size for size in shape)
     for name, scheme in static_schemes(work.recipe, architecture).items():
         heads = static_shape(scheme, architecture.num_kv_heads) if name in ("keys", "values") else ()

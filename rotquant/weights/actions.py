@@ -1,18 +1,20 @@
 """Actions of methods on a model: functions of the module that `Method.actions` names, which is imported when one acts.
 
-That module has those of the functions below that its method needs, by the same names and with the method's settings
-first; what it lacks does nothing. `learn_rotations` alone is given a recipe in their place.
+That module has those functions of `Hooks` that its method needs, by the same names; what it lacks does nothing. A
+public function that looks like one of them and has another name is refused: misspelt, it would never be called.
 """
 
+import difflib
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import RecipeError, nearest
 from rotquant.models.architectures import Architecture
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import LearnedRotations
@@ -21,60 +23,103 @@ from rotquant.recipes.recipe import Method, Recipe
 from rotquant.weights.context import QuantizationContext
 
 
-def check_model(method: Method, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
-    """Refuse, before expensive work, a method that does not fit a model.
+class Hooks:
+    """Functions of a method's module, each with the method's settings first, but for `learn_rotations`; here those that
+    do nothing."""
+
+    @staticmethod
+    def check_model(settings: Any, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
+        """Raise `RecipeError`, before expensive work, where the method does not fit a model."""
+
+    @staticmethod
+    def apply(settings: Any, context: QuantizationContext) -> None:
+        """Change the context's model, when the method's first role has its turn (but for `rotations`)."""
+
+    @staticmethod
+    def tensors(settings: Any, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of what `apply` leaves in `context.tensors` to be stored next to the weights; -1 is any number."""
+        return {}
+
+    @staticmethod
+    def runtime(settings: Any, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
+        """Runtime quantization with the method's part added; it reads the stored tensors."""
+        return quantization
+
+    @staticmethod
+    def attach(settings: Any, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
+        """Put into a model what acts while it runs and no `RuntimeQuantization` has; the handle removes it."""
+
+    @staticmethod
+    def learn_rotations(
+        model: nn.Module,
+        recipe: Recipe,
+        seed: int,
+        samples: Tensor,
+        *,
+        device: torch.device | str | None = None,
+        checkpoint: Path | None = None,
+    ) -> LearnedRotations:
+        """Learn the recipe's rotations: of a method with the role `rotations`.
+
+        Args:
+            model: in its original basis; unchanged afterwards.
+            seed: of the rotations to start from, and of the order of the samples.
+            samples: token ids, int64 [samples, tokens], of the method's `own_text`.
+            checkpoint: file from which an interrupted learning continues with the same result. The caller deletes it.
+        """
+        raise NotImplementedError
+
+
+#: What the names of a hook and of a misspelt one have in common at least, by difflib.
+_ALIKE = 0.75
+_NAMES = tuple(name for name in vars(Hooks) if not name.startswith("_"))
+
+
+def hooks(method: Method) -> Hooks:
+    """The hooks of a method's module.
 
     Raises:
-        RecipeError: it does not, or says nothing of what its module does at run time.
+        RecipeError: it has none that acts, one that takes other arguments, a function that looks like a hook and is
+            none, or one that acts at run time, which the class does not say.
     """
     module = importlib.import_module(method.actions)
-    if not method.acts_at_run_time and (hasattr(module, "runtime") or hasattr(module, "attach")):
-        raise RecipeError(f"the method {method.name} acts at run time: set {type(method).__name__}.acts_at_run_time.")
-    _call("check_model", method, recipe, architecture, limits)
+    found = {name: getattr(module, name) for name in _NAMES if hasattr(module, name)}
+    if (problem := _problem(method, module, found)) is not None:
+        raise RecipeError(f"the method {method.name} {problem}.")
+    return type("Hooks", (Hooks,), {name: staticmethod(function) for name, function in found.items()})()
 
 
-def apply(method: Method, context: QuantizationContext) -> None:
-    """Do to the context's model what the method does, when its first role's turn has come (but for `rotations`)."""
-    _call("apply", method, context)
+def _problem(method: Method, module: Any, found: Mapping[str, Callable[..., Any]]) -> str | None:
+    """What is wrong with the hooks of a module, as the end of a sentence."""
+    for name, function in vars(module).items():
+        own = inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+        if own and name not in _NAMES and _looks_like_a_hook(name, function, method):
+            close = nearest(name, _NAMES)
+            return (
+                f"has a function {name} in {module.__name__}, and no hook is called so{close}; a helper begins with _"
+            )
+    for name, function in found.items():
+        expected = inspect.signature(getattr(Hooks, name)).parameters.values()
+        given = [parameter.name for parameter in expected if parameter.kind is not parameter.KEYWORD_ONLY]
+        try:
+            inspect.signature(function).bind(*given, **{p.name: None for p in expected if p.name not in given})
+        except TypeError:
+            return f"has a hook {name} in {module.__name__} with other arguments than ({', '.join(given)})"
+    at_run_time = found.keys() & {"runtime", "attach"}
+    if at_run_time and not method.acts_at_run_time:
+        return f"acts at run time: set {type(method).__name__}.acts_at_run_time"
+    if method.acts_at_run_time and not at_run_time:
+        return f"acts at run time by its class, and {module.__name__} has neither runtime nor attach"
+    acting = {"learn_rotations"} if method.first_role == "rotations" else {"apply", *at_run_time}
+    if not acting & found.keys():
+        return f"does nothing: {module.__name__} has no function {min(acting)}"
+    return None
 
 
-def tensors(method: Method, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of what `apply` leaves in `context.tensors` to be stored next to the weights; -1 is any number."""
-    return _call("tensors", method, architecture) or {}
-
-
-def runtime(method: Method, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:
-    """Runtime quantization with the method's part added; it reads the stored tensors."""
-    return _call("runtime", method, quantization, tensors) or quantization
-
-
-def attach(method: Method, model: nn.Module, recipe: Recipe, handle: Handle) -> None:
-    """Put into a model what acts while it runs and no `RuntimeQuantization` has; the handle removes it."""
-    _call("attach", method, model, recipe, handle)
-
-
-def learn_rotations(
-    model: nn.Module,
-    recipe: Recipe,
-    seed: int,
-    samples: Tensor,
-    *,
-    device: torch.device | str | None = None,
-    checkpoint: Path | None = None,
-) -> LearnedRotations:
-    """Learn the recipe's rotations, by its method with the role `rotations`.
-
-    Args:
-        model: in its original basis; unchanged afterwards.
-        seed: of the rotations to start from, and of the order of the samples.
-        samples: token ids, int64 [samples, tokens], of the method's `own_text`.
-        checkpoint: file from which an interrupted learning continues with the same result. The caller deletes it.
-    """
-    module = importlib.import_module(recipe.learned_by[0].actions)
-    return module.learn_rotations(model, recipe, seed, samples, device=device, checkpoint=checkpoint)
-
-
-def _call(name: str, method: Method, *arguments: Any) -> Any:
-    """Call the function of a name with a method's settings and arguments; None where its module has none."""
-    function = getattr(importlib.import_module(method.actions), name, None)
-    return None if function is None else function(method, *arguments)
+def _looks_like_a_hook(name: str, function: Callable[..., Any], method: Method) -> bool:
+    """Whether a function has nearly a hook's name, or takes the method's settings first as hooks do."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    of_settings = first is not None and (
+        first.name == "settings" or str(first.annotation).rpartition(".")[2].rstrip("'>") == type(method).__name__
+    )
+    return of_settings or bool(difflib.get_close_matches(name, _NAMES, n=1, cutoff=_ALIKE))

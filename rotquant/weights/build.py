@@ -28,7 +28,7 @@ from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
 from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
-from rotquant.weights import actions
+from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.packing import has_shape
 from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
@@ -97,7 +97,7 @@ def _build(
             if method.first_role == role and method is not recipe.learner:  # whose part is in the rotations
                 context.tensors = tensors[name] = {}
                 with costs.of(method.title):
-                    actions.apply(method, context)
+                    hooks(method).apply(method, context)
                 _check_tensors(method, context)
         if role == "rounding" and recipe.weights is not None and not recipe.has_role(role):
             with costs.of("round-to-nearest"):
@@ -105,6 +105,7 @@ def _build(
         if role == "scales" and recipe.has_static_scales and not recipe.has_role(role):
             with costs.of("static scales"):
                 context.cover_with_scales()
+    _check_integers(context)
     check_changed(model, "quantization")
     manifest = Manifest(
         recipe=recipe,
@@ -120,9 +121,23 @@ def _build(
     )
 
 
+def _check_integers(context: QuantizationContext) -> None:
+    """Raise `RecipeError` where a linear layer of a recipe with weights has no integers: it would be stored as it was,
+    and called quantized."""
+    names = context.linear_weights if context.recipe.weights is not None else ()
+    missing = [name for name in names if name not in context.weights]
+    if missing:
+        rounding = next((one.name for one in context.recipe.methods.values() if "rounding" in one.roles), None)
+        whose = f"the method {rounding}" if rounding else "the recipe"
+        raise RecipeError(
+            f"{whose} leaves {len(missing)} of {len(names)} weights without integers, such as {missing[0]}: store each "
+            "by `context.store`."
+        )
+
+
 def _check_tensors(method: Method, context: QuantizationContext) -> None:
     """Raise `RecipeError` where a method keeps other tensors than it declares, which could not be loaded again."""
-    stored, declared = context.tensors, actions.tensors(method, context.architecture)
+    stored, declared = context.tensors, hooks(method).tensors(method, context.architecture)
     same = stored.keys() == declared.keys()
     if not (same and all(has_shape(tuple(stored[name].shape), tuple(shape)) for name, shape in declared.items())):
         raise RecipeError(f"the method {method.name} keeps other tensors than its `tensors` declares.")
@@ -148,7 +163,7 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
         raise RecipeError("the weights were made by another recipe: build those of this one, or evaluate that one.")
     handle = wrap(model, runtime_quantization(recipe, state))
     for method in recipe.methods.values():
-        actions.attach(method, model, recipe, handle)
+        hooks(method).attach(method, model, recipe, handle)
     return handle
 
 
@@ -156,7 +171,7 @@ def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuanti
     """All transforms and quantizers that act while a model of stored weights runs, with their tensors, as data."""
     quantization = RuntimeQuantization(static=state.static, **recipe.runtime)
     for name, method in recipe.methods.items():
-        quantization = actions.runtime(method, quantization, state.tensors.get(name, {}))
+        quantization = hooks(method).runtime(method, quantization, state.tensors.get(name, {}))
     return quantization
 
 
@@ -168,7 +183,7 @@ def check_recipe(
     check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
     for method in recipe.methods.values():
-        actions.check_model(method, recipe, architecture, limits)
+        hooks(method).check_model(method, recipe, architecture, limits)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     if samples is not None:

@@ -191,9 +191,17 @@ class QuantizationContext:
         for index, quantized in enumerate(layers):
             self._keep(index, quantized)
 
+    @property
+    def linear_weights(self) -> list[str]:
+        """Full names of the weights of all linear layers of all decoder layers, experts' too."""
+        shape = self.architecture
+        return [self._full_name(index, name) for index in range(shape.num_layers) for name in shape.linears]
+
     def _keep(self, index: int, quantized: Mapping[str, Weight]) -> None:
-        prefix = f"{self.model.base_model_prefix}.layers.{index}"
-        self.weights.update({f"{prefix}.{name}.weight": weight for name, weight in quantized.items()})
+        self.weights.update({self._full_name(index, name): weight for name, weight in quantized.items()})
+
+    def _full_name(self, index: int, linear: str) -> str:
+        return f"{self.model.base_model_prefix}.layers.{index}.{linear}.weight"
 
     @torch.no_grad()
     def _round_site(self, stream: LayerStream, index: int, layer: nn.Module, site: Site, rounding: Rounding) -> None:

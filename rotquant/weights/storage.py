@@ -30,7 +30,7 @@ from rotquant.recipes.recipe import Method, Recipe
 from rotquant.tensors.devices import in_threads
 from rotquant.tensors.quantization import QParams
 from rotquant.training.state import Record
-from rotquant.weights import actions
+from rotquant.weights.actions import hooks
 from rotquant.weights.packing import Weight, all_weight_tensors, named, take, take_weight
 from rotquant.weights.ranges import static_schemes
 
@@ -325,7 +325,7 @@ def _take_tensors(
     folder: Path, method: Method, architecture: Architecture, tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Take what a method reads at run time out of `tensors`."""
-    shapes = actions.tensors(method, architecture)
+    shapes = hooks(method).tensors(method, architecture)
     return {
         name: take(folder, f"{_METHODS}.{method.name}.{name}", tuple(shape), tensors) for name, shape in shapes.items()
     }

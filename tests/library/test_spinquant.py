@@ -419,9 +419,9 @@ def test_the_gradient_through_the_errors_is_that_of_equation_5() -> None:
 
 def test_the_rate_falls_to_zero_linearly_as_the_paper_says_or_as_a_cosine() -> None:
     linear, cosine = (SpinQuant(steps=100, schedule=schedule) for schedule in ("linear", "cosine"))
-    assert [learning_rate(linear, step) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
-    assert [learning_rate(cosine, step) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
-    assert learning_rate(cosine, 25) == pytest.approx(1.5 * (1 + math.sqrt(0.5)) / 2)
+    assert [learning_rate(step, linear) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
+    assert [learning_rate(step, cosine) for step in (0, 50, 100)] == pytest.approx([1.5, 0.75, 0.0])
+    assert learning_rate(25, cosine) == pytest.approx(1.5 * (1 + math.sqrt(0.5)) / 2)
 
 
 def test_recipes_that_learn_nothing_or_do_not_fit_the_model_are_refused() -> None:

@@ -26,11 +26,12 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import find_method, override
 from rotquant.recipes.registry import built_in_names, method_names
+from rotquant.weights.actions import Hooks, hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import printed_perplexity, rotquant
-from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.models import FURTHER, VOCABULARY, tiny_model, tiny_tokens
 from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
 from tests.helpers.reports import page
 
@@ -253,14 +254,63 @@ def test_a_registered_method_with_a_defect_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_a_registered_method_that_hides_what_it_does_at_run_time_is_one_sentence(
-    tmp_path: Path, fresh: pytest.MonkeyPatch
+#: Changes of the toy that make its module another than its class says, and the sentence on each.
+WRONG_MODULES = {
+    "not said": ("    acts_at_run_time", "    other", "acts at run time: set Halving.acts_at_run_time"),
+    "misspelt": (
+        "def apply(",
+        "def aply(",
+        "has a function aply in halving_method, and no hook is called so; nearest: ",
+    ),
+    "renamed": ("def runtime(settings,", "def at_work(settings,", "a function at_work in halving_method, and no hook"),
+    "other arguments": ("def apply(settings, stage)", "def apply(stage)", "other arguments than (settings, context)"),
+    "nothing at run time": ("def runtime(settings,", "def _runtime(settings,", "has neither runtime nor attach"),
+    "nothing at all": ("def ", "def _", "has no function apply"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MODULES)
+def test_a_module_that_does_not_do_what_its_class_says_is_one_sentence_before_the_work(
+    case: str, tmp_path: Path, fresh: pytest.MonkeyPatch
 ) -> None:
-    silent = HALVING.replace("    acts_at_run_time", "    other")
-    install(tmp_path / "site", "halving = halving_method:Halving", silent)
+    old, new, sentence = WRONG_MODULES[case]
+    head, actions = HALVING.split("def apply", 1)
+    module = head.replace(old, new) + ("def apply" + actions.split("def halved_rtn")[0]).replace(old, new)
+    if case == "nothing at all":
+        module = module.replace("def _presets", "def presets").replace("acts_at_run_time: ClassVar[bool] = True", "")
+    recipe = "def halved_rtn" + HALVING.split("def halved_rtn")[1]
+    install(tmp_path / "site", "halving = halving_method:Halving", module + recipe)
     fresh.syspath_prepend(str(tmp_path / "site"))
-    with pytest.raises(RecipeError, match=r"halving acts at run time: set Halving\.acts_at_run_time"):
-        build_weights(tiny_model(), None, preset("halved-rtn"), 0, progress=False)
+    model = tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(RecipeError, match=re.escape(sentence)) as error:
+        build_weights(model, None, preset("halved-rtn"), 0, progress=False)
+    assert "\n" not in str(error.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_every_built_in_method_has_hooks_that_its_class_allows() -> None:
+    methods = {name: method for make in all_presets().values() for name, method in make().methods.items()}
+    assert {"gptq", "outliers", "spinquant", "prefixed_outliers", "rcp"} <= methods.keys()
+    assert all(isinstance(hooks(method), Hooks) for method in methods.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_rounding_that_leaves_a_weight_as_it_was_stores_nothing(
+    family: str, tmp_path: Path, fresh: pytest.MonkeyPatch
+) -> None:
+    """Of a layer's last linear layers, which are an expert's where there are experts."""
+    guide = (REPOSITORY / "docs/method.md").read_text(encoding="utf-8")
+    (method, _) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    forgetful = method.replace("in context.architecture.sites", "in context.architecture.sites[:-1]")
+    forgetful = forgetful.replace("    source:", '    layers: ClassVar = frozenset({"experts"})\n    source:')
+    install(tmp_path / "site", "dither = dither_method:Dither", forgetful, "dither_method")
+    fresh.syspath_prepend(str(tmp_path / "site"))
+    model = tiny_model(**FURTHER["mixtral"]) if family == "mixtral" else tiny_model()
+    with pytest.raises(
+        RecipeError, match=r"dither leaves \d+ of \d+ weights without integers, such as .*\.0\..*weight"
+    ):
+        build_weights(model, None, preset("dither"), 0, progress=False)
 
 
 def test_importing_methods_and_the_registry_needs_no_torch() -> None:

@@ -91,7 +91,7 @@ def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dic
             scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
         for site in architecture.sites:
             scale = scales[site.name]
-            if divides_online(settings, architecture, site.name):
+            if _divides_online(settings, architecture, site.name):
                 scale = scale.to("cpu", torch.promote_types(context.model.dtype, torch.float32))
                 online[index, site.name] = scale
                 fuse_inverse(layer, site, scaling(site.name, scale))
@@ -145,12 +145,12 @@ def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple
         shapes[f"{site.name}.rotations"] = (layers, settings.permutations + 1, blocks, size, size)
         if settings.permutations:
             shapes[f"{site.name}.permutations"] = (layers, settings.permutations, site.features)
-        if divides_online(settings, architecture, site.name):
+        if _divides_online(settings, architecture, site.name):
             shapes[f"{site.name}.scale"] = (layers, site.features)
     return shapes
 
 
-def divides_online(settings: DuQuant, architecture: Architecture, site: str) -> bool:
+def _divides_online(settings: DuQuant, architecture: Architecture, site: str) -> bool:
     """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
     shared = architecture.num_heads != architecture.num_kv_heads
     return settings.alpha is not None and shared and site == "attention_output"

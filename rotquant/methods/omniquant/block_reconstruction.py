@@ -27,7 +27,7 @@ from rotquant.recipes.transforms import at_site
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep
-from rotquant.weights import actions
+from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
 
@@ -361,7 +361,7 @@ def quantize_blocks(
         learned = start(block, parameters, maxima)
         with wrap(context.model, quantizers) as handle:
             for method in recipe.methods.values():
-                actions.attach(method, context.model, recipe, handle)
+                hooks(method).attach(method, context.model, recipe, handle)
             train(block, parameters, learned, noisy, clean, scheme, training, context.seed + index)
             weights = fuse(block, learned, scheme)
             noisy = block.map(exact_parameters(layer), noisy, stream.batch_size)

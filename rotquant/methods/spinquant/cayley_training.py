@@ -191,7 +191,7 @@ def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_
     sites = loss.network.errors.snr()
     record = {
         **values,
-        "learning_rate": learning_rate(loss.settings, step),
+        "learning_rate": learning_rate(step, loss.settings),
         "orthonormality": torch.stack([orthonormality_error(rotation.detach()) for rotation in rotations]).max().item(),
         "activation_snr": sum(sites.values()) / len(sites) if sites else None,
         "site_snr": sites,
@@ -199,7 +199,7 @@ def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_
     return record | ({"end_to_end_snr": loss.errors.snr()["logits"]} if loss.measuring else {})
 
 
-def learning_rate(settings: SpinQuant, step: int) -> float:
+def learning_rate(step: int, settings: SpinQuant) -> float:
     """The rate of a step, counted from zero: from the first one's to zero after the last."""
     done = step / settings.steps
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2

@@ -34,7 +34,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         from rotquant.models.checkpoints import load_checkpoint
         from rotquant.models.rotation.matrices import ends_of, save_rotations
         from rotquant.tensors.devices import gpu_name, learning_dtype, torch_device, torch_dtype
-        from rotquant.weights.actions import learn_rotations
+        from rotquant.weights.actions import hooks
 
     started = time.perf_counter()
     learner, text = run.recipe.learned_by
@@ -42,7 +42,8 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
     samples, corpus = text_samples(run, text, tokenizer)
     unfinished = folder / f"unfinished-{code}"  # a learning that other code began is not continued
-    learned = learn_rotations(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
+    learn = hooks(learner).learn_rotations
+    learned = learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
     save_rotations(folder / ROTATIONS_FILE, learned.rotations, learned.history)
     write_json(folder / HISTORY_FILE, learned.history)
     for path in folder.glob("unfinished-*"):
