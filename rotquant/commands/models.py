@@ -22,6 +22,7 @@ from rotquant.commands.options import (
     Split,
     changed,
     changes_of,
+    chosen_split,
     corpus_spec,
     named_recipe,
     rotation_fields,
@@ -228,7 +229,7 @@ def evaluate(
         str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
     ] = "perplexity",
     corpus: Corpus = "modules",
-    split: Split = "test",
+    split: Split = None,
     sequence_length: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
@@ -256,10 +257,9 @@ def evaluate(
         prepare(settings, None, spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
         raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")
-    elif split not in ("train", "validation", "test"):
-        raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
     else:
         settings = None
+    part = chosen_split(split, spec)
     with task("starting"):
         from rotquant import api
         from rotquant.models.checkpoints import local_folder
@@ -268,7 +268,7 @@ def evaluate(
     place = local_folder(model)
     if settings is None:
         length = api.limits_of(place).length(sequence_length)
-        settings = Perplexity(corpus=spec.name, split=cast(Any, split), sequence_length=length, max_windows=max_windows)
+        settings = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows)
     loaded = api.load(place, device=torch_device(device))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(
@@ -282,9 +282,9 @@ def evaluate(
         result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
         read = corpus_identity(spec, [settings.split], texts={settings.split: text})
         metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
-        notes = "".join(f"; {note}" for note in (read["splits"][split].get("share"), result.note) if note)
+        notes = "".join(f"; {note}" for note in (read["splits"][part].get("share"), result.note) if note)
         windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
-        shown = (f"{model}: {result} on {spec.name} {split} ({windows})",)
+        shown = (f"{model}: {result} on {spec.name} {part} ({windows})",)
         judged = {"perplexity": result.perplexity}
     data = {"model": model, "metric": settings.model_dump(mode="json"), **metrics}
     return CommandResult(data, shown, judged=judged)

@@ -3,7 +3,7 @@
 import re
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -13,9 +13,11 @@ from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
+from rotquant.recipes.corpus import SPLITS
+from rotquant.recipes.corpus import Split as TextSplit
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
-from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec
+from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec, split_of_file
 
 
 def not_empty(value: str) -> str:
@@ -80,7 +82,13 @@ MethodName = Annotated[
     str,
     typer.Argument(metavar="METHOD", autocompletion=completion.methods, help="A method of `rotquant methods`."),
 ]
-Split = Annotated[str, typer.Option(autocompletion=completion.splits, help="train, validation or test.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=completion.splits,
+        help="train, validation or test. Default: test, or validation where --corpus is one file named for it.",
+    ),
+]
 AllowCode = Annotated[
     bool,
     typer.Option(
@@ -114,6 +122,17 @@ def corpus_spec(text: str) -> CorpusSpec:
     if hub is None or path.exists() or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
         return CorpusSpec(name=path.stem, source="local", path=str(path))
     return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
+
+
+def chosen_split(split: str | None, spec: CorpusSpec) -> TextSplit:
+    """The split of `--split`, or the one that a corpus is measured on by default.
+
+    Raises:
+        RecipeError: no such split.
+    """
+    if split is not None and split not in SPLITS:
+        raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
+    return cast(TextSplit, split or split_of_file(spec))
 
 
 def named_recipe(method: str) -> Recipe:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
 _WEIGHTS_PER_BYTE = 4
+#: A configuration has some kilobytes. transformers validates each value of a long table many times.
+_CONFIG_BYTES = 2**20
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -218,7 +220,13 @@ def load_config(folder: Path, quantized: bool = False) -> Any:
     check_regular(path, CheckpointError)
     declared: Any = None
     try:
-        declared = parse_json(path.read_bytes(), finite=True)
+        content = path.read_bytes()
+        if len(content) > _CONFIG_BYTES:
+            raise CheckpointError(
+                f"{path} has {len(content):,} bytes; a language model's has some thousand: take out what is no setting "
+                "of it, such as a classifier's table id2label."
+            )
+        declared = parse_json(content, finite=True)
         weights = check_shape(declared)
         check_declared(folder, declared, quantized)
         check_activation(declared)

@@ -116,6 +116,7 @@ class _Declared(BaseModel):
     initializer_range: Annotated[float, Field(ge=0.0)] = 0.02
     attention_dropout: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    num_labels: Annotated[int, Field(ge=0, le=10_000)] = 2  # of a classifier: transformers makes a name for each
 
 
 class _Tensor(BaseModel):

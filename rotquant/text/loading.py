@@ -22,7 +22,16 @@ from rotquant.text.packages import PACKAGES, lists_of_files, package_files, vers
 from rotquant.text.rows import SUFFIXES, data_rows
 
 _SUFFIXES = (*SUFFIXES, ".txt")
-_SPLIT_NAMES = {"train": {"train"}, "validation": {"validation", "valid", "val", "dev"}, "test": {"test"}}
+#: Words that name a split, as the `datasets` library knows them.
+_SPLIT_NAMES = {
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+#: Splits for which a single file that is named for other ones is read too: validation text may calibrate.
+_ALSO_NAMED: dict[str, set[str]] = {"train": {"validation"}, "validation": set(), "test": set()}
+#: A file that is one of several of a split, as the hub's libraries name them.
+_SHARD = re.compile(r"(?P<before>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<after>.*)")
 #: Which tenths of the rows of a single file are which split: where the first begins, where the last ends.
 _TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
 
@@ -177,7 +186,7 @@ def _whole(spec: CorpusSpec, data: Iterable[Any], where: str) -> Iterable[Any]:
 
 def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
     files = _split_files(spec, split)
-    if _share(spec, split) is None:
+    if not _root(spec).is_file() or _splits_named(Path(_root(spec).name)):
         return chain.from_iterable(_file_rows(spec, file) for file in files)
     (file,) = files
     count = sum(1 for _ in _file_rows(spec, file))
@@ -185,10 +194,19 @@ def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
     return islice(_file_rows(spec, file), start, stop)
 
 
+def split_of_file(spec: CorpusSpec) -> Split:
+    """The split to measure on where none is asked for: test, or validation for a single file that is named for it."""
+    alone = spec.source == "local" and _root(spec).is_file()
+    return "validation" if alone and _splits_named(Path(_root(spec).name)) == {"validation"} else "test"
+
+
 def _share(spec: CorpusSpec, split: Split) -> str | None:
-    """Which rows of a single local file are a split; None for other corpora, and for a file named for one split."""
-    if spec.source != "local" or not _root(spec).is_file() or _splits_named(Path(_root(spec).name)):
+    """Which rows of a single local file are a split, and of how many shards it is one; None for other corpora."""
+    if spec.source != "local" or not _root(spec).is_file():
         return None
+    shard = _SHARD.fullmatch(_root(spec).name)
+    if _splits_named(Path(_root(spec).name)):
+        return f"shard {int(shard['index']) + 1} of {int(shard['count'])}" if shard else None
     start, stop = _TENTHS[split]
     return f"rows from {10 * start} to {10 * stop} % of the file"
 
@@ -200,11 +218,16 @@ def _file_rows(spec: CorpusSpec, file: Path) -> Iterable[str]:
 
 def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
     try:
-        with file.open(encoding="utf-8", newline="\n") as lines:
+        with file.open(encoding="utf-8-sig", newline="\n") as lines:
             for line in lines:
+                if "\0" in line:  # which UTF-16 has in each letter of English
+                    raise UnicodeError("it has NUL characters")
                 yield line if line.strip() else ""
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"Corpus {spec.name}: {file} is not UTF-8 text ({error}).") from None
+    except UnicodeError as error:
+        raise CorpusError(
+            f"Corpus {spec.name}: {file} is not UTF-8 text ({error}); `iconv -f UTF-16 -t UTF-8` converts what is "
+            "UTF-16."
+        ) from None
 
 
 def _root(spec: CorpusSpec) -> Path:
@@ -230,7 +253,7 @@ def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
         if root.suffix not in _SUFFIXES:
             raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")
         named = _splits_named(Path(root.name))
-        if named and split not in named:
+        if named and not named & {split, *_ALSO_NAMED[split]}:
             raise CorpusError(
                 f"Corpus {spec.name}: {root} is the {' and '.join(sorted(named))} split by its name, and the {split} "
                 "split is asked for; name a folder that has a file for each."
@@ -246,4 +269,22 @@ def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
             f"Corpus {spec.name}: folder {root} has no parquet, json, jsonl or txt file named for the {split} split; "
             f"data files there: {found}."
         )
+    _check_shards(spec, chosen)
     return chosen
+
+
+def _check_shards(spec: CorpusSpec, files: list[Path]) -> None:
+    """Refuse files that are numbered shards of a split, some of which are not there."""
+    found: dict[tuple[Path, str, str, str], set[int]] = {}
+    for file in files:
+        if shard := _SHARD.fullmatch(file.name):
+            key = (file.parent, shard["before"], shard["count"], shard["after"])
+            found.setdefault(key, set()).add(int(shard["index"]))
+    for (folder, before, count, after), indices in found.items():
+        missing = [index for index in range(int(count)) if index not in indices]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CorpusError(
+                f"Corpus {spec.name}: {folder} lacks {before}{missing[0]:05d}-of-{count}{after}{more} of {int(count)} "
+                "shards; copy what is missing, or name one file to read it alone."
+            )

@@ -101,7 +101,7 @@ def calibration_samples(tokens: Tokens, calibration: Calibration, seed: int = 0)
         seed: the run's, which the calibration's own is added to.
 
     Raises:
-        CorpusError: the text is shorter than one window.
+        CorpusError: the text is shorter than one window, or has fewer places for one than samples are asked for.
     """
     import torch
 
@@ -112,6 +112,11 @@ def calibration_samples(tokens: Tokens, calibration: Calibration, seed: int = 0)
             f"The calibration text has {ids.numel()} tokens, fewer than one sample of {length}: give some "
             f"{CHARACTERS_PER_TOKEN * length:,} characters at least, better a hundred times as many, or a shorter "
             "sequence length."
+        )
+    if calibration.samples > last_start + 1:
+        raise CorpusError(
+            f"The calibration text has {ids.numel():,} tokens, in which {last_start + 1:,} samples of {length} begin, "
+            f"fewer than the {calibration.samples:,} that are asked for: give more text or ask for fewer samples."
         )
     generator = torch.Generator().manual_seed(calibration.seed + seed)
     starts = torch.randint(last_start + 1, (calibration.samples, 1), generator=generator)

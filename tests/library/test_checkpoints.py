@@ -237,6 +237,8 @@ def quantized(folder: Path) -> None:
         (lambda f: edit_config(f, hidden_act="shout"), "damaged: hidden_act: 'shout' is no activation"),
         (lambda f: edit_config(f, rope_parameters={"rope_type": "helix"}), "the rope_type 'helix' is unknown"),
         (lambda f: drop_field(f, "num_attention_heads"), "num_attention_heads is missing"),
+        (lambda f: edit_config(f, id2label={str(i): "a" for i in range(10**5)}), "a classifier's table id2label"),
+        (lambda f: edit_config(f, num_labels=10**6), "num_labels"),
         (lambda f: (f / "config.json").write_text("[]"), r"config\.json is damaged: it is no JSON object"),
         (lambda f: (f / "config.json").write_text("[" * 10**5), r"config\.json is damaged: it is nested too deeply"),
         (no_tokenizer, "has no tokenizer"),

@@ -32,6 +32,7 @@ from rotquant.text import (
     load_rows,
     load_text,
     modules,
+    split_of_file,
     tokenize,
 )
 from rotquant.text import docstrings as module
@@ -254,6 +255,50 @@ def test_a_single_file_that_is_named_for_a_split_is_that_split_alone(tmp_path):
         load_rows(spec, "train")
 
 
+@pytest.mark.parametrize("name", ["valid", "validation", "val", "dev.v2", "my-dev"])
+def test_a_single_file_of_validation_text_is_measured_on_and_may_calibrate(tmp_path, name):
+    file = tmp_path / f"{name}.txt"
+    file.write_text("one\ntwo\n")
+    spec = CorpusSpec(name=name, source="local", path=str(file))
+    assert split_of_file(spec) == "validation"
+    assert load_rows(spec, "validation") == load_rows(spec, "train") == ["one\n", "two\n"]
+    with pytest.raises(CorpusError, match="is the validation split by its name, and the test split is asked for"):
+        load_rows(spec, "test")
+
+
+@pytest.mark.parametrize("name", ["words", "testing", "training", "train-and-valid"])
+def test_other_files_are_measured_on_as_test_text(tmp_path, name):
+    (tmp_path / f"{name}.txt").write_text("one\n")
+    assert split_of_file(CorpusSpec(name=name, source="local", path=str(tmp_path / f"{name}.txt"))) == "test"
+    assert split_of_file(CorpusSpec(name=name, source="local", path=str(tmp_path))) == "test"
+
+
+def test_a_split_some_of_whose_shards_are_missing_is_refused_and_a_shard_alone_is_said_to_be_one(tmp_path):
+    for index in (0, 2):
+        (tmp_path / f"test-0000{index}-of-00003.txt").write_text(f"part {index}\n")
+    folder = CorpusSpec(name="mine", source="local", path=str(tmp_path))
+    with pytest.raises(CorpusError, match=r"lacks test-00001-of-00003\.txt of 3 shards"):
+        load_rows(folder, "test")
+    alone = CorpusSpec(name="mine", source="local", path=str(tmp_path / "test-00002-of-00003.txt"))
+    assert load_rows(alone, "test") == ["part 2\n"]
+    assert corpus_identity(alone)["splits"]["test"]["share"] == "shard 3 of 3"
+    (tmp_path / "test-00001-of-00003.txt").write_text("part 1\n")
+    assert load_rows(folder, "test") == ["part 0\n", "part 1\n", "part 2\n"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+def test_text_in_another_encoding_is_refused_though_its_bytes_are_letters_and_nuls(tmp_path, encoding):
+    file = tmp_path / "words.txt"
+    file.write_text("plain words\n" * 20, encoding=encoding)
+    with pytest.raises(CorpusError, match="is not UTF-8 text .* `iconv -f UTF-16 -t UTF-8` converts"):
+        load_rows(CorpusSpec(name="words", source="local", path=str(file)), "test")
+
+
+def test_the_mark_at_the_head_of_utf_8_is_no_letter(tmp_path):
+    (tmp_path / "test.txt").write_text("one\n", encoding="utf-8-sig")
+    assert load_rows(CorpusSpec(name="words", source="local", path=str(tmp_path)), "test") == ["one\n"]
+
+
 def test_a_hub_dataset_that_cannot_be_reached_says_how_to_give_a_local_folder(monkeypatch):
     import datasets
 
@@ -364,6 +409,8 @@ def test_calibration_samples_are_windows_of_the_text_drawn_by_seed_alone():
     assert torch.equal(samples, samples[:, :1] + torch.arange(10))
     with pytest.raises(CorpusError, match="fewer than one sample"):
         calibration_samples(ids, Calibration(samples=1, sequence_length=101))
+    with pytest.raises(CorpusError, match="in which 91 samples of 10 begin, fewer than the 100,000,000"):
+        calibration_samples(ids, Calibration(samples=10**8, sequence_length=10))
 
 
 @pytest.mark.skipif("ROTQUANT_WIKITEXT2" not in os.environ, reason="ROTQUANT_WIKITEXT2 names no WikiText-2 folder")
