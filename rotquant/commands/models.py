@@ -1,7 +1,7 @@
 """`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 

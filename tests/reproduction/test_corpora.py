@@ -290,7 +290,7 @@ def test_a_split_some_of_whose_shards_are_missing_is_refused_and_a_shard_alone_i
 def test_text_in_another_encoding_is_refused_though_its_bytes_are_letters_and_nuls(tmp_path, encoding):
     file = tmp_path / "words.txt"
     file.write_text("plain words\n" * 20, encoding=encoding)
-    with pytest.raises(CorpusError, match="is not UTF-8 text .* `iconv -f UTF-16 -t UTF-8` converts"):
+    with pytest.raises(CorpusError, match=r"is not UTF-8 text .* `iconv -f UTF-16 -t UTF-8` converts"):
         load_rows(CorpusSpec(name="words", source="local", path=str(file)), "test")
 
 
