@@ -16,10 +16,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rotquant.models.architectures import architecture_of
+from rotquant.models.integrity import checking_digests
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import PARTS, unpacked_weight
 from rotquant.weights.export import METHOD, STEM
-from rotquant.weights.reading import Packed, declared, exported_manifest, packed_of, state_files
+from rotquant.weights.reading import Packed, check_export, declared, exported_manifest, packed_of, state_files
 from rotquant.weights.storage import take_state
 
 #: What sentences about a folder's configuration name, of which a quantizer knows no more.
@@ -62,7 +63,9 @@ class RotquantQuantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = ignored | {r"^rotquant\."}
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        tensors = state_files(self._files)
+        digests = check_export(self._files[0].parent, partial=True)
+        with checking_digests(self._files if digests else (), digests):
+            tensors = state_files(self._files)
         state = take_state(self._files[0].parent, self._manifest, architecture_of(model), tensors)
         model.rotquant = quantized_forward(model, state.recipe, state)
 

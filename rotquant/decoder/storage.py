@@ -20,27 +20,30 @@ from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.folders import check_kind, read_safetensors_header
-from rotquant.models.integrity import check_finite, checking_digests, file_digests, read_tensors
+from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors, seal
 from rotquant.models.shards import write_shards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STEM = "decoder"
+_AGAIN = "convert the model again"
 
 
 class DecoderManifest(Frozen):
     """The content of decoder.json. source: what the decoder was made of, as the maker says it.
 
-    digests: SHA-256 of the files by name; empty in folders written before digests were recorded.
+    digests: SHA-256 of the files beside it that loading reads, by name; of version 1 of the tensors' files alone.
+    digest: SHA-256 of all the others; empty of version 1.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     config: DecoderConfig
     precision: Precision
     files: tuple[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], ...]
     source: dict[str, Any] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,8 @@ def save_decoder(
             precision=decoder.precision,
             files=files,
             source=source or {},
-            digests=file_digests(temporary / file for file in files),
         )
-        write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
+        write_json(temporary / MANIFEST, seal(temporary / MANIFEST, manifest.model_dump(mode="json")))
 
 
 def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> StoredDecoder:
@@ -102,17 +104,27 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
 
 
 def read_decoder_manifest(folder: str | Path) -> DecoderManifest:
-    """The manifest of a decoder's folder.
+    """The manifest of a decoder's folder; the tokenizer is the one that it was written with.
 
     Raises:
         ResultError: it is missing, damaged or of another format version.
+        CheckpointError: another kind of folder, or the manifest or a file beside it was changed.
     """
     check_kind(folder, "decoder")
-    path = Path(folder) / MANIFEST
+    folder = Path(folder)
+    path = folder / MANIFEST
+    data = read_json(path, "manifest", remedy=_AGAIN)
     try:
-        return DecoderManifest.model_validate(read_json(path, "manifest"))
+        manifest = DecoderManifest.model_validate(data)
     except ValidationError as error:
-        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); convert the model again.") from None
+        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); {_AGAIN}.") from None
+    if manifest.format_version > 1 or manifest.digest:
+        check_seal(path, data, "quantize and convert again")
+    elif not manifest.digests:
+        raise ResultError(f"manifest {path} has no digests of the tensors, which cannot be checked; {_AGAIN}.")
+    else:
+        note_unsealed(folder, "the tensors, not shape, precision and tokenizer,")
+    return manifest
 
 
 def is_decoder_folder(path: str | Path) -> bool:

@@ -6,6 +6,8 @@ before it is stored.
 """
 
 import hashlib
+import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import CheckpointError
+from rotquant.foundation.files import canonical_json, json_text
+from rotquant.models.folders import settings_files
 
 Named = Iterable[tuple[str, Tensor]]
 
@@ -85,22 +89,82 @@ def file_digests(files: Iterable[Path]) -> dict[str, str]:
 
 @contextmanager
 def checking_digests(files: Iterable[Path], digests: Mapping[str, str]) -> Iterator[None]:
-    """Compare files with their digests in a manifest, in threads next to what the block does; an old one keeps none.
+    """Compare files with their digests in a manifest, in threads next to what the block does.
 
     Raises:
         CheckpointError: at the block's end, and in place of what it raised: a file is not the one that was written.
     """
-    wanted = list(files) if digests else []
+    wanted = list(files)
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         found = [pool.submit(_sha256, path) for path in wanted]
         try:
             yield
         finally:
             for path, digest in zip(wanted, found, strict=True):
-                if digest.result() != digests.get(path.name):
-                    raise CheckpointError(
-                        f"{path} is damaged or was changed: it is not the file that was written; copy or make it again."
-                    ) from None
+                _check_file(path, digest.result(), digests, "copy or make it again")
+
+
+def seal(manifest: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a folder's manifest with `digests`, of every file beside it that loading reads, and `digest`.
+
+    Both are SHA-256. The latter is of the content itself, digests included, so that nothing of what makes the network
+    can change by itself: recipe, configuration, generation settings, tokenizer, tensors. Write the manifest last.
+    """
+    sealed = {**content, "digests": file_digests(_read_beside(manifest))}
+    return {**sealed, "digest": _content_digest(sealed)}
+
+
+def check_seal(manifest: Path, content: Mapping[str, Any], remedy: str, partial: bool = False) -> None:
+    """Compare a manifest, and the files beside it other than tensors, with the digests that `seal` put into it.
+
+    Args:
+        content: of the manifest.
+        partial: whether files other than tensors may be missing, as where a hub's client fetches them one by one.
+        remedy: how a change that is meant is made.
+
+    Raises:
+        CheckpointError: the manifest or a file is not the one that was written, is missing, or came later.
+    """
+    folder, digests = manifest.parent, content.get("digests")
+    digests, remedy = digests if isinstance(digests, dict) else {}, f"to change it on purpose, {remedy}"
+    again = f"copy the folder again; {remedy}"
+    if content.get("digest") != _content_digest(content):
+        raise CheckpointError(f"{manifest} is damaged or was changed: it is not what was written; {again}.")
+    there = {path.name for path in _read_beside(manifest)}
+    for name in sorted(there | digests.keys()):
+        if name not in there and not partial:
+            raise CheckpointError(f"{folder} is incomplete: {name} is not there; {again}.")
+        if name not in digests:
+            raise CheckpointError(f"{folder / name} came after the folder was written: take it away; {remedy}.")
+        if name in there and not name.endswith(".safetensors"):
+            _check_file(folder / name, _sha256(folder / name), digests, again)
+
+
+def note_unsealed(folder: Path, what: str) -> None:
+    """Warn, once for each folder, that it is of before `seal`: of what it holds only `what` can be checked."""
+    warnings.warn(f"{folder} was written by an older rotquant: of its content {what} can be checked", stacklevel=1)
+
+
+def _read_beside(manifest: Path) -> list[Path]:
+    """The files beside a manifest that loading reads: settings, tokenizer, tensors and their index."""
+    tensors = (manifest.parent.glob(f"*.safetensors{end}") for end in ("", ".index.json"))
+    return sorted({*settings_files(manifest.parent), *chain(*tensors)} - {manifest})
+
+
+def _content_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's content as its file has it, but for `digest`."""
+    try:
+        written = json.loads(json_text({name: value for name, value in content.items() if name != "digest"}))
+    except RecursionError:  # nothing that was written here is nested so deeply
+        return ""
+    return hashlib.sha256(canonical_json(written).encode()).hexdigest()
+
+
+def _check_file(path: Path, digest: str, digests: Mapping[str, str], remedy: str) -> None:
+    if digest != digests.get(path.name):
+        raise CheckpointError(
+            f"{path} is damaged or was changed: it is not the file that was written; {remedy}."
+        ) from None
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import atomic_directory, check_output_folder, folder_size
+from rotquant.foundation.files import atomic_directory, check_output_folder, folder_size, read_json, write_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer, quiet_transformers
-from rotquant.models.integrity import check_finite
+from rotquant.models.integrity import check_finite, seal
 from rotquant.models.shards import LARGEST_SHARD, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
@@ -34,6 +34,7 @@ from rotquant.weights import compressed
 from rotquant.weights.engines import acts_at_run_time, check_engine, check_methods, storage
 from rotquant.weights.ranges import static_schemes
 from rotquant.weights.storage import (
+    FORMAT_VERSION,
     QuantizedState,
     StoredTensors,
     load_quantized,
@@ -49,6 +50,8 @@ STEM, TRANSFORMED, PLAIN = "rotquant", "transformed", "model"
 RUNS_WITH = "transformers after `import rotquant.serving`: the recipe in `rotquant`, with the quantizers in `running`"
 #: What such a folder says of its making, in its quantization_config.
 SECTION = ("format_version", "recipe", "seed", "dtype", "versions")
+#: What its sealing adds there.
+DIGESTS = ("digests", "digest")
 
 
 @task("exporting")
@@ -145,7 +148,27 @@ def export_compressed(
             config["weights_file"] = files[0] if len(files) == 1 else f"{STEM}.safetensors.index.json"
         stored.config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        if method == METHOD:
+            seal_export(temporary)
     return method
+
+
+def seal_export(folder: Path) -> None:
+    """Put digests into the section `rotquant` of an export's config.json, as `seal` does into a manifest."""
+    path = folder / "config.json"
+    config = read_json(path, "configuration")
+    sealed = seal(path, sealed_content(config))
+    config["quantization_config"]["rotquant"] |= {name: sealed[name] for name in DIGESTS}
+    write_json(path, config)
+
+
+def sealed_content(config: Mapping[str, Any]) -> dict[str, Any]:
+    """An export's config.json as `models.integrity` takes a manifest: with the digests beside all else it holds."""
+    quantization = config["quantization_config"]
+    section = quantization["rotquant"]
+    rest = {name: value for name, value in section.items() if name not in DIGESTS}
+    whole = {**config, "quantization_config": {**quantization, "rotquant": rest}}
+    return {"config": whole, **{name: section[name] for name in DIGESTS if name in section}}
 
 
 def running(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -191,7 +214,7 @@ def _content(
         tensors |= compressed.packed_weight(name, weight, packing == "pack-quantized")
     if method == METHOD:
         section = stored.state.manifest.model_dump(mode="json", include=set(SECTION))
-        section["recipe"] = made.model_dump(mode="json")
+        section |= {"format_version": FORMAT_VERSION, "recipe": made.model_dump(mode="json")}
         acting = recipe.model_dump(mode="json", include=set(RUNTIME_FIELDS))
         ours = {"quant_method": METHOD, "runs_with": RUNS_WITH, "rotquant": section, "running": acting}
         return described.config | ours, tensors | state_tensors(stored.state)

@@ -20,7 +20,7 @@ from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
 from rotquant.models.folders import check_weight_files
-from rotquant.models.integrity import check_finite, read_tensors
+from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
@@ -29,8 +29,8 @@ from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.compressed import METHOD, PARTS, targets_name, unpacked_weight
+from rotquant.weights.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, sealed_content
 from rotquant.weights.export import METHOD as OURS
-from rotquant.weights.export import PLAIN, STEM, TRANSFORMED, running
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
 if TYPE_CHECKING:
@@ -170,8 +170,37 @@ def exported_manifest(config: Mapping[str, Any]) -> Manifest:
         return manifest.model_copy(update={"recipe": running(manifest.recipe, config.get("running", {}))})
     except (ValidationError, RecipeError, TypeError, AttributeError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else first_line(error)
-        where = "the section rotquant of quantization_config"
-        raise CheckpointError(f"{where} is damaged ({problem}): export the model again.") from None
+        raise _damaged(problem) from None
+
+
+def _damaged(problem: str) -> CheckpointError:
+    where = "the section rotquant of quantization_config"
+    return CheckpointError(f"{where} is damaged ({problem}): export the model again.")
+
+
+def check_export(folder: Path, partial: bool = False) -> dict[str, str]:
+    """Check that an export of this project is the one that was written, its tensors apart.
+
+    Args:
+        partial: whether files other than tensors may be missing.
+
+    Returns:
+        SHA-256 of its files by name; of one of before they were recorded none.
+
+    Raises:
+        CheckpointError: its configuration, recipe or tokenizer was changed.
+    """
+    path = folder / "config.json"
+    config = read_json(path, "configuration", CheckpointError)
+    section = config["quantization_config"].get("rotquant")
+    if not isinstance(section, dict):
+        raise _damaged("it is missing")
+    if section.get("format_version") == 2 and not {*DIGESTS} & section.keys():
+        note_unsealed(folder, "nothing")
+        return {}
+    content = sealed_content(config)
+    check_seal(path, content, "export again, with --set for what acts at run time", partial)
+    return content["digests"]
 
 
 def state_files(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -230,9 +259,11 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     named = any(folder.glob(f"{TRANSFORMED}*.safetensors"))
     files = [*check_weight_files(folder, STEM if ours else TRANSFORMED if named else PLAIN)]
     tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors |= read_tensors(path)
-    check_finite(folder, tensors.items())
+    digests = check_export(folder) if ours else {}
+    with checking_digests(files if digests else (), digests):
+        for path in files:
+            tensors |= read_tensors(path)
+        check_finite(folder, tensors.items())
     kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
     state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
     transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)

@@ -22,7 +22,15 @@ from rotquant.models.architectures import Architecture, architecture_of, attenti
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.experts import stack_experts, stacked_names
 from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
-from rotquant.models.integrity import check_finite, check_loaded, checking_digests, file_digests, read_tensors
+from rotquant.models.integrity import (
+    check_finite,
+    check_loaded,
+    check_seal,
+    checking_digests,
+    note_unsealed,
+    read_tensors,
+    seal,
+)
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.runtime import SiteKey
@@ -37,11 +45,14 @@ from rotquant.weights.ranges import static_schemes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-FORMAT_VERSION = 2
+#: Of folders whose manifest covers all that makes the network; those of version 2 cover tensors alone.
+FORMAT_VERSION = 3
 #: Not "model": transformers, which would fill what it does not know with random weights, then finds no weights at all.
 _STEM = "quantized"
 _SITES = "rotquant.sites"
 _METHODS = "rotquant.methods"
+_AGAIN = "quantize the model again"
+_CHANGES = "quantize again, with --set or from a changed checkpoint"
 
 
 class Manifest(Frozen):
@@ -51,10 +62,11 @@ class Manifest(Frozen):
     quantized: shape [out, in] of every quantized weight by its Hugging Face name.
     seconds, peak_bytes: wall time of each part of the making, and on a GPU the memory that torch had allocated at most.
     source: what the caller says of the origin: checkpoint, its digest, the digest of the code.
-    digests: SHA-256 of the safetensors files by name; empty in folders written before digests were recorded.
+    digests: SHA-256 of the files beside it that loading reads, by name; of version 2 of the tensors' files alone.
+    digest: SHA-256 of all the others; empty of version 2.
     """
 
-    format_version: Literal[2] = FORMAT_VERSION
+    format_version: Literal[2, 3] = FORMAT_VERSION
     recipe: Recipe
     seed: int
     dtype: Literal["float32", "float16", "bfloat16", "float64"]
@@ -64,6 +76,7 @@ class Manifest(Frozen):
     source: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str | None] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,17 +146,16 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     with atomic_directory(folder) as temporary:
-        files = write_shards(temporary, tensors, _STEM)
+        write_shards(temporary, tensors, _STEM)
         stored.model.config.save_pretrained(temporary)
         if getattr(stored.model, "generation_config", None) is not None:
             stored.model.generation_config.save_pretrained(temporary)
         if stored.tokenizer is not None:
             stored.tokenizer.save_pretrained(temporary)
-        written = {
-            "source": source or stored.manifest.source,
-            "digests": file_digests(temporary / file for file in files),
-        }
-        write_json(temporary / MANIFEST, stored.manifest.model_copy(update=written).model_dump(mode="json"))
+        manifest = stored.manifest.model_copy(
+            update={"format_version": FORMAT_VERSION, "source": source or stored.manifest.source}
+        )
+        write_json(temporary / MANIFEST, seal(temporary / MANIFEST, manifest.model_dump(mode="json")))
 
 
 @task("loading the model")
@@ -260,21 +272,31 @@ def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> St
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a model folder, without its tensors.
+    """The manifest of a model folder, without its tensors; configuration and tokenizer are those that it was written
+    with.
 
     Raises:
         ResultError: it is missing, damaged or of another format version.
+        CheckpointError: another kind of folder, or the manifest or a file beside it was changed.
     """
     check_kind(folder, "quantized")
-    path = Path(folder) / MANIFEST
-    data = read_json(path, "manifest")
+    folder = Path(folder)
+    path = folder / MANIFEST
+    data = read_json(path, "manifest", remedy=_AGAIN)
     version = data.get("format_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version != FORMAT_VERSION:
+    if isinstance(version, int) and version not in (2, FORMAT_VERSION):
         raise ResultError(f"manifest {path} has format version {version}, this rotquant reads {FORMAT_VERSION}.")
     try:
-        return Manifest.model_validate(data)
+        manifest = Manifest.model_validate(data)
     except ValidationError as error:
-        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); quantize the model again.") from None
+        raise ResultError(f"manifest {path} is damaged ({first_problem(error)}); {_AGAIN}.") from None
+    if manifest.format_version == FORMAT_VERSION or manifest.digest:
+        check_seal(path, data, _CHANGES)
+    elif not manifest.digests:
+        raise ResultError(f"manifest {path} has no digests of the tensors, which cannot be checked; {_AGAIN}.")
+    else:
+        note_unsealed(folder, "the tensors, not recipe, configuration and tokenizer,")
+    return manifest
 
 
 def is_quantized_folder(path: str | Path) -> bool:

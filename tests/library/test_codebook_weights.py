@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rotquant.foundation.errors import CheckpointError
-from rotquant.foundation.files import read_json, write_json
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.recipes.recipe import Recipe
@@ -27,6 +26,7 @@ from rotquant.weights.storage import (
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model
 from tests.helpers.processes import logits_elsewhere
+from tests.helpers.sealing import reseal
 
 UP = "model.layers.0.mlp.up_proj.weight"
 GROUP = 32
@@ -136,8 +136,7 @@ def test_damage_is_one_sentence(
         (folder / file.name).write_bytes(file.read_bytes())
     tensors = load_file(good_folder / "quantized.safetensors") | changes
     save_file({k: v for k, v in tensors.items() if v is not None}, folder / "quantized.safetensors")
-    manifest = read_json(folder / "rotquant.json", "manifest")
-    write_json(folder / "rotquant.json", manifest | {"digests": {}})  # else the file itself would be found another
+    reseal(folder / "rotquant.json")  # else the file itself would be found another
     with pytest.raises(CheckpointError, match=sentence) as caught:
         load_quantized(folder)
     assert "\n" not in str(caught.value)

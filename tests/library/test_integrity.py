@@ -23,6 +23,7 @@ from rotquant.weights.build import build_weights
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model, tiny_tokens
+from tests.helpers.sealing import reseal
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -33,9 +34,8 @@ def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
     for manifest in path.parent.glob("*.json"):  # else the file itself would be found to be another
-        content = json.loads(manifest.read_text())
-        if "digests" in content:
-            manifest.write_text(json.dumps(content | {"digests": {}}))
+        if "digests" in json.loads(manifest.read_text()):
+            reseal(manifest)
 
 
 def spoil(name: str, value: float = math.nan) -> Callable[[dict[str, torch.Tensor]], None]:

@@ -21,6 +21,7 @@ from rotquant.weights.build import quantized_forward
 from rotquant.weights.packing import HostWeights, all_weight_tensors, pack_codes, unpack_codes
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
+from tests.helpers.sealing import reseal
 from tests.helpers.weights import RECIPES, ROTATED_GPTQ, build
 
 
@@ -66,16 +67,11 @@ def folder(good_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(good_folder, tmp_path / "model"))
 
 
-def edit_manifest(folder: Path, **changes: object) -> None:
-    path = folder / "rotquant.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def edit_tensors(folder: Path, change: object) -> None:
     tensors = load_file(folder / "quantized.safetensors")
     change(tensors)
     save_file(tensors, folder / "quantized.safetensors")
-    edit_manifest(folder, digests={})  # else the file itself would be found to be another
+    reseal(folder / "rotquant.json")  # else the file itself would be found to be another
 
 
 def truncate(folder: Path) -> None:
@@ -91,10 +87,27 @@ def flip(folder: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_folder_of_before_digests_were_kept_still_loads(folder: Path) -> None:
+def of_version_2(folder: Path, digests: bool) -> None:
+    """As folders were written before their manifest covered more than tensors."""
+    path = folder / "rotquant.json"
+    content = json.loads(path.read_text()) | {"format_version": 2}
+    name = "quantized.safetensors"
+    del content["digest"]
+    path.write_text(json.dumps(content | {"digests": {name: content["digests"][name]} if digests else {}}))
+
+
+def test_a_folder_of_before_all_was_covered_loads_with_a_note(folder: Path) -> None:
     expected = load_quantized(folder)[0].state_dict()
-    edit_manifest(folder, digests={})
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_quantized(folder)[0].state_dict().items())
+    of_version_2(folder, digests=True)
+    with pytest.warns(UserWarning, match="written by an older rotquant: of its content the tensors, not recipe"):
+        loaded = load_quantized(folder)[0].state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
+
+
+def test_a_folder_whose_tensors_cannot_be_checked_is_refused(folder: Path) -> None:
+    of_version_2(folder, digests=False)
+    with pytest.raises(ResultError, match="has no digests of the tensors"):
+        load_quantized(folder)
 
 
 @pytest.mark.parametrize("name", ["atom", "asymmetric-3-bit", "per-tensor"])
@@ -130,9 +143,13 @@ UP = "model.layers.0.mlp.up_proj.weight"
     [
         (lambda f: (f / "rotquant.json").unlink(), ResultError, "manifest .* does not exist"),
         (lambda f: (f / "rotquant.json").write_text('{"format'), ResultError, "manifest .* is damaged"),
-        (lambda f: edit_manifest(f, format_version=7), ResultError, "has format version 7, this rotquant reads 2"),
-        (lambda f: edit_manifest(f, seed="red"), ResultError, r"manifest .* is damaged \(seed"),
-        (lambda f: edit_manifest(f, quantized={}), CheckpointError, "it lacks"),
+        (
+            lambda f: reseal(f / "rotquant.json", format_version=7),
+            ResultError,
+            "has format version 7, this rotquant reads 3",
+        ),
+        (lambda f: reseal(f / "rotquant.json", seed="red"), ResultError, r"manifest .* is damaged \(seed"),
+        (lambda f: reseal(f / "rotquant.json", quantized={}), CheckpointError, "it lacks"),
         (truncate, CheckpointError, "is truncated or damaged"),
         (
             flip,
@@ -161,8 +178,8 @@ UP = "model.layers.0.mlp.up_proj.weight"
             CheckpointError,
             r"model.norm.weight has shape \[3\], expected \[64\]",
         ),
-        (lambda f: (f / "quantized.safetensors").unlink(), CheckpointError, "quantized.safetensors is missing"),
-        (lambda f: (f / "tokenizer.json").unlink(), CheckpointError, "has no tokenizer"),
+        (lambda f: (f / "quantized.safetensors").unlink(), CheckpointError, "quantized.safetensors is not there"),
+        (lambda f: (f / "tokenizer.json").unlink(), CheckpointError, "is incomplete: tokenizer.json is not there"),
         (lambda f: (f / "config.json").write_text("{"), CheckpointError, "config.json is damaged"),
     ],
 )

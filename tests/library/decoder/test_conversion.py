@@ -18,6 +18,7 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights, quantized_forward
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.models import AWKWARD, FURTHER, tiny_model, tiny_tokens
+from tests.helpers.sealing import reseal
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
 
@@ -179,9 +180,8 @@ def test_a_folder_gives_back_the_decoder(recipe: Recipe, tmp_path: Path) -> None
 def test_a_folder_of_before_prefixes_had_a_number_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "decoder"
     save_decoder(folder, convert(build_weights(tiny_model(), None, QUAROT, 0)))
-    manifest = json.loads((folder / "decoder.json").read_text())
-    manifest["config"]["prefix"] = []
-    (folder / "decoder.json").write_text(json.dumps(manifest))
+    config = json.loads((folder / "decoder.json").read_text())["config"]
+    reseal(folder / "decoder.json", config=config | {"prefix": []})
     assert load_decoder(folder).decoder.config.prefix == 0
 
 
@@ -196,9 +196,9 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
         ({"config": manifest["config"] | {"prefix": 3}}, CheckpointError, "prefix_keys is missing"),
         ({"files": ["other.safetensors"]}, CheckpointError, "other.safetensors is missing"),
         ({"files": ["../decoder.safetensors"]}, ResultError, "damaged"),
-        ({"format_version": 2}, ResultError, "damaged"),
+        ({"format_version": 3}, ResultError, "damaged"),
     ):
-        (folder / "decoder.json").write_text(json.dumps(manifest | change))
+        reseal(folder / "decoder.json", **{**manifest, **change})
         with pytest.raises(error, match=sentence):
             load_decoder(folder)
     (folder / "decoder.json").write_text(json.dumps(manifest))

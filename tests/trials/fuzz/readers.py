@@ -97,6 +97,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.deltas:merge": ("low-rank deltas",),
     "rotquant.models.integrity:read_tensors": ("quantized folders", "decoders", "low-rank deltas"),
     "rotquant.models.integrity:_sha256": ("manifests of quantized folders",),
+    "rotquant.models.integrity:_content_digest": ("manifests of quantized folders", "exports to compressed-tensors"),
     "rotquant.models.integrity:_stored": ("whole checkpoints",),
     "rotquant.models.rotation.matrices:_parse_metadata": ("rotations",),
     "rotquant.models.rotation.matrices:_read": ("rotations",),
@@ -148,6 +149,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.training.state:Checkpoint._read": ("states of trainings",),
     "rotquant.training.state:Checkpoint._restored": ("states of trainings",),
     "rotquant.weights.reading:load_compressed": ("exports to compressed-tensors",),
+    "rotquant.weights.reading:check_export": ("exports to compressed-tensors",),
     "rotquant.weights.reading:quantization_of": ("exports to compressed-tensors",),
     "rotquant.weights.reading:state_files": ("exports to compressed-tensors",),
     "rotquant.weights.storage:make_model": ("quantized folders", "exports to compressed-tensors"),
@@ -163,6 +165,7 @@ _MLFLOW = "reads, for MLflow, files that read_result and pages have accepted, or
 #: Functions whose calls only look like readers of files, or whose files are nobody's input, and why.
 ASIDE: dict[str, str] = {
     "rotquant.foundation.files:_new_file": _WRITES,
+    "rotquant.weights.export:seal_export": "reads what it has written just before",
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",
     "reproduction.run.archives:_write": _WRITES,

@@ -1,6 +1,6 @@
 """Formats of what is made of a model: quantized folders, decoders, rotations, states of trainings."""
 
-import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 from rotquant import api
 from rotquant.decoder import convert, save_decoder
 from rotquant.decoder.storage import read_decoder_manifest
-from rotquant.models.folders import kind_of
+from rotquant.foundation.errors import RotquantError
+from rotquant.models.folders import DECODER_MANIFEST, MANIFEST, kind_of
 from rotquant.models.rotation.matrices import (
     Rotations,
     check_made_of,
@@ -24,10 +25,11 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights
-from rotquant.weights.export import export_compressed
+from rotquant.weights.export import export_compressed, seal_export
 from rotquant.weights.storage import read_manifest, read_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model
+from tests.helpers.sealing import reseal
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
 MADE_OF = {"model": "ab", "text": {"name": "text"}, "seed": 0}
@@ -37,17 +39,13 @@ def formats(root: Path) -> list[Format]:
     """Of a tiny model that is quantized and converted below `root`."""
     quantized, prefixed, decoder, exported = _made(root)
     manifest, weights = "rotquant.json", "quantized.safetensors"
-    sure = _without_digests(quantized, manifest)
-    unsure = _without_digests(decoder, "decoder.json")
     return [
         Format("manifests of quantized folders", quantized, kinds(manifest), _manifest, 2.0),
-        Format("quantized folders", sure, kinds(manifest, weights, "config.json"), _load, 1.0),
-        Format(
-            "quantized folders with a prefix", _without_digests(prefixed, manifest), kinds(manifest, weights), _read
-        ),
+        Format("quantized folders", quantized, kinds(manifest, weights, "config.json"), _load, 1.0),
+        Format("quantized folders with a prefix", prefixed, kinds(manifest, weights), _read),
         Format("exports to compressed-tensors", exported, kinds("config.json", "rotquant.safetensors"), _load, 1.0),
         Format("manifests of decoders", decoder, kinds("decoder.json"), read_decoder_manifest, 1.5),
-        Format("decoders", unsure, kinds("decoder.json", "decoder.safetensors"), _load, 0.7),
+        Format("decoders", decoder, kinds("decoder.json", "decoder.safetensors"), _load, 0.7),
         Format("rotations", _rotations(root), kinds("rotations.safetensors"), _rotated, 2.0),
         Format("states of trainings", _states(root), {"state": "safetensors"}, _resumed, 2.0),
         Format("states of shared trainings", _shared(root), kinds(LATEST), _shared_resumed),
@@ -70,9 +68,13 @@ def _made(root: Path) -> tuple[dict[str, bytes], ...]:
     return tuple(content_of(root / name) for name in ("quantized", "prefixed", "decoder", "exported"))
 
 
-def _without_digests(files: dict[str, bytes], manifest: str) -> dict[str, bytes]:
-    """The files with a manifest that does not keep digests, so that what changes in the others is read."""
-    return files | {manifest: json.dumps(json.loads(files[manifest]) | {"digests": {}}).encode()}
+def _sealed(folder: Path) -> None:
+    """Make the digests of a folder's manifest those of what is there, so that what comes after them is reached."""
+    for name in (MANIFEST, DECODER_MANIFEST):
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            reseal(folder / name)
+    with suppress(RotquantError, ValueError, AttributeError, TypeError, KeyError):
+        seal_export(folder)
 
 
 def _manifest(folder: Path) -> None:
@@ -81,11 +83,13 @@ def _manifest(folder: Path) -> None:
 
 
 def _load(folder: Path) -> None:
+    _sealed(folder)
     api.limits_of(folder)
     api.load(folder)
 
 
 def _read(folder: Path) -> None:
+    _sealed(folder)
     read_quantized(folder)
     api.load(folder)
 

@@ -84,7 +84,9 @@ def make_weights(plan: Plan, key: str, say: Say, again: bool = False) -> None:
     _check_inputs(plan, "weights", planned.code, run)
     provenance = compute_weights(run, plan.place(run), folder, plan.device, planned.code, rotation)
     _check_inputs(plan, "weights", planned.code, run)
-    made = {**provenance, "digests": read_object(folder / MANIFEST, "manifest")["digests"]}
+    digests: dict[str, str] = read_object(folder / MANIFEST, "manifest")["digests"]
+    tensors = {name: digest for name, digest in digests.items() if name.endswith(".safetensors")}
+    made = {**provenance, "digests": tensors}
     write_json(record, signed(made, run.weights_identity() or {}))
     say(f"weights {key}: {provenance['seconds']:.1f} s")
 
