@@ -69,6 +69,19 @@ def gptq() -> Recipe:
     )
 
 
+def gptq_w4a16() -> Recipe:
+    """GPTQ with 4-bit weights alone, symmetric with one scale per output channel: what every engine and the W4A16 kernel
+    here run."""
+    return _recipe({"gptq": {}}, weights=_weights(), calibration=Calibration())
+
+
+def quarot_w4a16() -> Recipe:
+    """QuaRot with 4-bit weights alone: the same with R1 and R2, which stay in the weights, so that it runs wherever
+    gptq-w4a16 does. The paper's Table 7 has the online transforms too, and asymmetric weights."""
+    fused = RotationScheme(heads=False, keys=False, mlp=False)
+    return gptq_w4a16().model_copy(update={"rotation": fused})
+
+
 def quarot() -> Recipe:
     """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5)."""
     cache = _cache(clip_ratio=0.95)
@@ -303,6 +316,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
     "gptq": gptq,
+    "gptq-w4a16": gptq_w4a16,
     "smoothquant": smoothquant,
     "omniquant": omniquant,
     "duquant": duquant,
@@ -315,6 +329,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "quarot": quarot,
     "quarot-rtn": quarot_rtn,
     "quarot-128g": quarot_128g,
+    "quarot-w4a16": quarot_w4a16,
     "atom-128g": atom_128g,
     "spinquant-easy": spinquant_easy,
     "spinquant-hard": spinquant_hard,
