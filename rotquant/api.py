@@ -133,6 +133,7 @@ def quantize(
     folder = local_folder(checkpoint)
     check_kind(folder, "plain")
     check_weight_files(folder)
+    limits_of(folder).check_texts(recipe)
     tokenizer = load_tokenizer(folder)  # too short a text is reported before the weights are read
     digest, made_of = checkpoint_digest(checkpoint), None
     if rotations is not None:
@@ -282,9 +283,11 @@ def fit(checkpoint: str | Path, recipe: Recipe, fixed: Collection[str] = ()) -> 
     Raises:
         RotquantError: bad input, or what does not fit and has no substitute, in one sentence.
     """
-    architecture = architecture_of(config_of(checkpoint))
+    config = config_of(checkpoint)
+    architecture = architecture_of(config)
     recipe, sentence = fitted(recipe, architecture, fixed)
     check_fits(recipe, architecture)
+    ModelLimits.of(config).check_texts(recipe)
     return recipe, sentence
 
 

@@ -20,12 +20,13 @@ from rotquant.commands.options import (
     Seed,
     SequenceLength,
     Split,
-    changed,
     changes_of,
     chosen_split,
     corpus_spec,
+    is_written,
     named_recipe,
     rotation_fields,
+    with_options,
 )
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
@@ -33,8 +34,8 @@ from rotquant.foundation.files import check_output_file, check_output_folder, fo
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare, task_names
 from rotquant.models.folders import MANIFEST
-from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import NO_BOS
 
@@ -59,7 +60,7 @@ def quantize(
     method: Method = "quarot",
     changes: Changes = None,
     corpus: Corpus = "modules",
-    samples: Samples = 128,
+    samples: Samples = None,
     sequence_length: SequenceLength = None,
     rotations: Annotated[
         Path | None,
@@ -77,7 +78,7 @@ def quantize(
     methods.llm_qat.samples=256 --set methods.llm_qat.sequence_length=128 --set methods.llm_qat.steps=128 --set
     methods.llm_qat.learning_rate=5e-4`
     """
-    recipe = _recipe(named_recipe(method), samples, sequence_length, changes)
+    recipe = with_options(named_recipe(method), samples, sequence_length, changes)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     bits = recipe.weights.scheme.bits if recipe.weights else 16
@@ -91,7 +92,7 @@ def quantize(
         from rotquant.models.checkpoints import local_folder
 
     place = local_folder(model)
-    recipe, changed_to_fit = recipe_for(place, named_recipe(method), samples, sequence_length, changes)
+    recipe, changed_to_fit = recipe_for(place, method, samples, sequence_length, changes)
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(
@@ -115,24 +116,19 @@ def quantize(
     return CommandResult({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
 
 
-def _recipe(recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None) -> Recipe:
-    """A method's recipe with what the command line says: the options of its calibration text, then --set."""
-    length = {} if sequence_length is None else {"sequence_length": sequence_length}
-    if recipe.calibration:
-        recipe = override(recipe, {"calibration": {"samples": samples, **length}}, "calibration options")
-    texts = {name: {"text": length} for name, method in recipe.methods.items() if method.own_text}
-    recipe = override(recipe, {"methods": texts}, "calibration options")
-    return changed(recipe, changes)
-
-
 def recipe_for(
-    place: Path, recipe: Recipe, samples: int, sequence_length: int | None, changes: list[str] | None
+    place: Path, method: str, samples: int | None, sequence_length: int | None, changes: list[str] | None
 ) -> tuple[Recipe, str]:
-    """A method's recipe for a model, with what the command line says, and a sentence on what changed to fit."""
+    """The recipe of a preset or file for a model, with what the command line says, and a sentence on what changed to
+    fit: a preset alone."""
     from rotquant import api
 
-    short = _recipe(api.limits_of(place).shorten(recipe), samples, sequence_length, changes)
-    return api.fit(place, short, rotation_fields(changes))
+    recipe, fixed = named_recipe(method), rotation_fields(changes)
+    if is_written(method):
+        fixed = frozenset(ROTATION_FIELDS.values())
+    else:
+        recipe = api.limits_of(place).shorten(recipe)
+    return api.fit(place, with_options(recipe, samples, sequence_length, changes), fixed)
 
 
 def _check_rotations(rotations: Path, output: Path) -> None:

@@ -69,13 +69,15 @@ Method = Annotated[
         ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it.",
     ),
 ]
-Samples = Annotated[int, typer.Option(min=1, help="Calibration samples.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Calibration samples. Default: the recipe's, 128 of most presets.")
+]
 SequenceLength = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Tokens per calibration sample, and per sequence that rotations are learned on. "
-        "Default: what model and tokenizer allow, at most 2048.",
+        help="Tokens per calibration sample, and per sequence that rotations are learned on. Default: the recipe's; of "
+        "a preset what model and tokenizer allow, at most 2048.",
     ),
 ]
 MethodName = Annotated[
@@ -142,12 +144,32 @@ def named_recipe(method: str) -> Recipe:
         ConfigError, RecipeError, ResultError: no such method, or a file that cannot be read or holds no recipe.
     """
     path = Path(method).expanduser()
-    if path.suffix not in (".yaml", ".yml", ".json"):
+    if not is_written(method):
         return preset(method)
     data = yaml_value(read_text(path, "recipe"), f"recipe {path}")
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path} holds no fields: write it as `rotquant recipe METHOD --format yaml` does.")
     return parse_recipe(data, f"recipe {path}")
+
+
+def is_written(method: str) -> bool:
+    """Whether a user names a file with a recipe, of which nothing changes that no option names; else it is a preset."""
+    return Path(method).suffix in (".yaml", ".yml", ".json")
+
+
+def with_options(recipe: Recipe, samples: int | None, sequence_length: int | None, changes: list[str] | None) -> Recipe:
+    """A recipe with what the command line says: the options of its texts, then --set. Those not given change nothing.
+
+    Raises:
+        RecipeError: an option that is not written so, an unknown field or an impossible value.
+    """
+    length = {} if sequence_length is None else {"sequence_length": sequence_length}
+    calibration = length | ({} if samples is None else {"samples": samples})
+    texts = {name: {"text": length} for name, method in recipe.methods.items() if method.own_text and length}
+    text: dict[str, Any] = {"methods": texts} if texts else {}
+    if recipe.calibration and calibration:
+        text["calibration"] = calibration
+    return changed(override_all(recipe, [text], "calibration options") if text else recipe, changes)
 
 
 def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:

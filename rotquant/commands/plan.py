@@ -15,8 +15,8 @@ from rotquant.commands.options import (
     Method,
     Samples,
     SequenceLength,
-    changed,
     named_recipe,
+    with_options,
 )
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
@@ -51,7 +51,7 @@ def plan(
     model: Checkpoint,
     method: Method = "quarot",
     changes: Changes = None,
-    samples: Samples = 128,
+    samples: Samples = None,
     sequence_length: SequenceLength = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -63,8 +63,7 @@ def plan(
 
     Example: `rotquant plan meta-llama/Llama-2-7b-hf --method quarot --device cuda --dtype bfloat16`
     """
-    named = named_recipe(method)
-    if changed(named, changes).is_baseline:
+    if with_options(named_recipe(method), samples, sequence_length, changes).is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to plan; choose a method.")
     kind = _device_kind(device)
     with task("starting"):
@@ -76,7 +75,7 @@ def plan(
 
         torch_dtype(dtype)
         folder = settings_folder(model)
-        recipe, note = recipe_for(folder, named, samples, sequence_length, changes)
+        recipe, note = recipe_for(folder, method, samples, sequence_length, changes)
         here = _gpu_here()
         work = Work(shapes_of(load_config(folder)), recipe, dtype, kind, next(iter(here.values())))
         found = costs_of(work, folder, here)

@@ -75,6 +75,16 @@ class ModelLimits:
         self.check_length(ids.shape[-1], what)
         self.check_ids(int(ids.max()) if ids.numel() else 0)
 
+    def check_texts(self, recipe: Recipe) -> None:
+        """Raise `RecipeError` where a text of a recipe has samples of more tokens than the context."""
+        texts = {"calibration samples": recipe.calibration if recipe.needs_calibration else None}
+        for name, method in recipe.methods.items():
+            what = "samples that rotations are learned on" if method is recipe.learner else f"samples of {name}"
+            texts[what] = method.own_text
+        for what, text in texts.items():
+            if text is not None:
+                self.check_length(text.sequence_length, what)
+
     def check_prefix(self, tokens: int) -> None:
         """Raise `RecipeError` where so many tokens cannot stand before every text: it must see them, and have room."""
         if self.windowed:

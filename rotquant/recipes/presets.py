@@ -70,8 +70,8 @@ def gptq() -> Recipe:
 
 
 def gptq_w4a16() -> Recipe:
-    """GPTQ with 4-bit weights alone, symmetric with one scale per output channel: what every engine and the W4A16 kernel
-    here run."""
+    """GPTQ with 4-bit weights alone, symmetric with one scale per output channel, which every engine and the W4A16
+    kernel here run."""
     return _recipe({"gptq": {}}, weights=_weights(), calibration=Calibration())
 
 

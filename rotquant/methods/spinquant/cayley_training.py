@@ -97,7 +97,7 @@ def learn_rotations(
         rotations = _initial(model, architecture, recipe, seed)
         # The schedule gives the rate itself, as a multiple of one.
         optimizer = CayleySGD(rotations.values(), 1.0, settings.momentum)
-        schedule = LambdaLR(optimizer, partial(learning_rate, settings))
+        schedule = LambdaLR(optimizer, partial(learning_rate, settings=settings))
         batch_size = min(settings.batch_size, batch_size or plan.at_once)
         again = from_host or plan.recomputes
         values = [rotation for name, rotation in rotations.items() if name != "residual"] or None

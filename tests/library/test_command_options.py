@@ -1,0 +1,142 @@
+"""A result is what its command said: an option that was not given changes nothing, and Python does the same."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rotquant import api, comparison
+from rotquant.commands import compare, models, plan
+from rotquant.commands.options import corpus_spec
+from rotquant.costs import plan as costs
+from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.presets import all_presets, preset
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.tensors.devices import torch_dtype
+from rotquant.text import MODULES
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
+from tests.helpers.commands import rotquant
+from tests.helpers.models import tiny_model
+
+PRESETS = [name for name in all_presets() if name != "baseline"]
+
+
+class Asked(Exception):  # noqa: N818 - it ends a command that has said what it would do
+    """What a function was called with, in place of its work."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a longer context than the papers' texts, with 256 features, so that every preset fits."""
+    folder = tmp_path_factory.mktemp("options") / "model"
+    tiny_model(hidden_size=512, intermediate_size=512, num_layers=1, max_position_embeddings=4096).save_pretrained(
+        folder
+    )
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Run a command as far as the function that does its work, and give the arguments of that."""
+
+    def run(module: Any, function: str, *arguments: str) -> dict[str, Any]:
+        signature = inspect.signature(getattr(module, function))
+
+        def stop(*given: Any, **named: Any) -> None:
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            raise Asked(bound.arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, function, stop)
+            with pytest.raises(Asked) as stopped:
+                rotquant(patched, *arguments)
+        return stopped.value.args[0]
+
+    return run
+
+
+def in_python(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """The recipe by which `api.quantize` makes the weights of a preset."""
+
+    def stop(network: Any, recipe: Recipe, *_: Any) -> None:
+        raise Asked(recipe)
+
+    monkeypatch.setattr(api, "check_recipe", stop)
+    monkeypatch.setattr(api, "calibration_tokens", lambda *_: None)
+    with pytest.raises(Asked) as stopped:
+        api.quantize(model, name)
+    return stopped.value.args[0]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_name_means_one_recipe_on_the_command_line_in_a_plan_and_in_python(
+    name: str, model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--method", name]
+    quantized = asked(api, "quantize", "quantize", model, "-o", str(tmp_path / "out"), *given)
+    planned = asked(costs, "costs_of", "plan", model, *given)["work"]
+    assert quantized["recipe"] == planned.recipe == in_python(model, name, monkeypatch) == preset(name)
+
+
+def test_no_default_of_an_option_is_another_than_that_of_python() -> None:
+    """Of those that both have: what is not given is the same on both sides."""
+    same: dict[str, Callable[[Any], Any]] = {"corpus": corpus_spec, "dtype": lambda name: name and torch_dtype(name)}
+    pairs = [(models.quantize, api.quantize), (compare.compare, comparison.compare)]
+    for command, function in pairs:
+        options, parameters = inspect.signature(command).parameters, inspect.signature(function).parameters
+        shared = [
+            name for name in options if name in parameters and options[name].default is not inspect.Parameter.empty
+        ]
+        assert {"corpus", "dtype"} <= set(shared)
+        for name in set(shared) - {"device"}:  # a GPU where there is one; Python is told
+            assert same.get(name, lambda value: value)(options[name].default) == parameters[name].default, name
+    assert corpus_spec("modules") == MODULES
+    for command in (models.quantize, plan.plan):
+        options = inspect.signature(command).parameters
+        assert options["samples"].default is options["sequence_length"].default is options["changes"].default is None
+
+
+#: What a user wrote, unlike every default.
+WRITTEN = {"calibration": {"samples": 3, "sequence_length": 48, "seed": 5}, "rotation": {"heads": False}}
+
+
+def test_a_recipe_in_a_file_runs_as_it_is_written(
+    model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe = override(preset("spinquant-hard"), {**WRITTEN, "methods": {"spinquant": {"text": {"samples": 7}}}}, "test")
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
+    command = ["quantize", model, "-o", str(tmp_path / "out"), "--method", str(file)]
+    assert asked(api, "quantize", *command)["recipe"] == recipe
+    changed = asked(api, "quantize", *command, "--samples", "9", "--set", "weights.scheme.bits=3")["recipe"]
+    assert changed == override(
+        recipe, {"calibration": {"samples": 9}, "weights": {"scheme": {"bits": 3}}}, "what the options name"
+    )
+
+
+def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
+    tmp_path: Path, asked: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder, file = tmp_path / "model", tmp_path / "mine.yaml"
+    tiny_model(hidden_size=48, num_heads=6, num_kv_heads=2, max_position_embeddings=64).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    file.write_text(yaml.safe_dump(preset("quarot").model_dump(mode="json")))
+    command = ["quantize", str(folder), "-o", str(tmp_path / "out"), "--method"]
+    assert asked(api, "quantize", *command, "quarot")["recipe"].rotation.heads is False
+    assert "6 (number of attention heads)" in capsys.readouterr().out
+    text = ["--corpus", str(save_words(tmp_path / "words.txt", 2000))]
+    for options, said in (
+        ([], "change the recipe, --set rotation.heads=false"),
+        (["--set", "rotation.heads=false"], "samples of 2048 tokens exceed the model's context of 64 tokens"),
+    ):
+        assert rotquant(monkeypatch, *command, str(file), *options, *text) == 2
+        assert said in capsys.readouterr().err
+    both = ["--set", "rotation.heads=false", "--sequence-length", "64"]
+    assert asked(api, "quantize", *command, str(file), *both)["recipe"].calibration.samples == 128
+    with pytest.raises(RecipeError, match="exceed the model's context"):
+        api.quantize(folder, override(preset("quarot"), {"rotation": {"heads": False}}, "test"), corpus=MODULES)
