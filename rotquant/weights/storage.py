@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pydantic import Field, ValidationError
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from rotquant.foundation.data import Frozen, first_problem
@@ -269,6 +270,21 @@ def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> St
 
         weights = dict(zip(manifest.quantized, in_threads(taken, manifest.quantized), strict=True))
     return StoredTensors(config, tensors, weights, state)
+
+
+def read_method_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
+    """Tensors that a method stored next to the weights, by their names; the weights are not read.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    start, found = f"{_METHODS}.{method}.", {}
+    for path in weight_files(Path(folder), _STEM):
+        names = [name for name in read_safetensors_header(path) if name.startswith(start)]
+        if names:
+            with safe_open(path, framework="pt") as file:
+                found |= {name.removeprefix(start): file.get_tensor(name) for name in names}
+    return found
 
 
 def read_manifest(folder: str | Path) -> Manifest:

@@ -35,13 +35,13 @@ class RCP(SelfDistillation):
     straight_through: Literal["step", "ramp"] = "step"
     """Substitute for the derivative of a step at a threshold: `step`, one everywhere, as the paper says; `ramp`, that
     of a ramp over the step's partition. At 2 bits with learned partitions."""
-    start_target: Literal["weight", "clipped"] = "clipped"
-    """Target of the rounded weight's outputs in the search by which clips begin: `clipped`, those of the clipped
-    weight, as Eq. 6 prints, which counts no error of clipping; `weight`, those of the weight, as the search that the
-    paper cites and BitDistiller's code."""
-    start_rounding: Literal["own", "uniform"] = "uniform"
-    """Rounding in the search by which clips begin: `uniform`, by Eq. 1, as Eq. 6 prints, whose whole zero point moves
-    the levels that learned partitions then put elsewhere; `own`, as the quantizer does at its start."""
+    start_target: Literal["weight", "clipped"] = "weight"
+    """Target of the rounded weight's outputs in the search by which clips begin: `weight`, those of the weight, as in
+    the search that Sec. 4.2 cites and in BitDistiller's code; `clipped`, those of the clipped weight, as Eq. 6 prints,
+    which counts no error of clipping."""
+    start_rounding: Literal["own", "uniform"] = "own"
+    """Rounding in the search by which clips begin: `own`, as the quantizer does at its start; `uniform`, by Eq. 1, as
+    Eq. 6 prints, whose whole zero point moves the levels that learned partitions then put elsewhere."""
 
     def quantizer_settings(self, recipe: Recipe) -> QuantizerSettings:
         """Quantizers chosen by the settings and the number of bits. Of `lwc_exact` partitions stay uniform, with even
@@ -67,8 +67,9 @@ class RCP(SelfDistillation):
         return "search" if self.learned == "nothing" else "LWC"
 
     def describe(self, recipe: Recipe) -> str:
-        printed = (self.start_target, self.start_rounding) == ("clipped", "uniform")
-        start = "as Eq. 6 prints" if printed else f"with {self.start_rounding} rounding against the {self.start_target}"
+        words = {("weight", "own"): "as the cited one", ("clipped", "uniform"): "as Eq. 6 prints"}
+        other = f"with {self.start_rounding} rounding against the {self.start_target}"
+        start = words.get((self.start_target, self.start_rounding), other)
         kind = "lwc_exact" if self.quantizer == "lwc_exact" else self.quantizer_settings(recipe).kind
         learned = "" if self.learned == "all" else ", only the weights learned"
         return f"{super().describe(recipe)}, {start}; {kind}{learned}"

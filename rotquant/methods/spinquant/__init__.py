@@ -28,14 +28,17 @@ class SpinQuant(Method):
     batch_size: Annotated[int, Field(gt=0)] = 8
     """Sequences of text in an iteration."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1.5
-    """Learning rate at the first step; it decays to zero."""
+    """Learning rate at the first step; it decays to zero. The authors' optimizer takes its Cayley step on R transposed,
+    so its bound min(rate, 1 / norm) is of another matrix than here."""
     schedule: Literal["linear", "cosine"] = "linear"
     """How the learning rate decays: `linear` as the paper says, `cosine` as its authors' code does."""
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Momentum of the gradients; zero in the paper and in its authors' code."""
     gradient: Literal["errors", "scales"] = "errors"
-    """Dependence of the rounding errors on the rotation in the straight-through gradient: `errors`, that these turn
-    with it (Eq. 5, and the authors' code), or `scales`, that they grow with the scales which it decides."""
+    """Dependence of the rounding errors on the rotation in the straight-through gradient: `errors`, that they turn with
+    it (Eq. 5, and the authors' code), or `scales`, a gradient of our own that keeps their direction and lets them grow
+    with the scales which the rotation decides. Autograd through minimum and maximum is close to `errors`, with a cosine
+    of .96 on rq-7b, and far from `scales`, with .3."""
     network: Literal["activations", "all"] = "activations"
     """Tensors that are quantized while learning: `activations`, inputs of linear layers and KV cache alone, so that
     GPTQ is left with the weights ("Cayley on 16-4-KV"), or `all`, weights too, round-to-nearest ("Cayley on 4-4-KV",
@@ -67,7 +70,7 @@ class SpinQuant(Method):
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""
         rate = f"learning rate {self.learning_rate:g} {self.schedule}{momentum}"
         network = {"activations": "inputs and cache quantized", "all": "everything quantized"}[self.network]
-        gradient = ", gradient through the scales" if self.gradient == "scales" else ""
+        gradient = ", gradient of the scales alone" if self.gradient == "scales" else ""
         gradient += ", towards the float network's predictions" if self.targets == "predictions" else ""
         return f"Cayley SGD, {self.steps} steps of {batch}, {rate}{gradient}, {network}"
 

@@ -2,7 +2,8 @@
 
 The figures show the input X of linear layers before rotation and X Q after it. Before rotation, X is the output of the
 RMSNorm with its learned scale. Rotation first moves that scale into the weights, so the input becomes (x / rms(x)) Q
-for the residual stream's x. Nothing here changes the model.
+for the residual stream's x. Weights are shown with that scale on both sides, so that rotation is all that differs.
+Nothing here changes the model.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.metrics.settings import Magnitudes
-from rotquant.models.architectures import architecture_of, base_model, decoder_layers, linear_of
+from rotquant.models.architectures import architecture_of, base_model, decoder_layers, linear_of, norm_of
 from rotquant.models.limits import model_windows
 from rotquant.text import Tokens
 
@@ -101,10 +102,20 @@ def _module(model: nn.Module, place: Place) -> nn.Linear:
     return linear_of(decoder_layers(model)[place[0]], _first_linear(model, place))
 
 
+def _weight(model: nn.Module, place: Place) -> Tensor:
+    """A site's first weight times the gain of the norm before it, [out, in]; the gain is one where it was fused."""
+    architecture, weight = architecture_of(model), _module(model, place).weight.detach().float()
+    site = architecture.site(place[1])
+    if site.norm is not None:
+        gain = norm_of(decoder_layers(model)[place[0]], site).weight.detach().float() + architecture.norm_offset
+        weight = weight * gain.to(weight.device)
+    return weight.cpu()
+
+
 def _tensors(model: nn.Module, tokens: Tokens, metric: Magnitudes, places: list[Place]) -> dict[Place, Tensor]:
     """The activations or weights that the metric asks for, float32 on the CPU."""
     if metric.tensor == "weights":
-        return {place: _module(model, place).weight.detach().float().cpu() for place in places}
+        return {place: _weight(model, place) for place in places}
     return read_inputs(model, model_windows(model, tokens, metric.tokens, metric.bos)[:1], places, lambda x: x)
 
 

@@ -2,7 +2,8 @@
 
 Runs that share weights are measured one after the other on one loaded model, since loading costs as much as measuring.
 The full-precision model's states on a text are computed once in a process, before the stored weights are loaded, so
-that only one model is in memory at a time.
+that only one model is in memory at a time. Where a method puts a prefix in front of every text, the full-precision
+model has the same prefix: it moves predictions by itself, which is no error of quantization.
 """
 
 import functools
@@ -21,7 +22,11 @@ from rotquant.foundation.progress import task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from torch import Tensor
+
     from rotquant.metrics.divergence import FloatStates
+    from rotquant.models.simulation.prefix import Prefix
+    from rotquant.recipes.recipe import Recipe
 
 
 def measure_runs(
@@ -57,9 +62,9 @@ def measure_runs(
     as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
     if folder is None:
         model, tokenizer = plain = as_it_is()
-        exact = _full_precision(runs, lambda: plain, str(accelerator), batch_size)
+        exact = _full_precision(runs, lambda: plain, None, str(accelerator), batch_size)
     else:
-        exact = _full_precision(runs, as_it_is, str(accelerator), batch_size)
+        exact = _full_precision(runs, as_it_is, folder, str(accelerator), batch_size)
         model, tokenizer, state = load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
     reference = functools.cache(lambda: as_it_is()[0].eval())
@@ -84,6 +89,7 @@ def measure_runs(
 def _full_precision(
     runs: Sequence[Run],
     as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
+    folder: Path | None,
     device: str,
     batch_size: int,
 ) -> "dict[str, FloatStates]":
@@ -92,10 +98,14 @@ def _full_precision(
 
     Args:
         as_it_is: yields the checkpoint with its tokenizer.
+        folder: the runs' stored weights, or None.
     """
     from rotquant.metrics import divergence
+    from rotquant.models.integrity import tensors_digest
     from rotquant.models.limits import metric_windows
+    from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 
+    stored = None if folder is None else _stored_prefix(runs[0].recipe, folder)
     found: dict[str, FloatStates] = {}
     of_text: dict[str, FloatStates] = {}
     model, tokenizer = None, None
@@ -103,7 +113,7 @@ def _full_precision(
         metric = run.metric
         if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
             continue
-        about = f"{plain} {device} {batch_size}"
+        about = f"{plain} {device} {batch_size} {stored and tensors_digest(stored)}"
         known = of_text.get(about) or divergence.saved_states(about)
         if known is None:
             if model is None or tokenizer is None:
@@ -111,6 +121,27 @@ def _full_precision(
             planned = run.texts.get(named(metric.corpus, metric.split, None))
             tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
             windows = metric_windows(model, tokens, metric)
-            known = divergence.keep_states(about, divergence.float_states(model.eval(), windows, batch_size))
+            prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
+            with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
+                known = divergence.keep_states(about, divergence.float_states(model, windows, batch_size))
         found[run.key] = of_text[about] = known
     return found
+
+
+def _stored_prefix(recipe: "Recipe", folder: Path) -> "dict[str, Tensor] | None":
+    """Tokens, keys and values of the prefix that is stored with the weights; None where there is none."""
+    from rotquant.weights.storage import read_method_tensors
+
+    chooser = next((name for name, method in recipe.methods.items() if "prefix" in method.roles), None)
+    found = {} if chooser is None else read_method_tensors(folder, chooser)
+    return found if len(found.get("ids", ())) else None
+
+
+def _reference_prefix(model: "PreTrainedModel", recipe: "Recipe", stored: "dict[str, Tensor]") -> "Prefix | None":
+    """The same prefix for the unchanged checkpoint: the stored keys and values where the weights are in its basis, as
+    tuned ones are, else those of the tokens."""
+    from rotquant.models.simulation.prefix import compute_prefix, stored_ids, stored_prefix
+
+    if recipe.rotation is None and not recipe.has_role("transformation"):
+        return stored_prefix(stored)
+    return compute_prefix(model, stored_ids(stored), next(model.parameters()).device)
