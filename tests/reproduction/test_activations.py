@@ -105,8 +105,18 @@ def test_weights_are_output_by_input_feature() -> None:
     torch.testing.assert_close(matrix(arrays), expected.detach(), rtol=5e-4, atol=0)
 
 
+def test_weights_have_the_gain_of_their_norm_whether_it_is_fused_or_not() -> None:
+    """So a figure before and after rotation differs by the rotation alone."""
+    model, metric = tiny_model(), Magnitudes(tensor="weights", sites=("attention_input", "mlp_input"), depths=(0.0,))
+    assert not torch.equal(model.model.layers[0].input_layernorm.weight, torch.ones(model.config.hidden_size))
+    before = magnitudes(model, Tokens(TOKENS), metric)
+    fuse_norms(model)
+    assert magnitudes(model, Tokens(TOKENS), metric)[0] == pytest.approx(before[0])
+
+
 def test_a_row_alone_is_set_against_its_own_median() -> None:
     model = tiny_model()
+    fuse_norms(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight[3] *= 100
     asked = {"tensor": "weights", "sites": ("attention_input",), "depths": (0.0,)}
@@ -122,6 +132,7 @@ def test_a_row_alone_is_set_against_its_own_median() -> None:
 
 def test_large_matrices_keep_their_outliers() -> None:
     model = tiny_model(intermediate_size=1200)
+    fuse_norms(model)
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[3, 1023] = 77.0
         model.model.layers[0].mlp.gate_proj.weight[1023, 3] = 77.0

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from rotquant.metrics.perplexity import perplexity
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import Tokens
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import save_quantized
 from tests.helpers.models import tiny_model
 
 TWENTY = Perplexity(sequence_length=20)
@@ -118,18 +121,47 @@ def test_a_process_runs_the_full_precision_model_once_for_all_runs_on_a_text(
 
     plain, first = run({}), run({"keys": {"bits": 4, "granularity": "group", "group_size": 4}})
     second = run({"keys": {"bits": 3, "granularity": "group", "group_size": 4}})
-    assert stage._full_precision([plain], load, "cpu", 8) == {}
+    assert stage._full_precision([plain], load, None, "cpu", 8) == {}
     assert not loaded
-    found = stage._full_precision([first, plain, second], load, "cpu", 8)
+    found = stage._full_precision([first, plain, second], load, None, "cpu", 8)
     assert set(found) == {first.key, second.key}
     assert found[first.key] is found[second.key]
-    again = stage._full_precision([second], load, "cpu", 8)
+    again = stage._full_precision([second], load, None, "cpu", 8)
     assert again[second.key] is found[second.key]
     assert loaded == ["model"]
     shorter = run({"keys": {"bits": 4, "granularity": "group", "group_size": 4}}, max_windows=2)
-    assert len(stage._full_precision([shorter], load, "cpu", 8)[shorter.key].states) == 2
-    stage._full_precision([first], load, "cuda", 8)
+    assert len(stage._full_precision([shorter], load, None, "cpu", 8)[shorter.key].states) == 2
+    stage._full_precision([first], load, None, "cuda", 8)
     assert loaded == ["model"] * 3
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_with_a_prefix_the_reference_is_full_precision_with_the_same_prefix(
+    rotated: bool, model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a quantizer nothing is lost, though the prefix alone moves every prediction."""
+    monkeypatch.setattr(kept, "_STATES", {})
+    monkeypatch.setattr(stage, "token_ids", lambda *_: (text, {}))
+    recipe = {"methods": {"prefixed_outliers": {"ids": (5, 9)}}, "rotation": {} if rotated else None}
+    recipe |= {"calibration": {"corpus": "text", "samples": 1, "sequence_length": 8}}
+    of = Run.model_validate(
+        {
+            "checkpoint": "m",
+            "checkpoint_digest": "0",
+            "recipe": recipe,
+            "metric": {"kind": "perplexity", "corpus": "text", "sequence_length": 20},
+            "corpora": {"text": {"name": "text", "source": "local", "path": "text"}},
+        }
+    )
+    stored = build_weights(copy.deepcopy(model), None, of.recipe, 0, text.ids[None, :8], progress=False)
+    save_quantized(tmp_path / "weights", stored)
+    exact = stage._full_precision([of], lambda: (model, None), tmp_path / "weights", "cpu", 8)[of.key]
+    with quantized_forward(stored.model, of.recipe, stored.state):
+        with_prefix = perplexity(stored.model, text, TWENTY, exact=exact).as_metrics()["kl"]
+        plain = float_states(model, exact.windows, 8)
+        moved = perplexity(stored.model, text, TWENTY, exact=plain).as_metrics()["kl"]
+    # float32's arithmetic in another basis moves logits by some 1e-5, and KL goes with its square.
+    assert abs(with_prefix) < 1e-5 < 1e-3 < moved
 
 
 def test_what_a_process_keeps_is_bounded(model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
