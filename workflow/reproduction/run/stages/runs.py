@@ -20,9 +20,8 @@ from rotquant.foundation.environment import environment
 from rotquant.foundation.progress import task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rotquant.metrics.divergence import FloatStates
     from rotquant.models.simulation.prefix import Prefix
