@@ -182,6 +182,9 @@ def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
     """
     if not changes:
         return recipe
+    for text in changes:
+        if text.partition("=")[0].endswith(".corpus"):
+            raise RecipeError(f"--set {text}: which text is read says --corpus, and a recipe has only how much of it.")
     where = f"--set {changes[0]}" if len(changes) == 1 else "--set"
     return override_all(recipe, [_change(text) for text in changes], where)
 

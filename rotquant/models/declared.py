@@ -15,7 +15,9 @@ from rotquant.foundation.errors import CheckpointError, nearest
 from rotquant.models.architectures import check_family
 
 Size = Annotated[int, Field(gt=0)]
-Number = Annotated[float, Field(gt=0.0)]
+Number = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Theta = Annotated[float, Field(gt=0.0, lt=1e38)]  # beyond float32 the frequencies are zeros
+Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 
@@ -27,7 +29,7 @@ ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
     "su": ("short_factor", "long_factor"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "proportional": (),
 }
 
@@ -47,8 +49,9 @@ class _Rope(BaseModel):
 
     rope_type: str | None = None
     type: str | None = None
-    rope_theta: Number | None = None
-    factor: Number | None = None
+    rope_theta: Theta | None = None
+    factor: Factor | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     low_freq_factor: Number | None = None
     high_freq_factor: Number | None = None
     short_factor: Annotated[list[Number], Field(min_length=1)] | None = None
@@ -57,6 +60,8 @@ class _Rope(BaseModel):
     beta_fast: Number | None = None
     beta_slow: Number | None = None
     original_max_position_embeddings: Annotated[int, Field(gt=0)] | None = None
+    full_attention: "_Rope | None" = None
+    sliding_attention: "_Rope | None" = None
 
     @model_validator(mode="after")
     def _kind_is_known(self) -> "_Rope":
@@ -66,7 +71,24 @@ class _Rope(BaseModel):
         for field in ROPE_FIELDS[kind]:
             if getattr(self, field) is None:
                 raise ValueError(f"the rope_type {kind} needs {field}")
+        self._check_bounds(("low_freq_factor", 1.0), ("high_freq_factor", math.inf))
+        self._check_bounds(("beta_slow", 1.0), ("beta_fast", 32.0))
         return self
+
+    def _check_bounds(self, low: tuple[str, float], high: tuple[str, float]) -> None:
+        """Raise ValueError where a band of frequencies is empty, of which transformers only warns; with defaults."""
+        first, second = (getattr(self, name) or usual for name, usual in (low, high))
+        if first >= second:
+            raise ValueError(f"{low[0]} is {first:g}, and {high[0]} has to be above it and is {second:g}")
+
+    def check_lengths(self, features: int) -> None:
+        """Raise ValueError where lists of factors are not of half of the features of a head that are rotated."""
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if factors is not None and len(factors) != features // 2:
+                raise ValueError(
+                    f"{name} has {len(factors)} factors, and a head's {features} features need {features // 2}"
+                )
 
 
 class _Shape(BaseModel):
@@ -82,7 +104,7 @@ class _Shape(BaseModel):
     head_dim: Size | None = None
     vocab_size: Size
     max_position_embeddings: Size | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0.0)] = 1e-6
+    rms_norm_eps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1e-6
     sliding_window: Size | None = None
 
     @model_validator(mode="after")
@@ -103,7 +125,9 @@ class _Declared(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     hidden_act: Annotated[str, Field(min_length=1)] = "silu"
-    rope_theta: Number | None = None
+    rope_theta: Theta | None = None
+    rope_local_base_freq: Theta | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     rope_parameters: _Rope | None = None
     rope_scaling: _Rope | None = None
     bos_token_id: int | None = None
@@ -150,7 +174,8 @@ def check_declared(folder: Path, config: Mapping[str, Any], quantized: bool = Fa
 
     Raises:
         CheckpointError: its weights are quantized already.
-        ValidationError: a field is of the wrong type, or a rotary embedding is unknown or lacks what it needs.
+        ValidationError, ValueError: a field is of the wrong type, or a rotary embedding is unknown, lacks what it needs
+            or has what gives no frequencies.
     """
     for key in () if quantized else _QUANTIZED:
         declared = config.get(key)
@@ -159,7 +184,10 @@ def check_declared(folder: Path, config: Mapping[str, Any], quantized: bool = Fa
                 f"{folder} is quantized already{_by(declared)}, as {key} in its config.json says: give the checkpoint "
                 "in floating point that it was made from."
             )
-    _Declared.model_validate(config)
+    found, shape = _Declared.model_validate(config), _Shape.model_validate(config)
+    for rope in filter(None, (found.rope_parameters, found.rope_scaling)):
+        partial = rope.partial_rotary_factor or found.partial_rotary_factor or 1.0
+        rope.check_lengths(int((shape.head_dim or shape.hidden_size // shape.num_attention_heads) * partial))
 
 
 def check_activation(config: Mapping[str, Any]) -> None:

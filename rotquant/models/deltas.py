@@ -17,10 +17,10 @@ from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular_files, read_object
 from rotquant.models.folders import (
     DELTA_CONFIG,
+    check_weight_files,
     is_delta,
     located,
     read_safetensors_header,
-    weight_files,
     weights_digest,
 )
 
@@ -116,15 +116,23 @@ def checked_base(folder: Path) -> Path | str:
     """The base of low-rank deltas, a folder that they fit or a hub id.
 
     Raises:
-        CheckpointError: the deltas are damaged, of another kind, or of other weights than the base's are now.
+        CheckpointError: the deltas are damaged, of another kind or rank than they say, or of other weights than the
+            base's are now.
     """
-    base = base_of(folder, read_delta(folder))
-    header = read_safetensors_header(folder / WEIGHTS)
+    delta = read_delta(folder)
+    base, header = base_of(folder, delta), read_safetensors_header(folder / WEIGHTS)
+    for name in _layers(folder, header):
+        rank = header[PREFIX + name + FIRST]["shape"][0]
+        if rank != delta.r:
+            raise CheckpointError(
+                f"{folder} is damaged: its {CONFIG} says r = {delta.r}, which scales the deltas, and the matrices of "
+                f"{name} have rank {rank}; copy it again."
+            )
     try:
         place, _, _ = located(str(base))
         if place is None:
             return base
-        headers = [read_safetensors_header(path) for path in weight_files(place)]
+        headers = check_weight_files(place).values()
         shapes = {
             name: entry["shape"] for header in headers for name, entry in header.items() if name != "__metadata__"
         }

@@ -87,8 +87,23 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
 
 
 def check_weight_files(folder: Path, stem: str = "model") -> dict[Path, dict[str, Any]]:
-    """The headers of `weight_files`, each file as long as its header says; `CheckpointError` where it is not."""
-    return {path: read_safetensors_header(path) for path in weight_files(folder, stem)}
+    """The headers of `weight_files`, each file as long as its header says.
+
+    Raises:
+        CheckpointError: a file is not so long, or two of them hold one tensor.
+    """
+    headers = {path: read_safetensors_header(path) for path in weight_files(folder, stem)}
+    holders: dict[str, Path] = {}
+    for path, header in headers.items():
+        for name in header.keys() - {"__metadata__"}:
+            if name in holders:
+                first, second = sorted((holders[name].name, path.name))
+                raise CheckpointError(
+                    f"{folder} holds the tensor {name} twice, in {first} and {second}, and nothing says which counts: "
+                    f"{COPY}."
+                )
+            holders[name] = path
+    return headers
 
 
 Kind = Literal["plain", "quantized", "decoder"]

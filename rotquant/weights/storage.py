@@ -22,7 +22,7 @@ from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of, attention_implementation, decoder_layers
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.experts import stack_experts, stacked_names
-from rotquant.models.folders import MANIFEST, check_kind, read_safetensors_header, weight_files
+from rotquant.models.folders import MANIFEST, check_kind, check_weight_files
 from rotquant.models.integrity import (
     check_finite,
     check_loaded,
@@ -255,9 +255,7 @@ def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> St
     manifest = read_manifest(folder)
     config = load_config(folder)
     tensors: dict[str, Tensor] = {}
-    files = weight_files(folder, _STEM)
-    for path in files:
-        read_safetensors_header(path)
+    files = [*check_weight_files(folder, _STEM)]
     with checking_digests(files, manifest.digests):
         for path in files:
             tensors |= read_tensors(path)

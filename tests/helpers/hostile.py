@@ -29,7 +29,23 @@ def make_hostile(root: Path, model: Path) -> dict[str, Path]:
     adapter = {"peft_type": "LORA", "base_model_name_or_path": ".", "r": 2, "lora_alpha": 4}
     (root / "selfbased" / "adapter_config.json").write_text(json.dumps(adapter))
     save_file({"a": torch.zeros(1)}, root / "selfbased" / "adapter_model.safetensors")
+    made["misranked"] = _adapted(root, model, says=8, has=4)
     return {**made, "pipe": root / "pipe", "laughs": root / "laughs.yaml", "selfbased": root / "selfbased"}
+
+
+def _adapted(root: Path, model: Path, says: int, has: int) -> Path:
+    """A low-rank delta of a model whose configuration says another rank than its matrices have."""
+    (root / "misranked").mkdir()
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(model), "r": says, "lora_alpha": says}
+    _write(root / "misranked" / "adapter_config.json", adapter)
+    layer = "model.layers.0.self_attn.o_proj"
+    rows, columns = load_file(model / "model.safetensors")[f"{layer}.weight"].shape
+    ends = {"lora_A": torch.zeros(has, columns), "lora_B": torch.zeros(rows, has)}
+    save_file(
+        {f"base_model.model.{layer}.{end}.weight": matrix for end, matrix in ends.items()},
+        root / "misranked" / "adapter_model.safetensors",
+    )
+    return root / "misranked"
 
 
 def _piped(name: str) -> Callable[[Path], None]:
@@ -68,6 +84,18 @@ def _stored(dtype: torch.dtype) -> Callable[[Path], None]:
     return change
 
 
+def _twice(folder: Path) -> None:
+    """One tensor is in two shards, with other numbers."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    norm = "model.norm.weight"
+    shards = {"a.safetensors": tensors, "b.safetensors": {norm: 2 * tensors[norm]}}
+    for name, part in shards.items():
+        save_file(part, folder / name, metadata={"format": "pt"})
+    named = dict.fromkeys(tensors, "a.safetensors") | {norm: "b.safetensors"}
+    _write(folder / INDEX, {"metadata": {}, "weight_map": named})
+
+
 def _in_a_hub_cache(folder: Path) -> None:
     """Files are links to blobs beside the snapshot, as in the hub's cache."""
     blobs = folder.parent / "blobs"
@@ -76,6 +104,10 @@ def _in_a_hub_cache(folder: Path) -> None:
         path.rename(blobs / path.name)
         path.symlink_to(Path("../blobs") / path.name)
 
+
+#: llama3's rotary embedding between two frequencies that are one.
+_BANDLESS = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+_BANDLESS |= {"low_freq_factor": 4.0, "high_freq_factor": 4.0}
 
 _CHANGES: dict[str, Callable[[Path], None]] = {
     "piped": _piped(CONFIG),
@@ -88,6 +120,12 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "evil": _told(CONFIG, hidden_act="evil"),
     "banana": _told(CONFIG, rope_parameters={"rope_type": "banana", "rope_theta": 1e4}),
     "factorless": _told(CONFIG, rope_scaling={"type": "linear"}),
+    "flat": _told(CONFIG, rope_parameters={"rope_type": "default", "rope_theta": float("1e300")}),
+    "bandless": _told(CONFIG, rope_parameters=_BANDLESS),
+    "shortened": _told(CONFIG, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.5}),
+    "misfit": _told(CONFIG, rope_parameters={"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}),
+    "layered": _told(CONFIG, rope_parameters={"sliding_attention": {"rope_type": "linear", "rope_theta": 1e4}}),
+    "twice": _twice,
     "endless": _told(CONFIG, eos_token_id="</s>"),
     "lots": _told(TOKENIZER, model_max_length="lots"),
     "numbered": _indexed(3),
