@@ -277,8 +277,8 @@ def read_method_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
         CheckpointError: a file is missing or damaged.
     """
     start, found = f"{_METHODS}.{method}.", {}
-    for path in weight_files(Path(folder), _STEM):
-        names = [name for name in read_safetensors_header(path) if name.startswith(start)]
+    for path, header in check_weight_files(Path(folder), _STEM).items():
+        names = [name for name in header if name.startswith(start)]
         if names:
             with safe_open(path, framework="pt") as file:
                 found |= {name.removeprefix(start): file.get_tensor(name) for name in names}
