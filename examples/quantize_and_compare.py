@@ -47,10 +47,10 @@ def main() -> None:
             # Heads or widths without a Hadamard matrix leave a transform out; the note says which.
             recipe, note = api.fit(given.model, recipe)
             api.quantize(given.model, recipe, corpus=corpus).save(Path(folder) / method)
-            found = compare(given.model, Path(folder) / method, corpus, metric=metric)
+            (found,) = compare(given.model, [Path(folder) / method], corpus, metric=metric).models
             rise, kl = (f"{mean:.3f} ± {error:.3f}" for mean, error in (found.ratio, found.kl))
-            perplexity = f"{found.b.perplexity.perplexity:.2f} (x {rise})"
-            flips, bits = f"{found.flips[0]:5.1f}%", f"{found.b.bits_per_weight:5.2f}"
+            perplexity = f"{found.perplexity.perplexity:.2f} (x {rise})"
+            flips, bits = f"{found.flips[0]:5.1f}%", f"{found.bits_per_weight:5.2f}"
             print(f"{method:>12}  {perplexity:>20}  {kl:>18}  {flips}  {bits}  {note}")
 
 

@@ -1,7 +1,8 @@
-"""Two models on one text: what B loses against A, in perplexity, KL divergence and first choices, and what it saves.
+"""Models on one text against a reference: what each loses in perplexity, KL divergence and first choices, and its size.
 
-Each model is anything that `rotquant.api.load` reads. One of them is in memory at a time: A's last hidden states are
-kept, from which its head makes the distributions that B's are compared with (`rotquant.metrics.divergence`).
+Each model is anything that `rotquant.api.load` reads. One of them is in memory at a time: the reference's last hidden
+states are kept, from which its head makes the distributions that the others' are compared with
+(`rotquant.metrics.divergence`).
 """
 
 import math
@@ -9,7 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,39 +48,50 @@ _OF_DECODERS = re.compile(rf"layers\.\d+\.({'|'.join(LINEARS)})\.(?!bias)")
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of two compared models.
+class MeasuredModel:
+    """A model of a comparison.
 
     format: plain, quantized (a folder of `rotquant quantize`), compressed-tensors, or decoder.
-    bytes: of its safetensors files. bits_per_weight: stored bits of the decoder layers' linear layers with scales, zero
-        points, tables and what else belongs to them, over the number of their weights.
-    tokens_per_second: of a forward pass of one window on `device` in the type `dtype`: median of three. What is
-        quantized runs as a simulation there, so only a decoder's is the speed of integers.
+    bytes: of its safetensors files. parameters: how many the model has; of one that a rotation gave a head apart from
+        the embedding, as many as the reference has.
+    bits_per_weight: stored bits of the decoder layers' linear layers with scales, zero points, tables and what else
+        belongs to them, over the number of their weights. bits_per_parameter: of all files, embedding and head
+        included, over all parameters.
+    tokens_per_second: of a forward pass of one window on `device` in the type `dtype`: median of three; None where it
+        was not timed. What is quantized runs as a simulation there, so only a decoder's is the speed of integers.
     """
 
     model: str
     format: str
     perplexity: PerplexityResult
     bytes: int
+    parameters: int
     bits_per_weight: float
-    tokens_per_second: float
+    bits_per_parameter: float
+    tokens_per_second: float | None
     device: str
     dtype: str
 
 
 @dataclass(frozen=True)
-class ModelComparison:
-    """Model B measured against model A on the same windows; each pair is a mean and its standard error over windows.
+class ComparedModel(MeasuredModel):
+    """A model against the reference on the same windows; each pair is a mean and its standard error over windows.
 
-    ratio: B's perplexity over A's. kl: KL(A || B) of the next token, nats. flips: share of positions at which the
-    likeliest next token is another one, percent.
+    ratio: its perplexity over the reference's. kl: KL(reference || model) of the next token, nats. flips: share of
+    positions at which the likeliest next token is another one, percent.
     """
 
-    a: Side
-    b: Side
     ratio: tuple[float, float]
     kl: tuple[float, float]
     flips: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A reference and the models that were measured against it, in the order in which they were named."""
+
+    reference: MeasuredModel
+    models: tuple[ComparedModel, ...]
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, each window's numbers included."""
@@ -87,40 +99,59 @@ class ModelComparison:
 
 
 def compare(
-    a: str | Path,
-    b: str | Path,
+    reference: str | Path,
+    models: Sequence[str | Path],
     corpus: CorpusSpec = MODULES,
     *,
     metric: Perplexity | None = None,
     batch_size: int = 8,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-) -> ModelComparison:
-    """Measure two models on the same windows of a text.
+    timing: bool = False,
+) -> Comparison:
+    """Measure models on the same windows of a text.
 
     Args:
-        a, b: folders or hub ids; b's predictions are compared with a's.
-        metric: windows and split; default: the test split in windows as long as both models allow, at most 2048.
+        reference, models: folders or hub ids; the models' predictions are compared with the reference's.
+        metric: windows and split; default: the test split in windows as long as all models allow, at most 2048.
         dtype: as in `rotquant.api.load`.
+        timing: whether forward passes are timed too.
 
     Raises:
         CheckpointError: the models' tokenizers or vocabularies differ, before weights are read.
         RotquantError: other bad input, in one sentence.
     """
-    folders = [local_folder(a), local_folder(b)]
-    tokenizer = _shared_tokenizer(folders, (a, b))
+    names = (reference, *models)
+    folders = [local_folder(name) for name in names]
+    tokenizer = _shared_tokenizer(folders, names)
     metric = metric or Perplexity(corpus=corpus.name, sequence_length=window_length(folders))
     tokens = tokenize(load_text(corpus, metric.split), tokenizer)
-    first = api.load(folders[0], device=device, dtype=dtype)
-    exact = float_states(first.network, metric_windows(first.network, tokens, metric), batch_size)
-    side = _side(str(a), folders[0], first.network, tokens, metric, batch_size)
-    del first  # but for its head, which `exact` holds
-    second = api.load(folders[1], device=device, dtype=dtype)
-    other = _side(str(b), folders[1], second.network, tokens, metric, batch_size, exact)
-    found = other.perplexity
-    ratio = paired_ratio(found, side.perplexity)
-    return ModelComparison(
-        side, other, ratio, mean_with_error(found.kl), mean_with_error([100 * one for one in found.flips])
+
+    def measure(name: str | Path, folder: Path, network: nn.Module, **known: Any) -> MeasuredModel:
+        words = f"perplexity of {name}"
+        found = perplexity(network, tokens, metric, batch_size=batch_size, description=words, exact=known.get("exact"))
+        window = metric_windows(network, tokens, metric)[:1] if timing else None
+        return _measured(name, folder, network, found, window, known.get("parameters"))
+
+    network = api.load(folders[0], device=device, dtype=dtype).network
+    exact = float_states(network, metric_windows(network, tokens, metric), batch_size)
+    first = measure(reference, folders[0], network)
+    del network  # but for its head, which `exact` holds
+    others = []
+    for name, folder in zip(models, folders[1:], strict=True):
+        network = api.load(folder, device=device, dtype=dtype).network
+        others.append(measure(name, folder, network, exact=exact, parameters=first.parameters))
+        del network
+    return Comparison(first, tuple(_against(other, first) for other in others))
+
+
+def _against(model: MeasuredModel, reference: MeasuredModel) -> ComparedModel:
+    found = model.perplexity
+    return ComparedModel(
+        **vars(model),
+        ratio=paired_ratio(found, reference.perplexity),
+        kl=mean_with_error(found.kl),
+        flips=mean_with_error([100 * one for one in found.flips]),
     )
 
 
@@ -151,27 +182,44 @@ def _shared_tokenizer(folders: Sequence[Path], names: Sequence[str | Path]) -> "
     return first
 
 
-def _side(
-    name: str,
+def _measured(
+    name: str | Path,
     folder: Path,
     network: nn.Module,
-    tokens: Tokens,
-    metric: Perplexity,
-    batch_size: int,
-    exact: FloatStates | None = None,
-) -> Side:
-    found = perplexity(network, tokens, metric, batch_size=batch_size, description=f"perplexity of {name}", exact=exact)
+    found: PerplexityResult,
+    window: Tensor | None,
+    reference: int | None,
+) -> MeasuredModel:
+    """A model's facts. window: what is timed. reference: how many parameters the reference has, if that is another."""
     parameter = next(network.parameters())
-    return Side(
-        model=name,
+    size, count = folder_size(folder, "*.safetensors"), _parameters(network, reference)
+    return MeasuredModel(
+        model=str(name),
         format=_format(folder),
         perplexity=found,
-        bytes=folder_size(folder, "*.safetensors"),
+        bytes=size,
+        parameters=count,
         bits_per_weight=_bits_per_weight(folder, network),
-        tokens_per_second=_speed(network, metric_windows(network, tokens, metric)[:1].to(parameter.device)),
+        bits_per_parameter=8 * size / count,
+        tokens_per_second=None if window is None else _speed(network, window.to(parameter.device)),
         device=gpu_name(parameter.device) or f"CPU, {torch.get_num_threads()} threads",
         dtype=str(parameter.dtype).removeprefix("torch."),
     )
+
+
+def _parameters(network: nn.Module, reference: int | None) -> int:
+    """Number of a model's parameters; the reference's where it has as many, but for the norms' gains and a head that is
+    apart from the embedding, since both may be what a rotation made of the same model."""
+    if isinstance(network, Network):
+        shape, embedding = network.decoder.config, network.embedding.numel()
+        weights = shape.layers * sum(math.prod(shape.features(linear)) for linear in LINEARS)
+        count = weights + (embedding if shape.tied else 2 * embedding)
+    else:
+        embedding = base_model(network).embed_tokens.weight.numel()
+        count = sum(parameter.numel() for parameter in network.parameters())
+    if reference is not None and any(abs(one / reference - 1) < 0.01 for one in (count, count - embedding)):
+        return reference
+    return count
 
 
 def _format(folder: Path) -> str:
@@ -183,7 +231,7 @@ def _format(folder: Path) -> str:
 
 
 def _bits_per_weight(folder: Path, network: nn.Module) -> float:
-    """Stored bits of all that belongs to linear layers, over the number of their weights; see `Side`."""
+    """Stored bits of all that belongs to linear layers, over the number of their weights; see `MeasuredModel`."""
     if isinstance(network, Network):
         shape, pattern = network.decoder.config, _OF_DECODERS
         weights = shape.layers * sum(math.prod(shape.features(linear)) for linear in LINEARS)

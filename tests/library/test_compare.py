@@ -9,7 +9,7 @@ import torch
 
 from rotquant import api
 from rotquant.commands.options import corpus_spec
-from rotquant.comparison import ModelComparison, compare
+from rotquant.comparison import Comparison, compare
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import checkpoints
 from rotquant.models.limits import metric_windows
@@ -35,7 +35,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root = tmp_path_factory.mktemp("models")
     found = {name: root / name for name in ("plain", "quantized", "compressed-tensors", "decoder")}
-    tiny_model(hidden_size=256, intermediate_size=384, dtype=torch.bfloat16).save_pretrained(found["plain"])
+    shape = {"hidden_size": 256, "intermediate_size": 384, "tied": True}
+    tiny_model(**shape, dtype=torch.bfloat16).save_pretrained(found["plain"])
     tiny_tokenizer().save_pretrained(found["plain"])
     api.quantize(found["plain"], "quarot-rtn").save(found["quantized"])
     export_compressed(found["quantized"], found["compressed-tensors"], "transformers", {}, None)
@@ -44,9 +45,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def compared(a: Path, b: Path, text: str) -> ModelComparison:
+def compared(reference: Path, *models: Path, text: str, timing: bool = False) -> Comparison:
     metric = Perplexity(corpus=corpus_spec(text).name, sequence_length=LENGTH)
-    return compare(a, b, corpus_spec(text), metric=metric)
+    return compare(reference, models, corpus_spec(text), metric=metric, timing=timing)
 
 
 def expected(a: Path, b: Path, text: str) -> dict[str, torch.Tensor]:
@@ -63,41 +64,52 @@ def expected(a: Path, b: Path, text: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"),
-    [("plain", "quantized"), ("plain", "compressed-tensors"), ("quantized", "plain"), ("decoder", "quantized")],
+    ("a", "others"),
+    [("plain", ["quantized", "compressed-tensors"]), ("quantized", ["plain"]), ("decoder", ["quantized"])],
 )
-def test_the_numbers_are_those_of_both_models_logits(a: str, b: str, models: dict[str, Path], text: str) -> None:
-    found, known = compared(models[a], models[b], text), expected(models[a], models[b], text)
-    assert (found.a.format, found.b.format) == (a, b)
-    # log-softmax in float32 and in float64 differ by some 1e-7 of values of about 5.
-    close = {"rel": 1e-4, "abs": 1e-6}
-    difference = known["b"] - known["a"]
-    ratio = math.exp(difference.mean())
-    count = math.sqrt(len(difference))
-    assert found.ratio == pytest.approx((ratio, ratio * difference.std().item() / count), **close)
-    assert found.kl == pytest.approx((known["kl"].mean().item(), known["kl"].std().item() / count), **close)
-    flips = 100 * known["flips"]
-    assert found.flips == pytest.approx((flips.mean().item(), flips.std().item() / count), **close)
-    assert found.a.tokens_per_second > 0
+def test_the_numbers_are_those_of_all_models_logits(
+    a: str, others: list[str], models: dict[str, Path], text: str
+) -> None:
+    comparison = compared(models[a], *(models[name] for name in others), text=text)
+    assert comparison.reference.format == a
+    assert [one.format for one in comparison.models] == others
+    assert comparison.reference.perplexity.kl == ()
+    for name, found in zip(others, comparison.models, strict=True):
+        known = expected(models[a], models[name], text)
+        # log-softmax in float32 and in float64 differ by some 1e-7 of values of about 5.
+        close = {"rel": 1e-4, "abs": 1e-6}
+        difference = known["b"] - known["a"]
+        ratio = math.exp(difference.mean())
+        count = math.sqrt(len(difference))
+        assert found.ratio == pytest.approx((ratio, ratio * difference.std().item() / count), **close)
+        assert found.kl == pytest.approx((known["kl"].mean().item(), known["kl"].std().item() / count), **close)
+        flips = 100 * known["flips"]
+        assert found.flips == pytest.approx((flips.mean().item(), flips.std().item() / count), **close)
+        assert found.tokens_per_second is None
 
 
-def test_a_model_loses_nothing_against_itself(models: dict[str, Path], text: str) -> None:
-    found = compared(models["quantized"], models["quantized"], text)
+def test_a_model_loses_nothing_against_itself_and_is_timed_where_asked(models: dict[str, Path], text: str) -> None:
+    comparison = compared(models["quantized"], models["quantized"], text=text, timing=True)
+    (found,) = comparison.models
     assert found.ratio == (1.0, 0.0)
     assert found.flips == (0.0, 0.0)
     assert found.kl == pytest.approx((0.0, 0.0), abs=1e-9)
+    assert all(one.tokens_per_second for one in (comparison.reference, found))
 
 
 def test_size_and_bits_are_those_of_the_files(models: dict[str, Path], text: str) -> None:
-    found = compared(models["plain"], models["compressed-tensors"], text)
-    for side in (found.a, found.b):
+    found = compared(models["plain"], models["compressed-tensors"], models["decoder"], models["quantized"], text=text)
+    for side in (found.reference, *found.models):
         assert side.bytes == sum(file.stat().st_size for file in Path(side.model).glob("*.safetensors"))
-    assert found.a.bits_per_weight == 16
+        # A rotation gives quantized models a head of their own: the files grow by it, the model is the same.
+        assert side.parameters == found.reference.parameters
+        assert side.bits_per_parameter == 8 * side.bytes / found.reference.parameters
+    assert found.reference.bits_per_weight == 16
+    assert found.reference.bits_per_parameter == pytest.approx(16, rel=0.01)  # and a header
+    packed, *others = found.models
     # Codes of four bits, a float32 scale for every row of 256 or 384 inputs, and the two int64 of a matrix's shape.
-    assert 4 + 32 / 384 < found.b.bits_per_weight < 4 + 32 / 256 + 128 / 256**2 * 8
-    decoder = compared(models["decoder"], models["quantized"], text)
-    assert 4 < decoder.a.bits_per_weight < 4.5
-    assert 4 < decoder.b.bits_per_weight < 4.5
+    assert 4 + 32 / 384 < packed.bits_per_weight < 4 + 32 / 256 + 128 / 256**2 * 8
+    assert all(4 < one.bits_per_weight < 4.5 < one.bits_per_parameter for one in others)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("tokenizers", VOCABULARY), ("vocabularies", VOCABULARY + 3)])
@@ -113,7 +125,7 @@ def test_models_of_different_tokens_are_refused_before_weights_are_read(
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(checkpoints, "_load", None)
     with pytest.raises(CheckpointError, match=f"have different {kind}, so their distributions"):
-        compared(models["plain"], tmp_path, text)
+        compared(models["plain"], models["quantized"], tmp_path, text=text)
 
 
 def test_the_command_prints_what_it_writes(
@@ -124,11 +136,17 @@ def test_the_command_prints_what_it_writes(
     capsys: pytest.CaptureFixture,
 ) -> None:
     file = tmp_path / "found.json"
-    arguments = ["compare", str(models["plain"]), str(models["quantized"]), "--corpus", text, "--device", "cpu"]
-    arguments += ["--sequence-length", str(LENGTH), "--max-windows", "2", "-o", str(file)]
+    arguments = ["compare", *(str(models[name]) for name in ("plain", "quantized", "decoder")), "--corpus", text]
+    arguments += ["--device", "cpu", "--sequence-length", str(LENGTH), "--max-windows", "2", "-o", str(file)]
+    monkeypatch.setenv("COLUMNS", "200")
     assert rotquant(monkeypatch, *arguments) == 0
     shown, data = capsys.readouterr().out, json.loads(file.read_text())
-    ratio = f"{data['ratio'][0]:.4f} ± {data['ratio'][1]:.4f}"
-    assert f"perplexity: times {ratio}" in shown
+    assert [one["format"] for one in data["models"]] == ["quantized", "decoder"]
+    for one in data["models"]:
+        assert f"{one['ratio'][0]:.3f} ± {one['ratio'][1]:.3f}" in shown
+        assert f"{one['kl'][0]:.4f} ± {one['kl'][1]:.4f}" in shown
+        assert f"{one['bits_per_weight']:.2f}" in shown
+        assert f"{one['bits_per_parameter']:.2f}" in shown
+        assert len(one["perplexity"]["kl"]) == len(data["reference"]["perplexity"]["by_window"]) == 2
+    assert "tokens/s" not in shown
     assert f"on 2 windows of {LENGTH} tokens of words test" in shown
-    assert len(data["b"]["perplexity"]["kl"]) == len(data["a"]["perplexity"]["by_window"]) == 2
