@@ -113,7 +113,7 @@ def _asked(found: list[Card]) -> list[Line]:
 
 def _others(found: list[Card]) -> list[Line]:
     perplexity = [card.tables["Perplexity"] for card in found]
-    presets = [[rows[f"preset {name} (W4A4KV4)"][1] for name in ("rtn", "quarot-rtn")] for rows in perplexity]
+    presets = [[rows[f"preset {name} (W4A4KV4)"][-1] for name in ("rtn", "quarot-rtn")] for rows in perplexity]
     tokens = [list(card.tables["Outlier tokens"].items()) for card in found]
     elsewhere = [(rows[0][1][1], rows[-1][1][1]) for rows in tokens]
     static = [float(card.static) >= STATIC for card in found]

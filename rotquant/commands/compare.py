@@ -98,7 +98,9 @@ def _tables(found: "Comparison", timing: bool) -> tuple[Table, Table]:
         ratio, kl, flips = _with_error(one.ratio, 3), _with_error(one.kl, 4), _with_error(one.flips, 1, " %")
         losses.add_row(one.model, f"{one.perplexity.perplexity:.4f}", ratio, kl, flips)
     head = ["model", "format", "run in", "MiB", "bits a weight", "bits a parameter", *(["tokens/s"] if timing else [])]
-    counted = "MiB: all safetensors files; bits a weight: of linear layers, with scales, zero points and tables; bits a "
+    counted = (
+        "MiB: all safetensors files; bits a weight: of linear layers, with scales, zero points and tables; bits a "
+    )
     sizes = Table(*head, title="size", caption=f"{counted}parameter: of all files, embedding and head included")
     for one in (found.reference, *found.models):
         speed = [] if one.tokens_per_second is None else [f"{one.tokens_per_second:,.0f}"]

@@ -17,7 +17,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import MODULES, NO_BOS, corpus_identity, evaluation_windows, load_text, tokenize
+from rotquant.text import MODULES, NO_BOS, corpus_identity, evaluation_windows, load_text, split_of_file, tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,10 @@ KEYS = {
     "tasks": "definitions and items, null where none are asked",
     "text": "its digest",
     "note": "where a rotation was changed to fit",
-    "asked": "each figure with what is asked of a stand-in",
-    "perplexity": "by variant, with each window's loss",
+    "asked": "each figure with what is asked of a model that stands for the papers'",
+    "perplexity": "by variant, with each window's loss and its rise over the unquantized in nats, mean and standard error",
+    "same": "variants left out, by that whose network is theirs",
+    "in_words": "what the figures say",
     "accuracy": "by variant and task, percent",
     "outlier_tokens": "by prefix, ratios by layer",
 }
@@ -51,8 +53,12 @@ def diagnose(
     model: Checkpoint,
     corpus: Corpus = "modules",
     split: Annotated[
-        str, typer.Option(help="test, or validation for what models and settings are chosen by; of the tasks too.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            help="test, or validation for what models and settings are chosen by; of the tasks too. Default: test, or "
+            "validation where --corpus is one file named for it."
+        ),
+    ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
     ] = None,
@@ -75,7 +81,8 @@ def diagnose(
 ) -> CommandResult:
     """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
 
-    Nothing is tuned: weights are rounded to nearest. One copy of MODEL is in memory at a time; it is loaded five times.
+    Nothing is tuned: weights are rounded to nearest. Rises are in nats a token, as perplexity has no upper end. One copy
+    of MODEL is in memory at a time; it is loaded five times.
 
     Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """
@@ -83,11 +90,12 @@ def diagnose(
         check_output_file(card)
     if card and CARD_START not in read_text(card, "model card"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
-    spec, part, tasks = corpus_spec(corpus), _part(split), _tasks(tasks_limit)
+    spec, tasks = corpus_spec(corpus), _tasks(tasks_limit)
+    part = _part(split or split_of_file(spec))
     folder = None if tasks is None else prepare(tasks, None, MODULES, part)
     with task("starting"):
         from rotquant import api
-        from rotquant.commands.diagnosis import tables
+        from rotquant.commands.diagnosis import phenomena, sentences, tables
         from rotquant.models.checkpoints import load_tokenizer, local_folder
         from rotquant.models.folders import check_kind
 
@@ -115,19 +123,22 @@ def diagnose(
 
     costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, fit, outlier_ratio, seed)
     decode = cast(Any, tokenizer.decode)
-    shown = tables(costs, sinks, decode)
+    shown, said = tables(costs, sinks, decode), sentences(costs, sinks)
     windows = costs.perplexity["unquantized"].windows
     on = f"{windows} windows of {length} tokens spread over the {part} split of {spec.name}, "
     on += (f"tasks made from {part} modules, " if tasks else "") + f"rotation of seed {seed}"
     on += f"; {changed.rstrip('.')}" if changed else ""
     if card:
-        _write_card(card, f"Printed by `{_command(context)}`, on {on}.", shown)
+        head = f"Printed by `{_command(context)}`, on {on}."
+        _write_card(card, head, [phenomena(costs, sinks, decode), *shown])
     settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
     about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
     about["text"] = corpus_identity(spec, [part], texts={part: text})
     about |= {"note": changed} if changed else {}
     last = f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}")
-    return CommandResult(about | _numbers(costs, sinks, decode), (*map(_table, shown), last))
+    found = about | _numbers(costs, sinks, decode) | {"in_words": said}
+    judged = {"perplexity": costs.perplexity["unquantized"].perplexity}
+    return CommandResult(found, (*map(_table, shown), *said, last), judged=judged)
 
 
 def _measured(
@@ -177,15 +188,15 @@ def _command(context: typer.Context) -> str:
 def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Any) -> dict[str, Any]:
     """The measured numbers of the JSON file, without settings and text."""
     from rotquant.commands.diagnosis import asked
-    from rotquant.metrics.diagnostics import variants
 
-    known = variants(Calibration())
     return {
         "asked": [dataclasses.asdict(one) for one in asked(costs, sinks, decode)],
         "perplexity": {
-            name: {"words": known[name].words, **found.as_metrics(), "by_window": found.by_window}
+            name: {"words": costs.words[name], **found.as_metrics(), "by_window": found.by_window}
+            | ({} if name == "unquantized" else {"rise": costs.rise(name)})
             for name, found in costs.perplexity.items()
         },
+        "same": costs.same,
         "accuracy": {name: found.metrics for name, found in costs.scores.items()},
         "outlier_tokens": [
             dataclasses.asdict(found)

@@ -7,7 +7,7 @@ are rounded to nearest, so that nothing here is a method's merit.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -52,25 +52,58 @@ def _rotated(rotation: RotationScheme) -> Recipe:
     return _PLAIN.model_copy(update={"rotation": rotation})
 
 
-def variants(calibration: Calibration) -> dict[str, Variant]:
+def variants(calibration: Calibration, fit: Callable[[Recipe], Recipe] = lambda recipe: recipe) -> dict[str, Variant]:
     """Quantized variants that are measured, by the names that results have: RTN weights, and inputs per token with clip
     0.9 in W4A4.
 
     Args:
         calibration: the text of static scales.
+        fit: what a recipe becomes for a model (`rotquant.models.fitting.fitted`); words say which rotations remain.
     """
     static = {"activations": _STATIC, "calibration": calibration}
-    return {
+    found = {
         "unquantized": Variant("unquantized", Recipe()),
         "w4a4": Variant("W4A4", _PLAIN),
-        "r1": Variant("W4A4, R1", _rotated(_R1)),
-        "r12": Variant("W4A4, R1 R2", _rotated(_R12)),
-        "r124": Variant("W4A4, R1 R2 R4", _rotated(RotationScheme())),
+        "r1": Variant("W4A4", _rotated(_R1)),
+        "r12": Variant("W4A4", _rotated(_R12)),
+        "r124": Variant("W4A4", _rotated(RotationScheme())),
         "static": Variant("the same, inputs static per tensor", _rotated(RotationScheme()).model_copy(update=static)),
         "rtn": Variant("preset rtn (W4A4KV4)", preset("rtn")),
         "quarot-rtn": Variant("preset quarot-rtn (W4A4KV4)", preset("quarot-rtn")),
-        "kv3": Variant("KV3, R1 to R4", Recipe(rotation=RotationScheme(), keys=_CACHE3, values=_CACHE3)),
-    }  # fmt: skip
+        "kv3": Variant("KV3", Recipe(rotation=RotationScheme(), keys=_CACHE3, values=_CACHE3)),
+    }
+    fitting = {name: replace(variant, recipe=fit(variant.recipe)) for name, variant in found.items()}
+    return {name: replace(variant, words=_with_rotations(variant)) for name, variant in fitting.items()}
+
+
+def _with_rotations(variant: Variant) -> str:
+    """The words of a variant and, of those that are told apart by them, its rotations: the transform across heads
+    completes R2, and R3 matters to a cache alone."""
+    if variant.words not in ("W4A4", "KV3"):
+        return variant.words
+    acting = {one.name for one in variant.recipe.transforms}
+    shown = ["R1 online"] if any(name.startswith("R1_") for name in acting) else []
+    known = ("R1", "R2", "R3", "R4") if variant.recipe.keys else ("R1", "R2", "R4")
+    return ", ".join(filter(None, (variant.words, " ".join([*shown, *(name for name in known if name in acting)]))))
+
+
+def doubles(known: Mapping[str, Variant]) -> dict[str, str]:
+    """Variants whose network is that of an earlier one, and of which: a model may let R1 or R4 not be.
+
+    R3 counts where keys are quantized: elsewhere it changes nothing.
+    """
+    found, seen = dict[str, str](), list[tuple[str, Recipe]]()
+    for name, variant in known.items():
+        recipe, keys = variant.recipe, variant.recipe.keys is not None
+        acting = [one for one in recipe.transforms if keys or one.location != "queries_keys"]
+        rotation = recipe.rotation and recipe.rotation.model_copy(update={} if keys else {"keys": False})
+        network = recipe.model_copy(update={"rotation": rotation if acting else None})
+        same = next((earlier for earlier, other in seen if other == network), None)
+        if same is None:
+            seen.append((name, network))
+        else:
+            found[name] = same
+    return found
 
 
 #: For each copy of the model the sets of weights that are made of it, one after the other, and the variants that run on
@@ -88,19 +121,34 @@ ASKED = ("unquantized", "w4a4", "r124")
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of quantization: by the name of a variant its perplexity and, for some, what tasks found."""
+    """Costs of quantization: by the name of a variant its perplexity and, for some, what tasks found.
+
+    words: what each variant is on this model. same: variants that were left out, by the name of the earlier one whose
+        network is theirs.
+    """
 
     perplexity: dict[str, PerplexityResult]
     scores: dict[str, Scores] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=lambda: _words(variants(Calibration())))
+    same: dict[str, str] = field(default_factory=dict)
+
+    def result(self, name: str) -> PerplexityResult:
+        """The perplexity of a variant, or of the one whose network is its own."""
+        return self.perplexity[self.same.get(name, name)]
 
     def factor(self, name: str, over: str = "unquantized") -> tuple[float, float]:
         """`paired_ratio` of a variant's perplexity and another's."""
-        return paired_ratio(self.perplexity[name], self.perplexity[over])
+        return paired_ratio(self.result(name), self.result(over))
+
+    def rise(self, name: str, over: str = "unquantized") -> tuple[float, float]:
+        """Nats a token that a variant loses against another, and the standard error over paired windows."""
+        losses = (self.result(name).by_window, self.result(over).by_window)
+        return mean_with_error([a - b for a, b in zip(*losses, strict=True)])
 
     @property
     def recovered(self) -> float:
         """Share of plain W4A4's rise of perplexity that R1, R2, R4 take back; nan where nothing rises."""
-        plain, rotated, base = (self.perplexity[name].perplexity for name in ("w4a4", "r124", "unquantized"))
+        plain, rotated, base = (self.result(name).perplexity for name in ("w4a4", "r124", "unquantized"))
         return (plain - rotated) / (plain - base) if plain > base else math.nan
 
     def points_lost(self, name: str) -> tuple[float, float]:
@@ -108,7 +156,7 @@ class Costs:
 
         nan where the network's outputs are not finite.
         """
-        base, ours = _by_item(self.scores["unquantized"]), _by_item(self.scores[name])
+        base, ours = _by_item(self.scores["unquantized"]), _by_item(self.scores[self.same.get(name, name)])
         if not base or base.keys() != ours.keys():
             return math.nan, math.nan
         lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
@@ -146,12 +194,11 @@ def measure_costs(
     Raises:
         RecipeError, CheckpointError: a variant or the text does not fit the model.
     """
-    given = variants(Calibration(samples=len(samples), sequence_length=samples.shape[1]))
-    known = {name: replace(variant, recipe=fit(variant.recipe)) for name, variant in given.items()}
-    costs = Costs({})
+    known = variants(Calibration(samples=len(samples), sequence_length=samples.shape[1]), fit)
+    costs = Costs({}, words=_words(known), same=doubles(known))
 
-    def measure(model: "PreTrainedModel", builds: tuple[tuple[str, ...], ...]) -> None:
-        if builds is _COPIES[0]:
+    def measure(model: "PreTrainedModel", builds: list[tuple[str, ...]], first: bool) -> None:
+        if first:
             for variant in known.values():
                 check_recipe(model, variant.recipe, samples)
             if look is not None:
@@ -164,9 +211,15 @@ def measure_costs(
                     words = f"perplexity, {known[name].words}"
                     costs.perplexity[name] = perplexity(model, text, metric, description=words)
 
-    for builds in _COPIES:
-        measure(load(), builds)  # nothing keeps the copy when it is done
+    for copy in _COPIES:
+        different = [tuple(name for name in names if name not in costs.same) for names in copy]
+        if any(different):
+            measure(load(), list(filter(None, different)), copy is _COPIES[0])  # nothing keeps the copy when it is done
     return costs
+
+
+def _words(known: Mapping[str, Variant]) -> dict[str, str]:
+    return {name: variant.words for name, variant in known.items()}
 
 
 def _running(

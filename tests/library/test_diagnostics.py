@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rotquant.commands.diagnose import diagnose
-from rotquant.commands.diagnosis import asked, tables, token_text
+from rotquant.commands.diagnosis import asked, phenomena, sentences, tables, token_text
 from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import perplexity
@@ -212,7 +212,7 @@ def test_each_figure_stands_beside_what_is_asked_of_it(windows):
     assert found == {
         "plain W4A4 over unquantized": ("2.01 ± 0.23", True),
         "plain W4A4, points lost": ("50.0 ± 28.9", True),
-        "taken back by R1 R2 R4": ("90%", True),
+        "taken back by R1 R2 R4": ("90%, 0.10 nats left", True),
         "R1 R2 over R1 R2 R4": ("1.11 ± 0.00", False),
         "3-bit KV cache, rotated": ("+3.0 ± 0.0%", True),
         "first token, down_proj input": (f"{expected_ratio():.1f} (0)", True),
@@ -231,10 +231,12 @@ def test_a_cache_that_breaks_down_is_told_in_times(windows):
 def test_tables_show_what_is_not_finite_and_leave_out_tasks_that_were_not_asked(windows):
     sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
     shown = {table.title: table for table in tables(Costs(COSTS.perplexity), sinks, str)}
-    assert list(shown) == ["phenomena", "perplexity", "outlier tokens"]
+    assert list(shown) == ["perplexity", "outlier tokens"]
     rows = {row[0]: row[1:] for row in shown["perplexity"].rows}
-    assert rows["preset rtn (W4A4KV4)"][0] == "inf"
-    assert not any("points" in row[0] for row in shown["phenomena"].rows)
+    assert rows["unquantized"] == ("7.39", "", "")
+    assert rows["W4A4"] == ("14.88", "0.70 ± 0.12", "2.01 ± 0.23")
+    assert rows["preset rtn (W4A4KV4)"][:2] == ("inf", "inf")
+    assert not any("points" in row[0] for row in phenomena(Costs(COSTS.perplexity), sinks, str).rows)
     assert "`7` (3)" in shown["outlier tokens"].help
     with_tasks = {table.title: table for table in tables(COSTS, sinks, str)}
     assert with_tasks["tasks"].rows[0] == ("Parameter", "50", "75.0", "25.0", "75.0")
@@ -244,6 +246,41 @@ def test_tables_show_what_is_not_finite_and_leave_out_tasks_that_were_not_asked(
 def test_a_token_is_told_with_its_spaces_and_ends_of_lines():
     assert token_text("\n    ") == "`\\n␣␣␣␣`"
     assert token_text("#" * 40) == "`" + "#" * 19 + "…`"
+
+
+def test_sentences_state_rises_in_nats_and_never_a_share_alone(windows):
+    sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
+    said = sentences(COSTS, sinks)
+    assert said[0] == "W4A4 costs 0.70 ± 0.12 nats a token: perplexity 7.39 becomes 14.88, 2.01 times."
+    assert said[1].startswith("Rotation takes back 0.60 of these nats: with R1 R2 R4 W4A4 costs 0.10 ± 0.00 nats, 1.11")
+    assert not any("%" in sentence or "More than" in sentence for sentence in said)
+    ruined = Costs(COSTS.perplexity | {"w4a4": result(8.3, 9.3, 10.3), "r124": result(6.3, 7.3, 8.3)})
+    assert ruined.recovered > 0.83  # of perplexity, though it is 200 times the unquantized model's
+    said = sentences(ruined, sinks)
+    assert "takes back 2.00 of these nats: with R1 R2 R4 W4A4 costs 5.30 ± 0.00 nats, 200.34 times the" in said[1]
+    assert "More than 1 nat is left" in said[1]
+
+
+def test_a_network_that_equals_another_has_no_row_and_is_named(text, windows):
+    """Norms after attention and MLP let no R1 pass; what stands in for it here is nothing, so it is plain W4A4."""
+
+    def without_r1(recipe):
+        if recipe.rotation is None:
+            return recipe
+        changed = {"residual": "none", "mlp": False, "heads": False, "keys": recipe.keys is not None}
+        return recipe.model_copy(update={"rotation": recipe.rotation.model_copy(update=changed)})
+
+    costs = measure_costs(tiny_model, text, METRIC, SAMPLES, fit=without_r1)
+    assert costs.same == {"r1": "w4a4", "r124": "r12"}  # of R1, R2, R4 there is R2 alone
+    assert costs.perplexity.keys() == variants(Calibration()).keys() - costs.same.keys()
+    assert costs.rise("r124") == costs.rise("r12")
+    sinks = find_sinks(planted(), windows, BOS, threshold=8.0)
+    rows = [row[0] for row in tables(costs, sinks, str)[0].rows]
+    assert rows[1:4] == ["W4A4", "W4A4, R2", "the same, inputs static per tensor"]
+    assert sentences(costs, sinks)[-1] == (
+        "Left out, since on this model the network is that of another row: W4A4, R1 (it is W4A4), W4A4, R1 R2 R4 (it is "
+        "W4A4, R2)."
+    )
 
 
 TEXT_HEAD = ["--sequence-length", "32", "--device", "cpu", "--tasks-limit"]

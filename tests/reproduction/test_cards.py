@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rotquant.commands.diagnose import CARD_END, CARD_START, _write_card
-from rotquant.commands.diagnosis import tables
+from rotquant.commands.diagnosis import phenomena, tables
 from rotquant.metrics.diagnostics import Costs, find_sinks
 from tests import cards
 from tests.helpers.models import VOCABULARY
@@ -48,7 +48,8 @@ def write(models: Path, name: str, sinks, costs: Costs = COSTS, on: str = ON) ->
     folder.mkdir()
     card = folder / "MODEL_CARD.md"
     card.write_text(f"# {name}\n\n{CARD_START}\n{CARD_END}\n")
-    _write_card(card, f"Printed by `rotquant diagnose {name} --split validation`, on {on}.", tables(costs, sinks, word))
+    shown = [phenomena(costs, sinks, word), *tables(costs, sinks, word)]
+    _write_card(card, f"Printed by `rotquant diagnose {name} --split validation`, on {on}.", shown)
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     (folder / "curve.json").write_text(json.dumps({"parameters": 18_400_000}))
 
@@ -73,7 +74,7 @@ def test_a_row_has_what_the_cards_say_and_what_falls_short_is_bold(tmp_path, sin
         "| steps; peak rate | | 40,000; 0.0035 | 40,000; 0.0035 |",
         "| plain W4A4 over unquantized | at least 2 | **1.22** | 2.01 |",
         "| plain W4A4, points lost | at least 8 | 50.0 | 50.0 |",
-        "| taken back by R1 R2 R4 | at least 75% | **52%** | 90% |",
+        "| taken back by R1 R2 R4 | at least 75% | **52%, 0.10 nats left** | 90%, 0.10 nats left |",
         "| 3-bit KV cache, rotated | at most 4% | +3.0% | +3.0% |",
         "| above 8 behind the prefix | at most 1 in 10,000, on 3 models | **7 of 128** | **7 of 128** |",
         "| static inputs over dynamic, rotated | at least 2.5, on 1 model | **1.00** | **1.00** |",
