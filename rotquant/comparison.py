@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from rotquant.decoder.storage import is_decoder_folder
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import folder_size
 from rotquant.foundation.progress import task
-from rotquant.metrics.divergence import FloatStates, float_states
+from rotquant.metrics.divergence import float_states
 from rotquant.metrics.perplexity import PerplexityResult, mean_with_error, paired_ratio, perplexity
 from rotquant.models.architectures import base_model
 from rotquant.models.checkpoints import load_tokenizer, local_folder
@@ -33,7 +33,7 @@ from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.text import MODULES, CorpusSpec, Tokens, load_text, tokenize
+from rotquant.text import MODULES, CorpusSpec, load_text, tokenize
 from rotquant.weights.reading import quantization_of
 from rotquant.weights.storage import is_quantized_folder
 
