@@ -1,4 +1,4 @@
-"""`rotquant compare`: models against a reference on one text, plain or quantized: what each loses, and what it saves."""
+"""`rotquant compare`: models against a reference on one text, plain or quantized: what each loses and saves."""
 
 import math
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,8 @@ def _of_known_families(models: list[str]) -> list[str]:
 
 _MODEL = (
     "model, format, perplexity (with by_window), bytes of its weights on disk, parameters, bits_per_weight of linear "
-    "layers, bits_per_parameter of all files, tokens_per_second of a forward pass (null without --timing), device, dtype"
+    "layers, bits_per_parameter of all files, tokens_per_second of a forward pass (null without --timing), device, "
+    "dtype"
 )
 
 

@@ -278,8 +278,8 @@ def test_a_network_that_equals_another_has_no_row_and_is_named(text, windows):
     rows = [row[0] for row in tables(costs, sinks, str)[0].rows]
     assert rows[1:4] == ["W4A4", "W4A4, R2", "the same, inputs static per tensor"]
     assert sentences(costs, sinks)[-1] == (
-        "Left out, since on this model the network is that of another row: W4A4, R1 (it is W4A4), W4A4, R1 R2 R4 (it is "
-        "W4A4, R2)."
+        "Left out, since on this model the network is that of another row: W4A4, R1 (it is W4A4), W4A4, R1 R2 R4 (it "
+        "is W4A4, R2)."
     )
 
 
