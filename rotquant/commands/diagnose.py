@@ -39,7 +39,7 @@ KEYS = {
     "text": "its digest",
     "note": "where a rotation was changed to fit",
     "asked": "each figure with what is asked of a model that stands for the papers'",
-    "perplexity": "by variant, with each window's loss, and the rise over the unquantized in nats with its standard error",
+    "perplexity": "by variant, with each window's loss, and its rise over the unquantized in nats with the error",
     "same": "variants left out, by that whose network is theirs",
     "in_words": "what the figures say",
     "accuracy": "by variant and task, percent",
@@ -81,8 +81,8 @@ def diagnose(
 ) -> CommandResult:
     """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
 
-    Nothing is tuned: weights are rounded to nearest. Rises are in nats a token. One copy of MODEL is in memory at a time;
-    it is loaded five times.
+    Nothing is tuned: weights are rounded to nearest. Rises are in nats a token. One copy of MODEL is in memory at a
+    time; it is loaded five times.
 
     Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """
