@@ -112,8 +112,13 @@ class PercentAxis:
             return distance
         return math.copysign(10 ** (LINEAR_PART * (abs(distance) - 1)), distance)
 
-    def apply(self, axis: "Axes", which: str) -> None:
-        """Set scale, limits and tick labels of the x or y axis of a panel."""
+    @property
+    def words(self) -> str:
+        """What a label adds where the axis is not linear."""
+        return "" if self.linear else " (logarithmic beyond 1 %)"
+
+    def apply(self, axis: "Axes", which: Literal["x", "y"]) -> None:
+        """Set scale, limits and tick labels of the x or y axis of a panel, and mark where its scale changes or ends."""
         from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
         ticks = getattr(axis, f"{which}axis")
@@ -127,6 +132,20 @@ class PercentAxis:
             ticks.set_major_locator(FixedLocator(self._ticks(below=which == "x")))
         axis.set(**{f"{which}lim": self.limits})
         ticks.set_major_formatter(lambda value, _: _percent(value))
+        low, high = self._usual
+        for end, beyond in ((low, self.below), (high, self.above)):
+            if beyond:
+                _mark_break(axis, which, (self._along(end) - self._start) / self._span)
+
+    @property
+    def _start(self) -> float:
+        """Where the axis starts, as a distance from zero along it."""
+        return self._along(self.limits[0])
+
+    @property
+    def _span(self) -> float:
+        """Length of the axis in the same unit."""
+        return self._along(self.limits[1]) - self._start
 
     def _ticks(self, *, below: bool) -> list[float]:
         """Zero and powers of ten, and next to a panel also their midpoints; fewer without room."""
@@ -151,6 +170,14 @@ class PercentAxis:
             for half in [_CHARACTER / 2 * len(_percent(value)) + _GAP / 2]
         )
         return any(one[1] > other[0] for one, other in itertools.pairwise(ends))
+
+
+def _mark_break(axis: "Axes", which: Literal["x", "y"], share: float) -> None:
+    """Two strokes across a panel's axis at a share of its length: what follows is not to scale."""
+    place = {"x": ([share - 0.01, share + 0.01], [0, 0]), "y": ([0, 0], [share - 0.01, share + 0.01])}[which]
+    stroke = [(-0.4, -1), (0.4, 1)] if which == "x" else [(-1, -0.4), (1, 0.4)]
+    look = {"marker": stroke, "linestyle": "", "color": "black", "markersize": 6, "markeredgewidth": 0.9}
+    axis.plot(*place, transform=axis.transAxes, clip_on=False, zorder=5, **look)
 
 
 def change_label(change: float) -> str:

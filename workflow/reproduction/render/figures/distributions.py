@@ -42,7 +42,10 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
                 name_rows(axis, rows, room=0.8)
                 axis.margins(x=0.12)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
-                axis.set_xlabel(f"{words(quantity)}{unit}{'' if ours else ', published'}")
+                low, high = axis.get_xlim()
+                spans = f"this axis spans {high - low:.2g}{_unit(quantity)}" if papers else ""
+                parts = [f"{words(quantity)}{unit}", *(() if ours else ("published",))]
+                axis.set_xlabel(", ".join(parts) + (f"\n{spans}" if spans else ""))
             axes[0].set_title(panel_title(project, table, column) if ours else f"{column}, published", loc="left")
         entries = [
             entry("one seed", **_SEED),

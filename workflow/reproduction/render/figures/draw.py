@@ -101,7 +101,7 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
                 scale.apply(axis, "x")
                 name_rows(axis, rows)
                 axis.axvline(0, color=NEUTRAL, linewidth=0.8)
-                axis.set_xlabel(loss_words(quantity))
+                axis.set_xlabel(f"{loss_words(quantity)}{scale.words}")
                 if line is lines[0] or broken(axis, axes):
                     axis.set_title(panel_title(project, table, column))
         figure.supxlabel(f"relative to {over}")

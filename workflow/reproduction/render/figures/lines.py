@@ -53,10 +53,10 @@ class Block:
     panels: list[LinePanel]
     which: tuple[str, ...]
 
-    def label(self, over: str) -> str:
+    def label(self, over: str, scale: PercentAxis) -> str:
         """Title of the vertical axis."""
         apart = f"{_NAMES[self.which[0]]}\n" if len(self.which) == 1 else ""
-        return f"{apart}{loss_words(self.quantity)}\nrelative to {over}"
+        return f"{apart}{loss_words(self.quantity)}{scale.words}\nrelative to {over}"
 
 
 def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
@@ -73,7 +73,7 @@ def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> No
                 axis.set_title("" if line and width > 1 and not broken(axis, axes) else panel.title)
                 axis.set_xlabel((table.figure and table.figure.x) or next(reversed(table.label_columns), ""))
                 if axis is axes[0] or leftmost(axis):
-                    axis.set_ylabel(block.label(over))
+                    axis.set_ylabel(block.label(over, scale))
                 else:
                     axis.set_yticklabels([])
         legend(figure, _entries(blocks))
