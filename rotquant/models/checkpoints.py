@@ -144,6 +144,28 @@ def config_of(checkpoint: str | Path) -> Any:
     return load_config(local_folder(checkpoint))
 
 
+def configuration_alone(checkpoint: str | Path) -> Any | None:
+    """The configuration of a plain checkpoint, or of the hub's, of which nothing else is fetched.
+
+    Returns:
+        None where neither the hub nor its local copy has it, and for low-rank deltas of a model that is not here.
+
+    Raises:
+        CheckpointError: as `load_config`.
+    """
+    folder, name, revision = located(checkpoint)
+    if folder is not None:
+        base = deltas.base_folder(folder)
+        return None if base is None and is_delta(folder) else load_config(base or folder)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = Path(hf_hub_download(name, "config.json", revision=revision))
+    except Exception:  # no connection shows as one of many libraries' exceptions
+        return None
+    return load_config(file.parent)
+
+
 def model_max_length(checkpoint: str | Path) -> Any:
     """The tokenizer's own limit on the length of texts, unchecked; None where it says nothing. Raises as
     `config_of`."""

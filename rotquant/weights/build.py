@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rotquant.foundation.environment import versions
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import silenced
-from rotquant.models.architectures import architecture_of
+from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import ModelLimits
@@ -178,12 +178,9 @@ def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuanti
 def check_recipe(
     model: nn.Module, recipe: Recipe, samples: Tensor | None, texts: Mapping[str, Tensor] = MappingProxyType({})
 ) -> None:
-    """Raise `RecipeError` for whatever in the recipe does not fit the model, before expensive work."""
-    architecture, limits = architecture_of(model), ModelLimits.of(model.config)
-    check_fits(recipe, architecture)
-    check_widths(recipe, {site.name: site.features for site in architecture.sites})
-    for method in recipe.methods.values():
-        hooks(method).check_model(method, recipe, architecture, limits)
+    """Raise `RecipeError` for whatever in the recipe does not fit the model or its texts, before expensive work."""
+    limits = ModelLimits.of(model.config)
+    check_recipe_for(recipe, architecture_of(model), limits)
     if recipe.needs_calibration and samples is None:
         raise RecipeError("the recipe needs calibration text, but no samples were given.")
     if samples is not None:
@@ -192,6 +189,18 @@ def check_recipe(
         if name not in texts:
             raise RecipeError(f"{name} reads a text of its own, but no samples of it were given.")
         limits.check(texts[name], f"samples of {name}")
+
+
+def check_recipe_for(recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
+    """Raise `RecipeError` for whatever in a recipe does not fit a model, which needs neither its weights nor texts.
+
+    Args:
+        architecture: the layers of the model. limits: the texts that it can read.
+    """
+    check_fits(recipe, architecture)
+    check_widths(recipe, {site.name: site.features for site in architecture.sites})
+    for method in recipe.methods.values():
+        hooks(method).check_model(method, recipe, architecture, limits)
     for what in ("keys", "values"):
         check_cache_scheme(getattr(recipe, what), architecture.head_dim, what)
     activations = recipe.activations

@@ -107,12 +107,21 @@ JOB = "STATE={params.current} OMP_NUM_THREADS=1 workflow/scripts/job.sh {output[
 BY_PLAN = " --plan {PLAN.path}"
 
 
+# Tables of which was said what is not possible here.
+REMARKED = set()
+
+
 def measured(name):
     """What a table's numbers are collected from: the records of its parts, and those of what was timed.
 
-    Without a GPU there may be none of these, and the page says so.
+    Without a GPU there may be none of these, and the page says so. What of it is not possible on the models here is said
+    when the jobs are planned, thus by a dry run too.
     """
     table = sentence(PLAN.table, name)
+    if workflow.is_main_process and name not in REMARKED:
+        REMARKED.add(name)
+        for remark in table.remarks:
+            print(f"{name}: {remark}", file=sys.stderr)
     timed = (timed_record(*record) for record in table.records.items())
     return [*(f"results/measured/{part}.json" for part in table.parts), *filter(None, timed)]
 

@@ -21,6 +21,7 @@ from reproduction.run.stages.jobs import prepare_tasks
 from reproduction.run.workers import usual_workers
 from reproduction.sources import load_project
 from reproduction.tables.configuration import find_root
+from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import AllowCode
@@ -70,7 +71,8 @@ def open_project(config: list[Path] | None, plan: Path | None = None) -> Project
     """
     if plan is not None:
         chosen = open_plan(config, plan)
-        return load_project([config_file(Path.cwd(), chosen)])
+        fits = {name: Fitting.model_validate(one) for name, one in chosen.fits.items()}
+        return load_project([config_file(Path.cwd(), chosen)], fits=fits)
     overrides = [path.resolve() for path in config or []]
     os.chdir(find_root())
     return load_project(overrides)

@@ -52,8 +52,7 @@ class Run(Frozen):
             if not recipe.needs_calibration:
                 recipe = recipe.model_copy(update={"calibration": None})
             metric = _METRIC.validate_python(data.get("metric", {"kind": "perplexity"}))
-            texts = [recipe.calibration, *(method.own_text for method in recipe.methods.values())]
-            used = {text.corpus for text in (*texts, metric) if text and text.corpus is not None}
+            used = corpora_of(recipe, metric)
             corpora = data.get("corpora", {})
             missing = used - set(corpora)
             if missing:
@@ -128,6 +127,13 @@ class Run(Frozen):
         """The identity of a part of the run, with checkpoint, seed and floating-point type."""
         common = {"checkpoint_digest": self.checkpoint_digest, "seed": self.seed, "dtype": self.dtype}
         return {**common, **part}
+
+
+def corpora_of(recipe: Recipe, metric: Metric) -> set[str]:
+    """The names of the texts that a recipe and a metric read."""
+    calibration = recipe.calibration if recipe.needs_calibration else None
+    texts = [calibration, *(method.own_text for method in recipe.methods.values()), metric]
+    return {text.corpus for text in texts if text and text.corpus is not None}
 
 
 def key_of(identity: dict[str, Any]) -> str:

@@ -55,6 +55,9 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         ConfigError, RecipeError, CheckpointError: an error in a table, a checkpoint or a source.
     """
     shared: dict[str, Any] = {}
+    impossible = {
+        table.id: project.remarks(table)[0] for table in project.of(RunTable).values() if _is_impossible(project, table)
+    }
     return Plan(
         inputs=inputs,
         sources=sources,
@@ -64,7 +67,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         allow_code_execution=project.config.allow_code_execution,
         codes={"tasks": stage_digest("tasks"), "index": _index_digest()},
         local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
-        tables={name: _table(project, name) for name in project.tables},
+        tables={name: _table(project, name) for name in project.tables if name not in impossible},
         parts={
             name: _part(project, name, runs) for table in project.tables for name, runs in project.parts(table).items()
         },
@@ -73,7 +76,14 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         tasks={key: run.key for key, run in project.task_sets.items()},
         runs={key: _run(project, run, shared) for key, run in project.runs.items()},
         shared=shared,
+        left_out={**project.left_out, **impossible},
+        fits={name: one.model_dump(mode="json") for name, one in project.fittings.items()},
     )
+
+
+def _is_impossible(project: Project, table: RunTable) -> bool:
+    """Whether a table has columns here, and no cell of them can be computed."""
+    return bool(project.columns(table)) and not project.cells(table.id)
 
 
 def _index_digest() -> str:

@@ -50,7 +50,7 @@ class PlannedTable(PlanEntry):
     it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure.
     parts: the jobs that compute its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
     whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
-    this machine has none.
+    this machine has none. remarks: what of it is not possible here, or adapted (`Project.remarks`).
     """
 
     source: str
@@ -64,6 +64,7 @@ class PlannedTable(PlanEntry):
     kernels: tuple[str, ...] = ()
     on_gpu: bool = False
     records: dict[str, str | None] = Field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 class PlannedRun(PlanEntry):
@@ -108,7 +109,8 @@ class Plan(PlanEntry):
 
     inputs: digest of everything that the plan depends on. sources: digest of all code then. config: the data of one
     standalone file. codes: digests of the stages that do not depend on a recipe. local: checkpoints that are folders.
-    shared: recipes, metrics and corpora of the runs, each once.
+    shared: recipes, metrics and corpora of the runs, each once. left_out: tables of which nothing can be computed, and
+    why. fits: the fittings of recipes to models that are not as they were written, as plain data (`tables.fitting`).
     """
 
     inputs: str
@@ -126,6 +128,8 @@ class Plan(PlanEntry):
     tasks: dict[str, str]
     runs: dict[str, PlannedRun]
     shared: dict[str, Any]
+    left_out: dict[str, str] = Field(default_factory=dict)
+    fits: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -141,8 +145,10 @@ class Plan(PlanEntry):
         """Find a table by id.
 
         Raises:
-            ConfigError: for an unknown table; the sentence lists the nearest ones.
+            ConfigError: for an unknown table; the sentence lists the nearest ones, or says why it is left out.
         """
+        if name in self.left_out:
+            raise ConfigError(f"{name}: {self.left_out[name]}")
         return lookup(self.tables, name, "unknown table")
 
     def part(self, name: str) -> PlannedPart:

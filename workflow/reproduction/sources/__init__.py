@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 from reproduction.run.plan import Output
 from reproduction.tables.configuration import Config, find_root, load_config
-from reproduction.tables.project import Project
+from reproduction.tables.fitting import Fitting
+from reproduction.tables.project import Project, no_slot
 from reproduction.tables.resolution import check_names
 from reproduction.tables.tables import OfPaper, RunTable, Table, in_order
 from rotquant.foundation.errors import ConfigError
@@ -165,9 +166,15 @@ def patterns() -> list[tuple[str, Source[Any, Any]]]:
 
 
 def load_project(
-    overrides: Sequence[str | Path] = (), root: Path | None = None, config: Config | None = None
+    overrides: Sequence[str | Path] = (),
+    root: Path | None = None,
+    config: Config | None = None,
+    fits: Mapping[str, Fitting] | None = None,
 ) -> Project:
     """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
+
+    Args:
+        fits: how recipes fit their models, where a plan says it.
 
     Raises:
         ConfigError: no project here, or a file that does not satisfy its schema.
@@ -177,10 +184,12 @@ def load_project(
     config = config or load_config(overrides, root)
     runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
     check_names(config, runs, root)
+    left_out = {}
     for name, table in runs.items():
-        if table.optional and not any(column.slot in config.slots for column in table.columns):
+        if not any(column.slot in config.slots for column in table.columns):
+            left_out[name] = no_slot(config, table.columns[0].slot)
             del tables[name]
-    return Project(root, config, tables)
+    return Project(root, config, tables, left_out, fits)
 
 
 def load_tables(root: Path) -> dict[str, Table]:

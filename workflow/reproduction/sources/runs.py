@@ -66,10 +66,13 @@ class Runs(Source[RunTable, Collected]):
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
         slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
         keys = [run.key for cell in project.cells(table.id) for run in cell.runs]
+        remarks = project.remarks(table)
+        shown = [table.model_dump(mode="json"), published, slots, keys, *remarks]
         return {
-            "definition": short_hash(canonical_json([table.model_dump(mode="json"), published, slots, keys])),
+            "definition": short_hash(canonical_json(shown)),
             "figure": project.picture(table),
             "parts": tuple(project.parts(table.id)),
+            "remarks": (*remarks, *project.lacking(table)),
         }
 
     def collect(self, project: Project, table: RunTable) -> Collected:

@@ -5,20 +5,22 @@ it. Nothing here computes or imports torch.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from reproduction.identity.run import Portion, Run, named
+from reproduction.identity.run import Portion, Run, corpora_of, named
 from reproduction.metrics.settings import Metric
 from reproduction.tables.configuration import Config, Slot
+from reproduction.tables.fitting import Fitting, fit, model_of
 from reproduction.tables.quantities import Quantity, called, endpoints
-from reproduction.tables.resolution import resolve, resolve_metric, site_widths
+from reproduction.tables.resolution import resolve, resolve_metric
 from reproduction.tables.tables import (
     Column,
     Published,
@@ -29,12 +31,18 @@ from reproduction.tables.tables import (
     published_values,
 )
 from rotquant.foundation.data import first_problem, merge
-from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, lookup
+from rotquant.foundation.errors import (
+    CheckpointError,
+    ConfigError,
+    RecipeError,
+    UnsupportedArchitectureError,
+    lookup,
+    nearest,
+)
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.models.deltas import base_folder
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import check_widths, override_all
+from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.text.digests import text_digest
 
 T = TypeVar("T", bound=Table)
@@ -76,20 +84,45 @@ class Cell:
         return endpoints(self.metric, self.called)
 
 
+class ImpossibleCellError(Exception):
+    """A cell cannot be computed under this configuration, for this reason."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a table of runs.
+
+    impossible: why there is none, by row and column. adapted: what a recipe became on its column's model, where that
+    has no such layers or sizes.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    impossible: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    adapted: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class Project:
-    """The configuration and the tables of all sources, expanded on demand. Paths inside are relative to `root`."""
+    """The configuration and the tables of all sources, expanded on demand. Paths inside are relative to `root`.
+
+    left_out: tables that have no column under this configuration, by id, and why.
+    fits: of a plan, how recipes fit their models (`fittings`); what is not in it fits. None asks the models.
+    """
 
     root: Path
     config: Config
     tables: dict[str, Table]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    fits: Mapping[str, Fitting] | None = None
 
     def table(self, name: str) -> Table:
         """Find a table by id.
 
         Raises:
-            ConfigError: for an unknown table; the sentence lists the nearest ones.
+            ConfigError: for an unknown table; the sentence lists the nearest ones, or says why it is left out.
         """
+        if name in self.left_out:
+            raise ConfigError(f"{name}: {self.left_out[name]}")
         return lookup(self.tables, name, "unknown table")
 
     def of(self, kind: type[T]) -> dict[str, T]:
@@ -106,7 +139,8 @@ class Project:
 
     def columns(self, table: RunTable) -> tuple[str, ...]:
         """The columns of a table that are computed under this configuration."""
-        return tuple(column.name for column in table.columns if self.config.slot(column.slot).compute)
+        slots = self.config.slots
+        return tuple(one.name for one in table.columns if one.slot in slots and slots[one.slot].compute)
 
     def slot(self, table: RunTable, column: str) -> Slot:
         """The slot that a table's column is computed on."""
@@ -145,9 +179,13 @@ class Project:
         looks = table.figure.model_copy(update={"caption": ""})
         return looks, *((cell.row, [run.key for run in cell.runs]) for cell in self.cells(table.id))
 
-    @functools.cache  # noqa: B019 - a project lives as long as the process
     def cells(self, name: str) -> tuple[Cell, ...]:
-        """The cells of a table of runs, metric by metric and row by row; empty for other tables.
+        """The cells of a table, metric by metric and row by row; empty where they are no runs. Raises as `expanded`."""
+        return self.expanded(name).cells
+
+    @functools.cache  # noqa: B019 - a project lives as long as the process
+    def expanded(self, name: str) -> Cells:
+        """The cells of a table of runs, with those that are not possible and why; empty for other tables.
 
         Raises:
             ConfigError, RecipeError, CheckpointError: an unknown slot or method, an impossible recipe, a bad
@@ -155,21 +193,41 @@ class Project:
         """
         table = self.table(name)
         if not isinstance(table, RunTable):
-            return ()
+            return Cells()
+        cells: list[Cell] = []
+        found: dict[bool, dict[tuple[str, str], str]] = {True: {}, False: {}}
         with _in_file(table):
-            return tuple(
-                Cell(
-                    table.id,
-                    row.name,
-                    column,
-                    self._runs(table, metric, row, table.column(column)),
-                    metric.get("called"),
-                )
-                for metric in table.metrics
-                for row in table.computed_rows
-                for column in self.columns(table)
-                if name_of(metric) in (table.column(column).metrics or (name_of(metric),))
-            )
+            for metric, row, place in itertools.product(table.metrics, table.computed_rows, self.columns(table)):
+                column = table.column(place)
+                if name_of(metric) not in (column.metrics or (name_of(metric),)):
+                    continue
+                try:
+                    runs, sentence = self._runs(table, metric, row, column)
+                    cells.append(Cell(table.id, row.name, place, runs, metric.get("called")))
+                except ImpossibleCellError as reason:
+                    runs, sentence = (), str(reason)
+                if sentence:
+                    found[bool(runs)][row.name, place] = sentence
+        return Cells(tuple(cells), found[False], found[True])
+
+    def remarks(self, table: RunTable) -> tuple[str, ...]:
+        """Sentences on cells of a table that are not possible here, and on rows that run otherwise than written."""
+        expanded, columns = self.expanded(table.id), self.columns(table)
+        return (
+            *(f"Not possible here: {rows}. {upper(why)}" for rows, why in _by_sentence(expanded.impossible, columns)),
+            *(f"Adapted to the model: {rows}. {upper(how)}" for rows, how in _by_sentence(expanded.adapted, columns)),
+        )
+
+    def lacking(self, table: RunTable) -> tuple[str, ...]:
+        """Sentences on columns of a table that the configuration has no slot for."""
+        slots = {column.slot: column.name for column in table.columns if column.slot not in self.config.slots}
+        return tuple(f"Left out: column {name}. {upper(no_slot(self.config, slot))}" for slot, name in slots.items())
+
+    @cached_property
+    def fittings(self) -> dict[str, Fitting]:
+        """How the recipes expanded so far fit their models, where they do not as they are: what `fits` of another
+        project may be."""
+        return {}
 
     @cached_property
     def runs(self) -> dict[str, Run]:
@@ -264,11 +322,24 @@ class Project:
         run = Run.model_validate(data)
         return run.model_copy(update={"texts": {named(*portion): self.text(portion) for portion in run.portions}})
 
-    @functools.cache  # noqa: B019
-    def widths(self, slot: str) -> dict[str, int]:
-        """Input features of the linear layers of a slot's checkpoint, by site; empty if the checkpoint is not here."""
-        place = Path(self.checkpoint_path(self.config.slot(slot).checkpoint))
-        return site_widths(base_folder(place) or place)
+    def _fitted(self, recipe: Recipe, metric: Metric, slot: Slot, fixed: Iterable[str]) -> Fitting:
+        """A recipe as it runs on a slot's model."""
+        digest = self.digest(slot.name)
+        name = short_hash(
+            canonical_json([digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed])
+        )
+        if self.fits is not None:
+            return self.fits.get(name) or Fitting(recipe=recipe)
+        if name not in self.fittings:
+            try:
+                model = model_of(self.checkpoint_path(slot.checkpoint), digest)
+            except (CheckpointError, UnsupportedArchitectureError) as error:
+                raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
+            found = fit(recipe, metric, model, fixed)
+            if not found.sentence:
+                return found
+            self.fittings[name] = found
+        return self.fittings[name]
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as an absolute path; a hub id unchanged.
@@ -281,7 +352,12 @@ class Project:
         mistyped = local.parent.is_dir() and "@" not in checkpoint
         return str(local) if local.exists() or looks_local or mistyped else checkpoint
 
-    def _runs(self, table: RunTable, metric: dict[str, Any], row: Row, column: Column) -> tuple[Run, ...]:
+    def _runs(self, table: RunTable, metric: dict[str, Any], row: Row, column: Column) -> tuple[tuple[Run, ...], str]:
+        """The runs of a cell, and what its recipe became on the model, if anything.
+
+        Raises:
+            ImpossibleCellError: there can be none.
+        """
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
         changes = row.columns.get(column.name, {})
@@ -291,18 +367,25 @@ class Project:
             raise ConfigError(f"{where}: {error}") from None
         recipe = override_all(method, [row.recipe, changes], where)
         digest = self.digest(slot.name)
-        recipe = resolve(recipe, slot, where, merge(row.recipe, changes))
-        try:
-            check_widths(recipe, self.widths(slot.name))
-        except RecipeError as error:
-            place = self.config.where("slots", slot.name)
-            raise ConfigError(f"{place}.group_sizes and outlier_features, in {where}: {error}") from None
+        said = merge(row.recipe, changes)
+        recipe = resolve(recipe, slot, where, said)
         fields = {name: value for name, value in metric.items() if name != "called"}
+        if metric["kind"] == "zero_shot" and not slot.zero_shot:
+            raise ImpossibleCellError("this configuration has no section zero_shot.")
+        measured = resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where)
+        lacking = sorted(corpora_of(recipe, measured) - self.config.corpora.keys())
+        if lacking:
+            raise ImpossibleCellError(
+                f"corpus {lacking[0]!r} is not defined under corpora{nearest(lacking[0], [*self.config.corpora])}."
+            )
+        found = self._fitted(recipe, measured, slot, sorted(said.get("rotation") or ()))
+        if found.recipe is None:
+            raise ImpossibleCellError(found.sentence)
         data = {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": digest,
-            "recipe": recipe,
-            "metric": resolve_metric({**fields, **row.metrics.get(metric["kind"], {})}, slot, where),
+            "recipe": found.recipe,
+            "metric": measured,
             "corpora": self.config.corpora,
             "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
         }
@@ -310,7 +393,7 @@ class Project:
             runs = [self.run_of({**data, "seed": seed}) for seed in self.seeds(table)]
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
-        return tuple({run.key: run for run in runs}.values())
+        return tuple({run.key: run for run in runs}.values()), found.sentence
 
     def seeds(self, table: RunTable) -> tuple[int, ...]:
         """The seeds of a table's random runs."""
@@ -328,6 +411,26 @@ def _in_file(table: Table) -> Iterator[None]:
         yield
     except (ConfigError, RecipeError) as error:
         raise ConfigError(f"{table.file}: {error}") from None
+
+
+def no_slot(config: Config, name: str) -> str:
+    """Why a column is left out whose slot the configuration lacks."""
+    return f"this configuration has no slot {name!r}{nearest(name, [*config.slots])}."
+
+
+def upper(clause: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return clause[:1].upper() + clause[1:]
+
+
+def _by_sentence(found: Mapping[tuple[str, str], str], columns: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Rows that a sentence is about, with their columns where it is not about all, and the sentence."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for (row, column), sentence in found.items():
+        places.setdefault(sentence, {}).setdefault(row, []).append(column)
+    for sentence, rows in places.items():
+        named = (row if len(where) == len(columns) else f"{row} ({', '.join(where)})" for row, where in rows.items())
+        yield ", ".join(named), sentence
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:

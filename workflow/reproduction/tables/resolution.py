@@ -5,7 +5,6 @@ in the configuration that no table knows are refused early. Nothing here imports
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from reproduction.reading.written import read_yaml
 from reproduction.tables.configuration import DEFAULT, Config, Slot
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import first_problem, merge
-from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError, RotquantError, nearest
-from rotquant.foundation.files import read_object
+from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
 from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.recipe import Method, Recipe, override
 from rotquant.recipes.schemes import ZeroShot
@@ -96,19 +94,6 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
         raise ConfigError(f"{where}: metric {first_problem(error)}.") from None
     except RecipeError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def site_widths(folder: Path) -> dict[str, int]:
-    """Input features of a local checkpoint's linear layers by site, from its config.json; empty if they are unknown:
-    loading the checkpoint reports why."""
-    path = folder / "config.json"
-    with suppress(CheckpointError, KeyError, TypeError, ZeroDivisionError):
-        fields = read_object(path, error=CheckpointError)
-        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
-        attention = heads * (fields.get("head_dim") or hidden // heads)
-        found = {"attention_input": hidden, "attention_output": attention, "mlp_output": fields["intermediate_size"]}
-        return found if all(isinstance(width, int) and width > 0 for width in found.values()) else {}
-    return {}
 
 
 def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> None:

@@ -210,8 +210,6 @@ class RunTableFields(Titled):
     """What the paper says about the numbers; a table of your own needs none."""
     figure: Figure | None = None
     """The figure that goes with it."""
-    optional: bool = False
-    """Whether it is left out where the configuration has none of its slots."""
     transposed: bool = False
     """Whether pages show its columns below each other and its rows side by side, as the paper prints them."""
 

@@ -74,7 +74,12 @@ def runs_report(
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         picture=None if picture == table.id else picture,
         grids=value_grids(project, table, values, bits),
-        notes=(*_footnotes(project, table, values), *([_BITS] if bits else []), *_of_prefixes(project, table)),
+        notes=(
+            *_footnotes(project, table, values),
+            *project.remarks(table),
+            *([_BITS] if bits else []),
+            *_of_prefixes(project, table),
+        ),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),

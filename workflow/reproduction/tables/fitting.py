@@ -1,0 +1,99 @@
+"""Whether a table's recipe fits the model of a slot: adapted to its sizes as presets are, or why it cannot run there.
+
+The rules are the library's (`rotquant.models.fitting`, `rotquant.weights.build.check_recipe_for`), so that tables and
+commands agree. They need a checkpoint's config.json alone; torch is imported only where a model is asked about.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reproduction.metrics.settings import Metric
+from rotquant.foundation.data import Frozen
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.hub import UNRESOLVED
+from rotquant.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rotquant.models.architectures import Architecture
+    from rotquant.models.limits import ModelLimits
+
+
+class Fitting(Frozen):
+    """A recipe as it runs on a model.
+
+    recipe: None where it cannot run there. sentence: what it became, or why it cannot; empty where it fits as it is.
+    """
+
+    recipe: Recipe | None
+    sentence: str = ""
+
+
+@functools.cache
+def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None:
+    """Layers and limits of a checkpoint; None where it is not here, whose jobs then say what does not fit.
+
+    Args:
+        place: a folder, or a hub id. digest: the checkpoint's, which has the commit of a hub id.
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: its config.json is damaged, or no adapter knows its family.
+    """
+    local = Path(place).is_dir()
+    if digest.endswith(f"@{UNRESOLVED}") or not (local or "@" in digest):
+        return None
+    from rotquant.models.architectures import architecture_of
+    from rotquant.models.checkpoints import configuration_alone
+    from rotquant.models.limits import ModelLimits
+
+    config = configuration_alone(place if local else digest)
+    return config and (architecture_of(config), ModelLimits.of(config))
+
+
+def fit(
+    recipe: Recipe, metric: Metric, model: tuple[Architecture, ModelLimits] | None, fixed: Collection[str]
+) -> Fitting:
+    """A recipe as it runs on a model and is measured there.
+
+    Args:
+        model: see `model_of`. fixed: fields of the rotation that the table's row says, which stay as they are.
+    """
+    if model is None:
+        return Fitting(recipe=recipe)
+    from rotquant.models.fitting import fitted
+    from rotquant.weights.build import check_recipe_for
+
+    architecture, limits = model
+    sentence = ""
+    try:
+        if not recipe.is_baseline:
+            recipe, sentence = fitted(recipe, architecture, fixed)
+            check_recipe_for(recipe, architecture, limits)
+        for length, what in _lengths(recipe, metric):
+            limits.check_length(length, what)
+    except RecipeError as error:
+        return Fitting(recipe=None, sentence=_reason(str(error)))
+    return Fitting(recipe=recipe, sentence=sentence)
+
+
+def _reason(sentence: str) -> str:
+    """A recipe's error without the options of a command, in whose place a slot has sizes of its own."""
+    reason, _, options = sentence.partition("; change the recipe, ")
+    if not options:
+        return sentence
+    return f"{reason}{'; set group_sizes or outlier_features of the slot' if 'group_size' in options else ''}."
+
+
+def _lengths(recipe: Recipe, metric: Any) -> Iterator[tuple[int, str]]:
+    """Lengths in tokens of the texts that are read, and what they are."""
+    if recipe.needs_calibration and recipe.calibration is not None:
+        yield recipe.calibration.sequence_length, "calibration samples"
+    for name, method in recipe.methods.items():
+        if method.own_text is not None:
+            yield method.own_text.sequence_length, f"samples of {name}"
+    with suppress(AttributeError):  # of tasks
+        yield metric.sequence_length, "windows"
