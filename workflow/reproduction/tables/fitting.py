@@ -16,6 +16,7 @@ from reproduction.metrics.settings import Metric
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.hub import UNRESOLVED
+from rotquant.models.folders import DELTA_CONFIG
 from rotquant.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None
     Raises:
         CheckpointError, UnsupportedArchitectureError: its config.json is damaged, or no adapter knows its family.
     """
-    local = Path(place).is_dir()
+    local = any((Path(place) / name).is_file() for name in ("config.json", DELTA_CONFIG))
     if digest.endswith(f"@{UNRESOLVED}") or not (local or "@" in digest):
         return None
     from rotquant.models.architectures import architecture_of
