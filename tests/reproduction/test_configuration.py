@@ -18,7 +18,8 @@ from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.hostile import LAUGHS
-from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
+from tests.helpers.models import tiny_model
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
 
 PAPER = REPOSITORY / "config/paper.yaml"
 
@@ -195,7 +196,6 @@ BAD = [
         "slots: {Llama-2-7b: {compute: false}}",
         "0.yaml: slots.Llama-2-7b.checkpoint is missing; nearest: Llama-2-7B",
     ),
-    ("slots: {Llama-2-7B: null}", "a column of a table is the unknown slot 'Llama-2-7B'; nearest: Llama-2-13B"),
     ("slots: {Llama-2-7B: {chekpoint: x}}", "slots.Llama-2-7B: unknown field 'chekpoint'; nearest: checkpoint"),
     ("slots: {Llama-2-7B: {batch_size: 0}}", "slots.Llama-2-7B.batch_size: Input should be greater than 0 (given 0)"),
     ("slots: {Llama-2-7B: {group_sizes: {a: 8}}}", "slots.Llama-2-7B.group_sizes.a: Input should be a valid integer"),
@@ -309,36 +309,47 @@ def test_a_checkpoint_that_is_not_here_may_be_named_by_its_digest(tmp_path: Path
         ),  # no hub id: models/ is here
         ({"checkpoint": "a/b/c"}, "0.yaml: slots.Llama-2-7B.checkpoint: model folder"),
         ({"checkpoint": "models"}, "0.yaml: slots.Llama-2-7B.checkpoint: "),
-        ({"group_sizes": {128: 33}}, "group size 33 of weights exceeds the 32 features of attention_input"),
-        ({}, "group size 128 of weights exceeds the 32 features of attention_input: choose 32 or fewer"),
-        (
-            {"group_sizes": {128: 60}},
-            "slots.Llama-2-7B.group_sizes and outlier_features, in table quarot_table1",
-        ),
         ({"digest": "0123456789abcdef"}, "0.yaml: slots.Llama-2-7B.digest: the digest of "),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_found_before_any_job(
+    tmp_path: Path, slot: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RotquantError) as caught:
+        expand(with_checkpoints(tmp_path), json.dumps({"slots": {"Llama-2-7B": slot}}))
+    assert sentence in str(caught.value)
+
+
+def with_checkpoints(root: Path, method: str = "quarot") -> Copy:
+    """A project whose two checkpoints have 32 features, and one row of a method next to the baseline."""
+    copy = Copy(root)
+    for name in ("small", "larger"):
+        shutil.copytree(REPOSITORY / "workflow/resources/models/rq-7b", root / "models" / name)
+        config = tiny_model(hidden_size=32, intermediate_size=64, num_heads=2).config
+        copy.write(f"models/{name}/config.json", config.to_json_string())
+    rows = [{"name": "Baseline", "method": "baseline"}, {"name": "QuaRot", "method": method}]
+    copy.set_tables({**TABLES, "tables": [{**TABLES["tables"][0], "rows": rows}]})
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("slot", "sentence"),
+    [
+        ({"group_sizes": {128: 33}}, "the group size 33 of weights and 33 of activations exceeds the inputs"),
+        ({}, "set group_sizes or outlier_features of the slot."),
         ({"outlier_features": {256: 40}}, "outliers.features is 40, but attention_input has only 32 features"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_or_does_not_fit_is_found_before_any_job(
+def test_a_row_that_does_not_fit_a_checkpoints_widths_is_told_before_any_job(
     tmp_path: Path, slot: dict[str, Any], sentence: str
 ) -> None:
-    copy = Copy(tmp_path)
-    for name in ("small", "larger"):
-        folder = tmp_path / "models" / name
-        folder.mkdir(parents=True)
-        shutil.copy(REPOSITORY / "workflow/resources/models/rq-7b/model.safetensors", folder)
-        fields = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-        (folder / "config.json").write_text(json.dumps(fields))
-    method = "quik" if "outlier_features" in slot else "quarot-128g"
-    rows = [{"name": "Baseline", "method": "baseline"}, {"name": "QuaRot", "method": method}]
-    path = tmp_path / "workflow/papers/quarot/tables.yaml"
-    tables = yaml.safe_load(path.read_text())
-    tables["tables"][0] |= {"rows": rows}
-    copy.set_tables(tables)
-    with pytest.raises(RotquantError) as caught:
-        expand(copy, json.dumps({"slots": {"Llama-2-7B": slot}}))
-    assert "slots.Llama-2-7B" in str(caught.value)
-    assert sentence in str(caught.value)
+    copy = with_checkpoints(tmp_path, "quik" if "outlier_features" in slot else "quarot-128g")
+    copy.write("0.yaml", json.dumps({"slots": {"Llama-2-7B": slot, "Llama-2-13B": {"compute": False}}}))
+    project = load_project([copy.root / "0.yaml"], root=copy.root)
+    assert {cell.row for cell in project.cells("quarot_table1")} == {"Baseline"}
+    (remark,) = project.remarks(project.table("quarot_table1"))
+    assert remark.startswith("Not possible here: QuaRot: ")
+    assert sentence in remark
 
 
 def test_single_tables_take_a_number_of_seeds_of_their_own(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tables as data: equal cells are one run, slots scale the papers' numbers, and a wrong name is one clear sentence."""
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
+from reproduction.planning.expansion import make_plan
 from reproduction.sources import load_project, sources
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import plain
+from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import merge
@@ -20,6 +23,7 @@ from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
+from tests.helpers.models import tiny_model
 from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
 
 
@@ -246,6 +250,62 @@ def test_a_slot_that_is_not_computed_drops_its_column(tmp_path: Path) -> None:
     assert {cell.column for cell in project.cells("quarot_table1")} == {"Llama-2-7B"}
 
 
+def test_a_column_without_a_slot_and_a_text_that_is_not_defined_are_left_out_in_a_sentence(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    (table,) = TABLES["tables"]
+    plain = {key: value for key, value in table.items() if key not in ("figure", "claims")}
+    of_c4 = {**plain, "id": "quarot_table3", "metrics": [{"kind": "perplexity", "corpus": "c4"}]}
+    mine = {**plain, "id": "quarot_table4", "columns": ["My model"]}
+    both = {**plain, "columns": ["Llama-2-7b", "Llama-2-13B"]}
+    project.set_tables({**TABLES, "tables": [both, of_c4, mine]})
+    plan = make_plan(load_project(root=tmp_path), "0" * 16, "0" * 16)
+    assert plan.tables.keys() == {"quarot_table1"}
+    assert plan.table("quarot_table1").remarks == (
+        "Left out: column Llama-2-7b: this configuration has no slot 'Llama-2-7b'; nearest: Llama-2-7B, Llama-2-13B.",
+    )
+    with pytest.raises(ConfigError, match=r"Baseline, QuaRot: corpus 'c4' is not defined under corpora"):
+        plan.table("quarot_table3")
+    with pytest.raises(ConfigError, match="quarot_table4: this configuration has no slot 'My model'"):
+        plan.table("quarot_table4")
+
+
+def test_a_row_is_adapted_to_a_models_sizes_and_one_that_cannot_run_there_is_known_without_weights(
+    tmp_path: Path,
+) -> None:
+    """14 heads have no Hadamard matrix: a preset goes without the transform across heads, a row that asks for it is not
+    possible, and neither is a group that is wider than the rows or a calibration text longer than the context."""
+    project = Copy(tmp_path)
+    project.write("models/small/config.json", tiny_model(hidden_size=112, num_heads=14).config.to_json_string())
+    groups = {"activations": {"granularity": "group", "group_size": 200}}
+    (table,) = TABLES["tables"]
+    rows = [
+        *table["rows"],
+        {"name": "Heads", "method": "quarot-rtn", "recipe": {"rotation": {"heads": True}}},
+        {"name": "Groups", "method": "quarot-rtn", "recipe": groups},
+        {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}},
+    ]
+    project.set_tables({**TABLES, "tables": [{**table, "columns": ["Llama-2-7B"], "rows": rows}]})
+    project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
+    loaded = load_project(root=tmp_path)
+    cells = {cell.row: cell.runs[0].recipe.rotation for cell in loaded.cells("quarot_table1")}
+    assert cells.keys() == {"Baseline", "QuaRot"}
+    assert cells["QuaRot"] == preset("quarot-rtn").rotation.model_copy(update={"heads": False})
+    impossible = loaded.expanded("quarot_table1").impossible
+    assert impossible["Heads", "Llama-2-7B"].endswith("no Hadamard matrix of size 14 (number of attention heads).")
+    assert "the group size 200 of activations exceeds" in impossible["Groups", "Llama-2-7B"]
+    assert "samples of 4096 tokens exceed the model's context" in impossible["Long", "Llama-2-7B"]
+    plan = make_plan(loaded, "0" * 16, "0" * 16)
+    remarks = plan.table("quarot_table1").remarks
+    assert [remark.partition(": this llama")[0] for remark in remarks[3:]] == ["Adapted to the model: QuaRot"]
+    assert all(remark.startswith("Not possible here: ") for remark in remarks[:3])
+    # what reads the plan asks no model, and finds the same runs
+    fits = {name: Fitting.model_validate(one) for name, one in json.loads(plan.model_dump_json())["fits"].items()}
+    again = load_project(root=tmp_path, fits=fits)
+    assert again.runs.keys() == loaded.runs.keys()
+    assert again.remarks(again.table("quarot_table1")) == loaded.remarks(loaded.table("quarot_table1"))
+
+
 ROW = ("tables", 0, "rows", 1)
 
 
@@ -262,13 +322,11 @@ ROW = ("tables", 0, "rows", 1)
             {"methods": {"spinquant": {"stepz": 3}}},
             "rows.QuaRot.recipe.methods.spinquant: unknown field 'stepz'; nearest: steps",
         ),
-        (("tables", 0, "columns"), ["Llama-2-7b", "Llama-2-13B"], "unknown slot 'Llama-2-7b'; nearest: Llama-2-7B"),
         (
             ("tables", 0, "metrics", 0, "kind"),
             "perplexty",
             "(given 'perplexty'; nearest: perplexity)",
         ),
-        (("tables", 0, "metrics", 0, "corpus"), "c4", "corpus 'c4' is not defined under corpora"),
         (
             ("tables", 0, "metrics", 0, "windows"),
             4,

@@ -214,14 +214,14 @@ class Project:
         """Sentences on cells of a table that are not possible here, and on rows that run otherwise than written."""
         expanded, columns = self.expanded(table.id), self.columns(table)
         return (
-            *(f"Not possible here: {rows}. {upper(why)}" for rows, why in _by_sentence(expanded.impossible, columns)),
-            *(f"Adapted to the model: {rows}. {upper(how)}" for rows, how in _by_sentence(expanded.adapted, columns)),
+            *(f"Not possible here: {rows}: {why}" for rows, why in _by_sentence(expanded.impossible, columns)),
+            *(f"Adapted to the model: {rows}: {how}" for rows, how in _by_sentence(expanded.adapted, columns)),
         )
 
     def lacking(self, table: RunTable) -> tuple[str, ...]:
         """Sentences on columns of a table that the configuration has no slot for."""
         slots = {column.slot: column.name for column in table.columns if column.slot not in self.config.slots}
-        return tuple(f"Left out: column {name}. {upper(no_slot(self.config, slot))}" for slot, name in slots.items())
+        return tuple(f"Left out: column {name}: {no_slot(self.config, slot)}" for slot, name in slots.items())
 
     @cached_property
     def fittings(self) -> dict[str, Fitting]:
@@ -416,11 +416,6 @@ def _in_file(table: Table) -> Iterator[None]:
 def no_slot(config: Config, name: str) -> str:
     """Why a column is left out whose slot the configuration lacks."""
     return f"this configuration has no slot {name!r}{nearest(name, [*config.slots])}."
-
-
-def upper(clause: str) -> str:
-    """A clause as the beginning of a sentence."""
-    return clause[:1].upper() + clause[1:]
 
 
 def _by_sentence(found: Mapping[tuple[str, str], str], columns: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from reproduction.claims.claims import Outcome, Shown
 from reproduction.render.meaning.sayings import Saying, clearest
+from reproduction.render.meaning.words import upper
 from reproduction.tables.checks import headline
-from reproduction.tables.project import upper
 from reproduction.words.templates import sentences
 
 TEMPLATE = "meaning/sentences.jinja"

@@ -71,6 +71,11 @@ def lower(text: str) -> str:
     return text if name else text[0].lower() + text[1:]
 
 
+def upper(text: str) -> str:
+    """A clause as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
     """A comparison of models: "a gain of 1.24 [1.11, 1.37] in perplexity (10.86 against 12.10)"."""
     effect = finding.effect
