@@ -115,7 +115,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.run.archives:unpack": ("archives of results",),
     "reproduction.planning.current:current_plan": ("places of plans",),
     "reproduction.planning.current:_content": ("places of plans",),
-    "reproduction.tables.resolution:site_widths": ("config.json",),
     "reproduction.tables.resolution:check_names": ("configuration",),
     "reproduction.run.results:read_result": ("run files",),
     "reproduction.sources:load_tables": ("tables of accuracy", "tables of settings", "tables of speed"),

@@ -322,7 +322,7 @@ class Project:
         run = Run.model_validate(data)
         return run.model_copy(update={"texts": {named(*portion): self.text(portion) for portion in run.portions}})
 
-    def _fitted(self, recipe: Recipe, metric: Metric, slot: Slot, fixed: Iterable[str]) -> Fitting:
+    def _fitted(self, recipe: Recipe, metric: Metric, slot: Slot, fixed: Collection[str]) -> Fitting:
         """A recipe as it runs on a slot's model."""
         digest = self.digest(slot.name)
         name = short_hash(
