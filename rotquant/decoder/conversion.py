@@ -202,7 +202,7 @@ class _Conversion:
         """The decoder's shape, from the transformers configuration."""
         config, shape = self.stored.config, self.architecture
         frequencies, rope_scale = _rotary_frequencies(config)
-        window = config.sliding_window if ModelLimits.of(config).windowed else None
+        window = ModelLimits.of(config).window
         return DecoderConfig(
             vocabulary=config.vocab_size,
             hidden=shape.hidden_size,

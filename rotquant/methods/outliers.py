@@ -13,7 +13,6 @@ from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.traits import TRAITS, Trait
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +31,6 @@ class OutlierFeatures(Method):
     title: ClassVar[str] = "outlier features"
     source: ClassVar[str] = "QUIK (Ashkboos et al. 2023); Atom (Zhao et al. 2023), Sec. 4.1"
     roles: ClassVar[frozenset[Role]] = frozenset({"selection"})
-    layers: ClassVar[frozenset[Trait]] = frozenset(TRAITS)
     acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     scaled: ClassVar[Mapping[str, str]] = {"features": "outlier_features"}

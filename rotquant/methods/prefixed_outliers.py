@@ -80,6 +80,11 @@ class PrefixedOutliers(Method):
         )
 
     @property
+    def prefix_tokens(self) -> int:
+        """Those that are given, or room for more than are found on any model of the paper (its Table 1)."""
+        return self.tokens or 8 if self.ids is None else len(self.ids)
+
+    @property
     def rule(self) -> dict[str, Any]:
         """How tokens are chosen, by the arguments of `rotquant.models.outlier_tokens.detect_prefix`."""
         return {name: getattr(self, name) for name in ("number", "rare", "each_layer")}
@@ -88,8 +93,7 @@ class PrefixedOutliers(Method):
 def check_model(
     settings: PrefixedOutliers, recipe: Recipe, architecture: "Architecture", limits: "ModelLimits"
 ) -> None:
-    """Raise RotquantError unless every text can stand after a prefix, and given tokens lie in the vocabulary."""
-    limits.check_prefix(1 if settings.ids is None else len(settings.ids))
+    """Raise RotquantError unless given tokens lie in the vocabulary."""
     if settings.ids is not None:
         limits.check_ids(max(settings.ids))
 

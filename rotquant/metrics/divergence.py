@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import base_model, config_of, lm_head
+from rotquant.models.architectures import base_model, lm_head, logit_cap
 from rotquant.tensors.onednn import OneDNNLinear
 
 
@@ -70,7 +70,7 @@ def float_states(model: nn.Module, windows: Tensor, batch_size: int) -> FloatSta
         for batch in windows.split(batch_size):
             parts.append(base_model(model)(input_ids=batch.to(device), use_cache=False).last_hidden_state.cpu())
             under_way.advance(len(batch))
-    cap = getattr(config_of(model), "final_logit_softcapping", None)
+    cap = logit_cap(model)
     head = lm_head(model) if cap is None else nn.Sequential(lm_head(model), _Cap(cap))
     return FloatStates(windows, torch.cat(parts), head)
 

@@ -61,6 +61,7 @@ class Site:
     norm: name of the RMSNorm that produces it; None for the `*_output` sites, and where the residual stream is read.
     features: its width.
     experts: whether each linear layer is an expert's and reads the tokens that are routed to it.
+    router: name of what reads it to choose experts; its weight is never quantized.
     """
 
     name: SiteName
@@ -68,6 +69,17 @@ class Site:
     norm: str | None
     features: int
     experts: bool = False
+    router: str | None = None
+
+    @property
+    def sharing(self) -> tuple[tuple[str, ...], ...]:
+        """The linear layers, those together that read one input: each expert reads its own tokens."""
+        return tuple((name,) for name in self.linears) if self.experts else (self.linears,)
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """All that multiplies it by a weight: the linear layers and the router."""
+        return (*self.linears, *filter(None, [self.router]))
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,9 @@ class Architecture:
     In `attention_output` and `mlp_output` stand the names of the linear layers o_proj and down_proj. Where there are
     experts, `intermediate_size` is the width of one, and gate, up and `mlp_output` are the first one's.
 
-    router: name of what reads the input of the MLP to choose experts; its weight is never quantized.
     norms: names of all RMSNorms of a layer. norm_offset: what they add to their weight before they multiply by it.
+    head_norms: whether queries and keys have an RMSNorm before RoPE, of each `head` or of `all` together;
+        head_norm_names: the norms.
     traits: what the layers have and Llama's have not.
     """
 
@@ -98,9 +111,10 @@ class Architecture:
     attention_output: str
     mlp_output: str
     attention: str = "self_attn"
-    router: str | None = None
     norms: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    head_norms: Literal["head", "all"] | None = None
+    head_norm_names: tuple[str, ...] = ()
     traits: frozenset[Trait] = frozenset()
 
     def site(self, name: str) -> Site:
@@ -115,9 +129,12 @@ class Architecture:
     @property
     def mlp_readers(self) -> tuple[Projection, ...]:
         """All that reads the input of the MLP: gate and up, or those of every expert and the router."""
-        if self.router is None:
-            return (self.gate, self.up)
-        return tuple(Projection(name) for name in (*self.site("mlp_input").linears, self.router))
+        site = self.site("mlp_input")
+        return tuple(map(Projection, site.readers)) if site.experts else (self.gate, self.up)
+
+    def up_of(self, down: str) -> Projection:
+        """The rows of up_proj whose products a down_proj reads, by its name: of experts, the same one's."""
+        return replace(self.up, name=f"{down.rpartition('.')[0]}.{self.up.name.rpartition('.')[2]}")
 
 
 def check_family(config: Mapping[str, Any]) -> None:
@@ -181,14 +198,15 @@ def architecture_of(model_or_config: nn.Module | Any) -> Architecture:
         sites=(
             Site("attention_input", qkv, attention_norm, config.hidden_size),
             Site("attention_output", (attention_output,), None, heads * head_dim),
-            Site("mlp_input", gate_up, mlp_norm, config.hidden_size, experts > 0),
+            Site("mlp_input", gate_up, mlp_norm, config.hidden_size, experts > 0, "mlp.gate" if experts else None),
             Site("mlp_output", downs, None, width, experts > 0),
         ),
         attention_output=attention_output,
         mlp_output=downs[0],
-        router=None if entry.experts is None else "mlp.gate",
         norms=tuple(filter(None, (*entry.norms, *entry.post_norms, *entry.head_norm_names))),
         norm_offset=entry.norm_offset,
+        head_norms=entry.head_norms,
+        head_norm_names=entry.head_norm_names,
         traits=entry.traits | capped,
         **projections,
     )
@@ -228,6 +246,11 @@ def final_norm(model: nn.Module) -> RMSNorm:
 def lm_head(model: nn.Module) -> nn.Linear:
     """The language-model head, weight [vocabulary, hidden]."""
     return cast("nn.Linear", model.lm_head)
+
+
+def logit_cap(model: nn.Module) -> float | None:
+    """c of a model whose logits are c tanh(x / c), x what the head gives (Gemma 2); None for every other."""
+    return getattr(config_of(model), "final_logit_softcapping", None)
 
 
 def rotary(model: nn.Module) -> RotaryEmbedding:

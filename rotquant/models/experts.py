@@ -21,9 +21,13 @@ _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<part>gate_u
 
 
 class ExpertLinear(nn.Module):
-    """A linear layer of one expert; `weight` [out, in] is a view of the stacked parameter."""
+    """A linear layer of one expert; `weight` [out, in] is a view of the stacked parameter.
+
+    routed: numbers of the tokens that it reads now, among those of the layer, int64.
+    """
 
     bias = None
+    routed: Tensor
 
     def __init__(self, experts: nn.Module, part: str, index: int) -> None:
         super().__init__()
@@ -62,6 +66,7 @@ def _run(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tenso
         if len(tokens) == 0:
             continue
         expert = experts.get_submodule(str(index))
+        expert.gate_up_proj.routed = expert.down_proj.routed = tokens
         gate, up = expert.gate_up_proj(hidden[tokens]).chunk(2, dim=-1)
         output = expert.down_proj(experts.act_fn(gate) * up)
         weighted = output * top_k_weights[tokens, choice, None]

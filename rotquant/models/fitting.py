@@ -101,14 +101,13 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
 
 
 def _check_traits(recipe: Recipe, architecture: Architecture) -> None:
-    """Raise `RecipeError` where a method is not written for what the model's layers have."""
+    """Raise `RecipeError` where what the model's layers have is nothing for a method, with its reason."""
     for method in recipe.methods.values():
-        unknown = sorted(architecture.traits - method.layers)
-        if unknown:
-            raise RecipeError(
-                f"the layers of this {architecture.family} model have {' and '.join(TRAITS[one] for one in unknown)}, "
-                f"for which {method.title} is not written: take another method, such as rtn or quarot."
-            )
+        for trait, reason in method.unsuited.items():
+            if trait in architecture.traits:
+                raise RecipeError(
+                    f"the layers of this {architecture.family} model have {TRAITS[trait]}, and {method.title} {reason}."
+                )
 
 
 def fitted(recipe: Recipe, architecture: Architecture, fixed: Collection[str] = ()) -> tuple[Recipe, str]:

@@ -5,7 +5,7 @@ Beyond its context a model computes numbers that mean nothing, without a sign of
 GPU's process.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
@@ -28,24 +28,27 @@ class ModelLimits:
     """context: largest number of tokens that a model attends over; None where its configuration does not say.
     vocabulary: number of token ids that its embedding has.
     advised: how long a text should be at most, by its tokenizer: what it was trained on, where the context is a wish.
-    windowed: whether a layer's attention sees only a window of the tokens before.
+    window: how many tokens a layer's attention sees at most, the one that looks among them; None where all see all.
+    prefix: tokens that stand before every text in the KV cache, which every token of the text must see.
     """
 
     context: int | None
     vocabulary: int
     advised: int | None = None
-    windowed: bool = False
+    window: int | None = None
+    prefix: int = 0
 
     @classmethod
-    def of(cls, config: Any, advised: int | None = None) -> "ModelLimits":
-        """The limits in a transformers configuration. A sliding window limits no text: layers hand on what lies before
-        it."""
-        return cls(_context(config), config.vocab_size, advised, _windowed(config))
+    def of(cls, config: Any, advised: int | None = None, prefix: int = 0) -> "ModelLimits":
+        """The limits in a transformers configuration. A sliding window limits a text after a prefix alone: of others
+        layers hand on what lies before it."""
+        return cls(_context(config), config.vocab_size, advised, _window(config), prefix)
 
     @property
     def _usable(self) -> int | None:
-        """The shorter of context and advised length; None where neither is known."""
-        return min((length for length in (self.context, self.advised) if length is not None), default=None)
+        """The shortest of context, advised length and what a window leaves after a prefix; None where none is known."""
+        after = self.window - self.prefix if self.prefix and self.window is not None else None
+        return min((length for length in (self.context, self.advised, after) if length is not None), default=None)
 
     def length(self, asked: int | None = None, usual: int = PAPER_LENGTH) -> int:
         """Tokens per window: as asked for; else as usual, the papers' 2048, or as context and tokenizer allow.
@@ -59,7 +62,9 @@ class ModelLimits:
         return usual if self._usable is None else min(usual, self._usable)
 
     def check_length(self, length: int, what: str) -> None:
-        """Raise `RecipeError` where `what` is of more tokens than the context."""
+        """Raise `RecipeError` where `what` is of more tokens than the context, or than a window leaves after a
+        prefix."""
+        self.check_prefix(self.prefix, length)
         if self.context is not None and length > self.context:
             raise RecipeError(
                 f"{what} of {length} tokens exceed the model's context of {self.context} tokens: use no more."
@@ -85,11 +90,12 @@ class ModelLimits:
             if text is not None:
                 self.check_length(text.sequence_length, what)
 
-    def check_prefix(self, tokens: int) -> None:
-        """Raise `RecipeError` where so many tokens cannot stand before every text: it must see them, and have room."""
-        if self.windowed:
+    def check_prefix(self, tokens: int, text: int = 1) -> None:
+        """Raise `RecipeError` where a text of so many tokens cannot stand after a prefix: it must see all of it."""
+        if tokens and self.window is not None and tokens + text > self.window:
             raise RecipeError(
-                "a prefix must be seen by every token of a text, and this model's attention has a window."
+                f"every token of a text must see the prefix, and this model's attention has a window of {self.window} "
+                f"tokens: after a prefix of {tokens} use texts of at most {max(0, self.window - tokens)}, not {text}."
             )
         if self.context is not None and tokens >= self.context:
             raise RecipeError(
@@ -106,7 +112,8 @@ class ModelLimits:
 
     def shorten(self, recipe: Recipe) -> Recipe:
         """A recipe whose texts are as long as `length` allows: what a method's defaults, the papers', become here."""
-        return Recipe.model_validate(_capped(recipe.model_dump(), self._usable)) if self._usable else recipe
+        usable = replace(self, prefix=max(self.prefix, recipe.prefix_tokens))._usable
+        return Recipe.model_validate(_capped(recipe.model_dump(), usable)) if usable else recipe
 
 
 def advised_length(model_max_length: Any) -> int | None:
@@ -169,9 +176,9 @@ def _context(config: Any) -> int | None:
     return max(positions, int(original * (rope.get("factor") or 1.0)))
 
 
-def _windowed(config: Any) -> bool:
+def _window(config: Any) -> int | None:
     kinds = getattr(config, "layer_types", None)  # without which all layers are alike
-    return "sliding_attention" in kinds if kinds else getattr(config, "sliding_window", None) is not None
+    return None if kinds and "sliding_attention" not in kinds else getattr(config, "sliding_window", None)
 
 
 def _capped(data: Any, longest: int) -> Any:

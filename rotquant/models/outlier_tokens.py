@@ -8,16 +8,17 @@ front of a text keep others from becoming one. Nothing here changes a model.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import architecture_of
+from rotquant.models.experts import ExpertLinear
 from rotquant.models.limits import ModelLimits
 from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
+from rotquant.recipes.transforms import SiteName
 
 #: PrefixQuant Sec. 5.1, its threshold eta.
 OUTLIER_RATIO = 64.0
@@ -65,10 +66,8 @@ def token_maxima(
             for both, the windows lose their last tokens.
 
     Raises:
-        RecipeError, CheckpointError: the model cannot read them, see `rotquant.models.limits`; or it has experts.
+        RecipeError, CheckpointError: the model cannot read them, see `rotquant.models.limits`.
     """
-    if "experts" in architecture_of(model).traits:
-        raise RecipeError("outlier tokens stand out at down_proj, of which experts have one each: take another model.")
     limits = ModelLimits.of(model.config)
     limits.check(windows, "windows")
     ids = torch.cat([windows.new_tensor(prefix).expand(len(windows), -1), windows], dim=1)[:, : limits.context]
@@ -79,16 +78,57 @@ def token_maxima(
 
 def _layer_maxima(stream: LayerStream, index: int, layer: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """One layer's fields of `TokenMaxima`, each [windows, tokens]; afterwards the stream is after the layer."""
-    inputs: list[Tensor] = []
-    sites = [stream.architecture.site("mlp_output")]
-    with observed_inputs(layer, sites, lambda _, x: inputs.append(x.abs().amax(dim=-1).float().cpu()), raw=True):
-        stream.advance(index)
+    (inputs,) = token_magnitudes(stream, index, layer, ["mlp_output"])
     largest, median = [], []
     for rows in stream.hidden.split(stream.batch_size):
         values = rows.abs().float()
         largest.append(values.amax(dim=-1).cpu())
         median.append(values.median(dim=-1).values.cpu())
-    return torch.cat(inputs), torch.cat(largest), torch.cat(median)
+    return inputs, torch.cat(largest), torch.cat(median)
+
+
+def token_magnitudes(stream: LayerStream, index: int, layer: nn.Module, names: Sequence[SiteName]) -> list[Tensor]:
+    """The largest |value| of each token at some sites of a layer, before online transforms, by the stream's advance.
+
+    Of experts a token has the largest of those that it is routed to.
+
+    Returns:
+        For each name float32 [windows, tokens] on the host.
+    """
+    found = {name: _Magnitudes() for name in names}
+    with ExitStack() as stack:
+        for name, magnitudes in found.items():
+            site = stream.architecture.site(name)
+            if not site.experts or site.norm is not None:
+                stack.enter_context(observed_inputs(layer, [site], magnitudes.of_site, raw=True))
+                continue
+            experts = layer.get_submodule(site.linears[0].rsplit(".", 2)[0])
+            stack.callback(experts.register_forward_pre_hook(magnitudes.begin).remove)
+            for linear in site.linears:
+                hook = layer.get_submodule(linear).register_forward_pre_hook(magnitudes.of_expert, prepend=True)
+                stack.callback(hook.remove)
+        stream.advance(index)
+    return [torch.cat(one.parts).reshape(stream.hidden.shape[:2]) for one in found.values()]
+
+
+class _Magnitudes:
+    """The largest |value| of each token that passes a site, batch by batch."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def of_site(self, _: str, x: Tensor) -> None:
+        """All tokens of a batch, [batch, tokens, features]."""
+        self.parts.append(x.abs().amax(dim=-1).float().flatten().cpu())
+
+    def begin(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """A batch whose tokens will go to experts."""
+        self.parts.append(torch.zeros(len(inputs[0])))
+
+    def of_expert(self, linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Those of the last batch that an expert reads."""
+        tokens, own = cast(ExpertLinear, linear).routed.cpu(), inputs[0].abs().amax(dim=-1).float().cpu()
+        self.parts[-1][tokens] = torch.maximum(self.parts[-1][tokens], own)
 
 
 def detect_prefix(

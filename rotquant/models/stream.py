@@ -212,7 +212,8 @@ def observed_inputs(
     Of experts it gives the inputs of one after another, [tokens, features].
 
     Args:
-        raw: whether before hooks that were there (online transforms, quantizers), and not as linear layers read it.
+        raw: whether before hooks that were there (online transforms, quantizers), and not as linear layers read it;
+            what a norm gives is then given once, before any expert.
     """
     with ExitStack() as stack:
         for site in sites:
@@ -220,8 +221,14 @@ def observed_inputs(
             def give(_: nn.Module, arguments: tuple[Any, ...], name: str = site.name) -> None:
                 receive(name, arguments[0])
 
-            for linear in site.linears if site.experts else site.linears[:1]:
-                stack.callback(layer.get_submodule(linear).register_forward_pre_hook(give, prepend=raw).remove)
+            if raw and site.norm is not None:
+                norm = layer.get_submodule(site.norm)
+                seen = norm.register_forward_hook(lambda _m, _i, x, give=give: give(_m, (x,)), prepend=True)
+                stack.callback(seen.remove)
+                continue
+            for readers in site.sharing:
+                linear = layer.get_submodule(readers[0])
+                stack.callback(linear.register_forward_pre_hook(give, prepend=raw).remove)
         yield
 
 

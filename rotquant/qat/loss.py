@@ -50,6 +50,7 @@ def cakld(
     teacher_head: Tensor,
     confidence: float,
     chunk: int | None = None,
+    cap: float | None = None,
 ) -> Divergence:
     """CAKLD of hidden states, a chunk of tokens after the other.
 
@@ -62,13 +63,14 @@ def cakld(
             of its hidden states.
         confidence: a, see `teacher_confidence`.
         chunk: tokens at once; default, by the vocabulary and the device.
+        cap: c of c tanh(x / c), by which both models' logits follow from what their heads give; None for none.
 
     Returns:
         In float32, or float64 where the student's hidden states are.
     """
     chunk = chunk or tokens_at_once(student_head)
     flat = student.flatten(0, -2), teacher.detach().flatten(0, -2)
-    return Divergence(*_CAKLD.apply(flat[0], student_head, flat[1], teacher_head.detach(), confidence, chunk))
+    return Divergence(*_CAKLD.apply(flat[0], student_head, flat[1], teacher_head.detach(), confidence, chunk, cap))
 
 
 def tokens_at_once(head: Tensor) -> int:
@@ -81,22 +83,31 @@ def logits_at_once(device: torch.device) -> int:
     return of_device(_LOGITS_AT_ONCE, device)
 
 
-def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """float32 (or float64) logits [tokens, vocabulary]; the product is of the hidden states' type."""
+def _logits(hidden: Tensor, head: Tensor, cap: float | None) -> Tensor:
+    """float32 (or float64) logits [tokens, vocabulary], capped; the product is of the hidden states' type."""
     logits = linear(hidden, head.to(hidden.dtype))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 class _CAKLD(torch.autograd.Function):
     """Confidence-aware KL divergence with its own gradient. With p and q the student's and the teacher's probabilities
     of a token and d = log p - log q:
 
-    the gradient of KL(S || T) by the student's logits is p (d - KL(S || T)), that of KL(T || S) is p - q.
+    the gradient of KL(S || T) by the student's logits z is p (d - KL(S || T)), that of KL(T || S) is p - q; where z is
+    capped at c, what the head gives has (1 - (z / c)^2) times that.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, student: Tensor, student_head: Tensor, teacher: Tensor, teacher_head: Tensor, a: float, chunk: int
+        ctx: Any,
+        student: Tensor,
+        student_head: Tensor,
+        teacher: Tensor,
+        teacher_head: Tensor,
+        a: float,
+        chunk: int,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(student.dtype, torch.float32)
         sums = torch.zeros(2, dtype=wide, device=student.device)
@@ -105,14 +116,17 @@ class _CAKLD(torch.autograd.Function):
         with torch.autocast(student.device.type, enabled=False):
             for rows in _chunks(len(student), chunk):
                 hidden = student[rows]
-                log_p = _logits(hidden, student_head).log_softmax(-1)
-                log_q = _logits(teacher[rows], teacher_head).log_softmax(-1).to(wide)
+                logits = _logits(hidden, student_head, cap)
+                log_p = logits.log_softmax(-1)
+                log_q = _logits(teacher[rows], teacher_head, cap).log_softmax(-1).to(wide)
                 p, q, d = log_p.exp(), log_q.exp(), log_p.sub_(log_q)
                 of_student = (p * d).sum(-1, keepdim=True)
                 sums += torch.stack([of_student.sum(), -(q * d).sum()])
                 if to_hidden is None and to_head is None:
                     continue
                 gradient = d.sub_(of_student).mul_(a).add_(1 - a).mul_(p).sub_(q.mul_(1 - a)).div_(len(student))
+                if cap is not None:
+                    gradient.mul_(1 - (logits / cap).square())
                 gradient = gradient.to(hidden.dtype)
                 if to_hidden is not None:
                     to_hidden[rows] = gradient @ student_head.to(hidden.dtype)
@@ -127,13 +141,15 @@ class _CAKLD(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has *gradients
         ctx: Any, gradient: Tensor, *_: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         to_hidden, to_head = (None if part is None else part * gradient.to(part) for part in ctx.saved_tensors)
-        return to_hidden, to_head, None, None, None, None
+        return to_hidden, to_head, None, None, None, None, None
 
 
 @torch.no_grad()
-def label_probabilities(hidden: Tensor, head: Tensor, ids: Tensor, chunk: int | None = None) -> Tensor:
+def label_probabilities(
+    hidden: Tensor, head: Tensor, ids: Tensor, chunk: int | None = None, cap: float | None = None
+) -> Tensor:
     """The probabilities that a model gives to the tokens that follow, [texts, tokens - 1].
 
     Their mean over all tokens of a training text is the teacher's confidence, the a of Equation 3 (Du et al. 2024,
@@ -142,28 +158,30 @@ def label_probabilities(hidden: Tensor, head: Tensor, ids: Tensor, chunk: int | 
     Args:
         hidden: last hidden states [texts, tokens, hidden]. head: weight [vocabulary, hidden].
         ids: the tokens, int64 [texts, tokens].
-        chunk: as for `cakld`.
+        chunk, cap: as for `cakld`.
     """
     states, labels = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
     found = [
-        _logits(states[rows], head).softmax(-1).gather(1, labels[rows, None])[:, 0]
+        _logits(states[rows], head, cap).softmax(-1).gather(1, labels[rows, None])[:, 0]
         for rows in _chunks(len(states), chunk or tokens_at_once(head))
     ]
     return torch.cat(found).unflatten(0, (len(ids), -1))
 
 
 @torch.no_grad()
-def largest_probabilities(hidden: Tensor, head: Tensor, chunk: int | None = None) -> Tensor:
+def largest_probabilities(
+    hidden: Tensor, head: Tensor, chunk: int | None = None, cap: float | None = None
+) -> Tensor:
     """The largest probability that a model gives to a next token, after all tokens but the last, [texts, tokens - 1].
 
     Their mean is the a of Equation 3 in BitDistiller's code (`train.py`, `cakld_steps`), which takes some ten batches.
 
     Args:
-        hidden, head, chunk: as for `label_probabilities`.
+        hidden, head, chunk, cap: as for `label_probabilities`.
     """
     states = hidden[:, :-1].flatten(0, 1)
     found = [
-        _logits(states[rows], head).softmax(-1).amax(1) for rows in _chunks(len(states), chunk or tokens_at_once(head))
+        _logits(states[rows], head, cap).softmax(-1).amax(1) for rows in _chunks(len(states), chunk or tokens_at_once(head))
     ]
     return torch.cat(found).unflatten(0, (len(hidden), -1))
 

@@ -20,6 +20,7 @@ from rotquant.models.architectures import (
     embedding,
     linear_of,
     lm_head,
+    logit_cap,
 )
 from rotquant.qat.loss import Divergence, cakld
 from rotquant.qat.quantizers import TrainableQuantizer
@@ -48,7 +49,7 @@ class Factorized:
     def __init__(self, model: nn.Module, residual: Tensor) -> None:
         self.model, self.residual = model, residual
         architecture = architecture_of(model)
-        self.writers = {architecture.attention_output, architecture.mlp_output}
+        self.writers = {architecture.attention_output, *architecture.site("mlp_output").linears}
 
     def turned(self, name: str, weight: Tensor) -> Tensor:
         """W of a linear layer's V, [out, in]."""
@@ -110,7 +111,8 @@ class Distillation(nn.Module):
         with OneDNNLinear():
             target = teacher_states(self.teacher, ids) if states is None else states
             hidden = self._hidden(ids)
-            return cakld(hidden, self._head(), target, lm_head(self.teacher).weight, self.confidence)
+            head, cap = lm_head(self.teacher).weight, logit_cap(self.teacher)
+            return cakld(hidden, self._head(), target, head, self.confidence, cap=cap)
 
     def _hidden(self, ids: Tensor) -> Tensor:
         narrow = self.narrow(ids.device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
-from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head
+from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head, logit_cap
 from rotquant.models.batches import KEPT_BYTES, kept_bytes
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import initial_rotations
@@ -182,7 +182,7 @@ class Training:
             for index, layer, hessians in stream.observed_layers(title, observe):
                 for site in architecture.sites:
                     for name in site.linears:
-                        self._start(index, name, linear_of(layer, name), hessians[site.name].matrix)
+                        self._start(index, name, linear_of(layer, name), hessians[name].matrix)
 
     @torch.no_grad()
     def _start(self, index: int, name: str, layer: nn.Linear, moment: Tensor) -> None:
@@ -257,7 +257,12 @@ class Training:
             ids = own[part].to(device)
             hidden = teacher_states(teacher, ids)
             largest = self.settings.confidence == "largest"
-            values = largest_probabilities(hidden, head) if largest else label_probabilities(hidden, head, ids)
+            cap = logit_cap(teacher)
+            values = (
+                largest_probabilities(hidden, head, cap=cap)
+                if largest
+                else label_probabilities(hidden, head, ids, cap=cap)
+            )
             found = values.sum(1, dtype=torch.float64)
             total += (found * counted[: len(part)].to(found)).sum()
             counted = counted[len(part) :]

@@ -70,7 +70,8 @@ def _continue(
     tokens, cache = [prompts], None
     device = embedding(model).weight.device
     for known in range(prompts.shape[1], length):
-        output = model(input_ids=tokens[-1].to(device), past_key_values=cache, use_cache=True)
+        inputs = {"input_ids": tokens[-1].to(device), "past_key_values": cache, "use_cache": True}
+        output = model(**inputs, logits_to_keep=1)  # of a whole prompt they would be gigabytes
         cache, logits = output.past_key_values, output.logits[:, -1].float().cpu()
         drawn = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         tokens.append(torch.where(known < greedy, logits.argmax(-1, keepdim=True), drawn))

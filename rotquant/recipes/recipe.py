@@ -76,8 +76,6 @@ class Method(Frozen):
     acts_at_run_time: whether its module has `runtime` or `attach`.
     clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
     quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
-    layers: what a model's layers may have that Llama's have not; of models whose layers have more it is refused. Leave
-        `head_norms` out where it scales queries or keys by feature, which their norms undo.
     """
 
     name: ClassVar[str]
@@ -95,7 +93,6 @@ class Method(Frozen):
     acts_at_run_time: ClassVar[bool] = False
     quantized_inputs: ClassVar[bool] = False
     clipping: ClassVar[str | None] = None
-    layers: ClassVar[frozenset[Trait]] = frozenset({"head_norms"})
 
     @classmethod
     def defect(cls) -> str | None:
@@ -142,6 +139,19 @@ class Method(Frozen):
         scheme = recipe.activations
         if scheme is not None and not (scheme.dynamic or scheme.symmetric):
             raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
+
+    @property
+    def unsuited(self) -> Mapping[Trait, str]:
+        """What a model's layers may have that makes the method senseless or impossible, each with the mathematical
+        reason, the end of a sentence; a model whose layers have it is refused. What is refused for sizes or settings is
+        `check_model`'s business."""
+        return {}
+
+    @property
+    def prefix_tokens(self) -> int:
+        """How many tokens it puts before every text at most, or as many as there is room for where it finds out; 0
+        without the role `prefix`."""
+        return 0
 
     @property
     def sees_quantizers(self) -> bool:
@@ -343,6 +353,17 @@ class Recipe(Frozen):
         """Texts that methods read in addition to the calibration text while weights are made, by their names."""
         makers = (method for method in self.methods.values() if method is not self.learner)
         return {method.name: method.own_text for method in makers if method.own_text is not None}
+
+    @property
+    def prefix_tokens(self) -> int:
+        """How many tokens a method puts before every text, at most; 0 where none does."""
+        return sum(method.prefix_tokens for method in self.methods.values())
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text that is read while weights are made."""
+        texts = [*self.own_texts.values(), *filter(None, [self.calibration])]
+        return max((text.sequence_length for text in texts), default=1)
 
     @property
     def outlier_features(self) -> int:

@@ -199,6 +199,8 @@ def check_recipe_for(recipe: Recipe, architecture: Architecture, limits: ModelLi
     """
     check_fits(recipe, architecture)
     check_widths(recipe, {site.name: site.features for site in architecture.sites})
+    if recipe.prefix_tokens:
+        limits.check_prefix(recipe.prefix_tokens, recipe.longest_text)
     for method in recipe.methods.values():
         hooks(method).check_model(method, recipe, architecture, limits)
     for what in ("keys", "values"):

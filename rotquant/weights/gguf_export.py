@@ -117,7 +117,7 @@ def _check(recipe: Recipe, config: Any) -> None:
             f"{config.model_type} models are not written as GGUF here, only {', '.join(ARCHITECTURES)}: export with "
             "--format plain, and let llama.cpp convert it."
         )
-    if ModelLimits.of(config).windowed:
+    if ModelLimits.of(config).window is not None:
         raise RecipeError(
             f"the attention of this model has a sliding window, which llama.cpp has not for its architecture "
             f"{ARCHITECTURES[config.model_type]}: export with --format plain."

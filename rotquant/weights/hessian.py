@@ -3,15 +3,14 @@
 For a layer with inputs X the weight error dW is measured by its output, tr(dW H dW^T) with H = X^T X.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.models.architectures import Architecture, linear_of
-from rotquant.models.stream import observed_inputs
 from rotquant.tensors.onednn import linear
 
 
@@ -48,13 +47,31 @@ class Hessian:
 
 
 @contextmanager
-def observed_hessians(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Hessian]]:
-    """While open, a decoder layer that runs adds what each site's linear layers read, by the site's name."""
+def observed_hessians(
+    layer: nn.Module, architecture: Architecture, receive: Callable[[str, Tensor], object] | None = None
+) -> Iterator[dict[str, Hessian]]:
+    """While open, a decoder layer that runs adds what each linear layer reads, by its name.
+
+    Those that read one input share a Hessian; an expert has its own, of the tokens that are routed to it.
+
+    Args:
+        receive: gets the same inputs, with the name of the linear layer, or of the first of those that share them.
+    """
     hessians: dict[str, Hessian] = {}
-    for site in architecture.sites:
-        weight = linear_of(layer, site.linears[0]).weight
-        hessians[site.name] = Hessian(site.features, weight.device, torch.promote_types(weight.dtype, torch.float32))
-    with observed_inputs(layer, architecture.sites, lambda site, x: hessians[site].add(x)):
+    with ExitStack() as stack:
+        for site in architecture.sites:
+            for readers in site.sharing:
+                module = linear_of(layer, readers[0])
+                dtype = torch.promote_types(module.weight.dtype, torch.float32)
+                found = Hessian(site.features, module.weight.device, dtype)
+                hessians |= dict.fromkeys(readers, found)
+
+                def seen(_: nn.Module, inputs: tuple[Tensor, ...], name: str = readers[0]) -> None:
+                    hessians[name].add(inputs[0])
+                    if receive is not None:
+                        receive(name, inputs[0])
+
+                stack.callback(module.register_forward_pre_hook(seen).remove)
         yield hessians
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.awq import AWQ
 from rotquant.methods.awq import activation_aware_scaling as awq
-from rotquant.methods.awq.activation_aware_scaling import Inputs, clip_ratios, producer, scale_site, search_scale
+from rotquant.methods.awq.activation_aware_scaling import Inputs, clip_ratios, search_scale
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.equivalent import InPlace, divide_norm, divide_rows, producers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.presets import preset
@@ -60,7 +61,7 @@ def reference_scale(weight, x, scheme, grid):
 @settings(max_examples=20)
 def test_the_scale_is_the_one_with_the_least_output_error(scheme, seed):
     weight, x = layer_problem(seed)
-    found = search_scale(weight, inputs_of(x), scheme, grid=20)
+    found = search_scale([(weight, inputs_of(x))], scheme, grid=20)
     torch.testing.assert_close(found, reference_scale(weight, x, scheme, 20), rtol=1e-12, atol=0)
 
 
@@ -86,7 +87,7 @@ def test_every_clip_ratio_is_the_one_with_the_least_error_of_its_elements(scheme
 def test_dead_features_get_a_finite_positive_scale():
     weight, x = layer_problem(1)
     x[:, 2] = 0
-    scale = search_scale(weight, inputs_of(x), CHANNEL, grid=20)
+    scale = search_scale([(weight, inputs_of(x))], CHANNEL, grid=20)
     assert torch.isfinite(scale).all()
     assert (scale > 0).all()
 
@@ -97,11 +98,13 @@ def scaled_places(model, transforms=()):
     generator = torch.Generator().manual_seed(0)
     for layer in decoder_layers(model):
         for site in architecture.sites:
-            before = None if site.norm else producer(architecture, site, transforms)
-            if site.norm or before:
-                factors = torch.exp(torch.randn(site.features, generator=generator, dtype=torch.float64))
-                scale_site(layer, site, before, factors)
-                places.add(site.name)
+            factors = torch.exp(torch.randn(site.features, generator=generator, dtype=torch.float64))
+            before = producers(architecture, site, transforms) or {}
+            if site.norm:
+                divide_norm(InPlace(layer), architecture, site, factors)
+            for name, projection in before.items():
+                divide_rows(InPlace(layer), projection, [name], factors)
+            places |= {site.name} if site.norm or before else set()
     return places
 
 
@@ -147,7 +150,7 @@ def test_the_search_sees_the_inputs_of_the_full_precision_model():
             with torch.no_grad():
                 reference(SAMPLES)
             hook.remove()
-            inputs[site.name] = inputs_of(torch.cat(seen))
+            inputs |= dict.fromkeys(site.linears, inputs_of(torch.cat(seen)))
         untouched = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
         expected = awq.quantize_layer(layer, architecture, inputs, AWQ.of(RECIPE), RECIPE.rounded.scheme, ())
         for name, weight in weights[index].items():

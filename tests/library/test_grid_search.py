@@ -12,7 +12,7 @@ from rotquant.methods.grid_scales import GridScales
 from rotquant.methods.grid_scales.static_scale_search import attention_weights, best_factors
 from rotquant.methods.grid_weights import GridWeights
 from rotquant.models.architectures import architecture_of, decoder_layers
-from rotquant.models.simulation.queries import observed_queries
+from rotquant.models.simulation.queries import Scores, observed_queries
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, hook_site, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
@@ -122,7 +122,7 @@ def test_attention_weights_are_those_that_attention_computes_with() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         q[None], k[None].repeat_interleave(2, 1), v[None].repeat_interleave(2, 1), attn_mask=mask
     )[0]
-    found = attention_weights(q, k, before=2, causal=True) @ v.unsqueeze(1)
+    found = attention_weights(q, k, before=2, causal=True, rule=Scores(8**-0.5)) @ v.unsqueeze(1)
     torch.testing.assert_close(found.flatten(0, 1), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_the_scale_of_a_head_is_the_one_of_least_error_by_what_it_is_judged(what
     found = build_weights(model, None, static(settings.model_dump()), 0, SAMPLES, progress=False).state.static
     seen: list[tuple[Tensor, ...]] = []
     stream = capture_layer_inputs(model, SAMPLES[:3])
-    with observed_queries(model, lambda *parts: seen.append(parts)):
+    with observed_queries(model, lambda *parts: seen.append(parts[:3])):
         list(stream.outputs(0))
     query, key, value = (torch.cat(parts) for parts in zip(*seen, strict=True))
     x, scheme = (key if what == "keys" else value), QuantizationScheme.model_validate(HEADS)
@@ -222,7 +222,7 @@ def test_averaged_ranges_are_moving_averages_of_each_features_maxima_over_the_sa
     linear = decoder_layers(model)[0].mlp.down_proj
     hook = linear.register_forward_pre_hook(lambda _, x: inputs.append(x[0]), prepend=True)
     stream = capture_layer_inputs(model, SAMPLES[:3])
-    with observed_queries(model, lambda *parts: attention.append(parts)):
+    with observed_queries(model, lambda *parts: attention.append(parts[:3])):
         list(stream.outputs(0))
     hook.remove()
     _, keys, values = (torch.cat(parts) for parts in zip(*attention, strict=True))

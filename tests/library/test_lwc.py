@@ -54,7 +54,7 @@ def first_block(model: torch.nn.Module, tokens: torch.Tensor) -> tuple[DecoderBl
 @torch.no_grad()
 def error(block: DecoderBlock, learned: LearnedTransformation, hidden: torch.Tensor, targets: torch.Tensor) -> float:
     """Of the output of the block with clipped and rounded weights."""
-    parameters = exact_parameters(block.layer)
+    parameters = exact_parameters(block.layer, block.architecture)
     rounded = quantized_parameters(parameters, block.architecture, WEIGHTS, learned, block.rotary_dim)
     return float((block.map(rounded, hidden, 8) - targets).square().mean())
 
@@ -65,7 +65,7 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
     for seed in range(3):
         model = outlier_model(seed=seed)
         block, hidden = first_block(model, tiny_tokens(8, seed=seed))
-        parameters = exact_parameters(block.layer)
+        parameters = exact_parameters(block.layer, block.architecture)
         targets = block.map(parameters, hidden, 8)
         learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
         settings = LearnedClipping(steps=60, batch_size=4, learning_rate=0.1)
@@ -80,7 +80,7 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
 def test_the_weights_are_those_that_were_clipped_by_what_was_learned() -> None:
     model = outlier_model()
     block, hidden = first_block(model, tiny_tokens(8))
-    parameters = {name: value.clone() for name, value in exact_parameters(block.layer).items()}
+    parameters = {name: value.clone() for name, value in exact_parameters(block.layer, block.architecture).items()}
     learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
     settings = LearnedClipping(steps=24, batch_size=4, learning_rate=0.1)
     train(block, parameters, learned, hidden, block.map(parameters, hidden, 8), WEIGHTS, BlockTraining.of(settings), 0)
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
 def test_a_loss_that_is_not_finite_is_reported() -> None:
     model = tiny_model()
     block, hidden = first_block(model, tiny_tokens(4))
-    parameters = exact_parameters(block.layer)
+    parameters = exact_parameters(block.layer, block.architecture)
     learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
     training = BlockTraining.of(LearnedClipping(steps=2))
     with pytest.raises(RotquantError, match=r"a block of LWC is nan after 0 steps: lower methods\.lwc\.learning_rate"):

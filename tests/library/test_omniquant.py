@@ -8,8 +8,9 @@ import torch
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.omniquant import block_reconstruction as omniquant
-from rotquant.methods.omniquant.block_reconstruction import DecoderBlock, clipped_qparams, rotary_pairs, transformed
+from rotquant.methods.omniquant.block_reconstruction import DecoderBlock, clipped_qparams, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.equivalent import rotary_pairs
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs

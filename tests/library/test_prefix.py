@@ -140,8 +140,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     with pytest.raises(RecipeError, match="a prefix of 3 tokens leaves no room for a text"):
         wrap(short, RuntimeQuantization(prefix=compute_prefix(short, IDS)))
     windowed = tiny_model(**AWKWARD["mistral"])
-    with pytest.raises(RecipeError, match="this model's attention has a window"):
-        wrap(windowed, RuntimeQuantization(prefix=compute_prefix(windowed, IDS)))
+    with (
+        wrap(windowed, RuntimeQuantization(prefix=compute_prefix(windowed, IDS))),
+        pytest.raises(RecipeError, match="a window of 6 tokens: after a prefix of 3 use texts of at most 3, not 4"),
+    ):
+        windowed(tiny_tokens(1, 4), use_cache=False)
     long = tiny_model(**AWKWARD["phi-3-longrope"] | {"sliding_window": None})
     with (
         wrap(long, RuntimeQuantization(prefix=compute_prefix(long, IDS))),

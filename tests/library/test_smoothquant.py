@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rotquant.methods.smoothquant import SmoothQuant
-from rotquant.methods.smoothquant.scaling import SMALLEST, smooth, smooth_site, smoothing_scale, weight_maxima
+from rotquant.methods.smoothquant.scaling import SMALLEST, smooth, smoothing_scale, weight_maxima
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.equivalent import InPlace, divide_norm
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs
@@ -114,11 +115,12 @@ def test_smoothing_lowers_the_4_bit_error_of_a_linear_layer_with_outlier_channel
     before = quantized_error()
     maxima = site_maxima(model, tokens)[0][site.name]
     weights = weight_maxima(layer.get_submodule(name) for name in site.linears)
-    smooth_site(layer, site, smoothing_scale(maxima, weights, 0.5))
+    divide_norm(InPlace(layer), architecture_of(model), site, smoothing_scale(maxima, weights, 0.5).double())
     assert quantized_error() < 0.7 * before
 
 
 def test_a_site_without_norm_cannot_be_smoothed():
     model = tiny_model()
+    layer, architecture = decoder_layers(model)[0], architecture_of(model)
     with pytest.raises(ValueError, match="mlp_output has no norm"):
-        smooth_site(decoder_layers(model)[0], architecture_of(model).site("mlp_output"), torch.ones(96))
+        divide_norm(InPlace(layer), architecture, architecture.site("mlp_output"), torch.ones(96))

@@ -6,7 +6,7 @@ function never changes before rounding. Errors are exact sums over the calibrati
 measures them through the whole attention or MLP block, and clips by a sample of the tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.methods.awq import AWQ
-from rotquant.methods.smoothquant.scaling import smooth_site
-from rotquant.models.architectures import Architecture, Projection, Site, linear_of
-from rotquant.models.rotation.fusing import fuse_inverse
+from rotquant.models.architectures import Architecture, linear_of
+from rotquant.models.equivalent import InPlace, divide_norm, divide_rows, held_scale, producers
 from rotquant.models.simulation.runtime import wrap
-from rotquant.models.stream import observed_inputs
-from rotquant.models.transforms import scaling
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.recipes.transforms import Transform, at_site
+from rotquant.recipes.transforms import Transform
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.grid_search import search_grid
@@ -38,44 +35,57 @@ SMALLEST_CLIP = 0.5
 
 @dataclass(frozen=True)
 class Inputs:
-    """Statistics of a site's input X [tokens, features] that the search uses.
+    """Statistics of a linear layer's input X [tokens, features] that the search uses.
 
-    magnitude: mean |x| of each feature, [features]. moment: X^T X, [features, features].
+    magnitude: mean |x| of each feature, [features]. moment: X^T X, [features, features]. tokens: how many.
     """
 
     magnitude: Tensor
     moment: Tensor
+    tokens: int = 1
 
     def divided(self, scale: Tensor) -> "Inputs":
         """Return the statistics of X / s."""
-        return Inputs(self.magnitude / scale, self.moment / torch.outer(scale, scale))
+        return Inputs(self.magnitude / scale, self.moment / torch.outer(scale, scale), self.tokens)
 
 
-def search_scale(weight: Tensor, inputs: Inputs, scheme: QuantizationScheme, grid: int) -> Tensor:
+def search_scale(readers: Sequence[tuple[Tensor, Inputs]], scheme: QuantizationScheme, grid: int) -> Tensor:
     """The s = mean|x|^alpha with the least error of round(W diag(s)) diag(s)^-1 X (Eqs. 4-5).
 
     Each candidate is divided by sqrt(max s min s), as in the authors' code. alpha = 0 leaves the weight as it is.
 
     Args:
-        weight: of all linear layers that read the input, stacked, [out, in], float32 or float64.
-        inputs: of the site, of the same type.
+        readers: weights [out, in], float32 or float64, that share the scale, each with what it reads, of its type:
+            an expert reads the tokens that are routed to it.
         scheme: of granularity channel or group.
         grid: alpha is one of 0, 1/grid, ..., 1 - 1/grid; of equally good ones the first wins.
 
     Returns:
         s, positive, [in].
     """
+    magnitude = mean_magnitude([inputs for _, inputs in readers])
 
     def candidates() -> Iterator[Tensor]:
         for step in range(grid):
-            scale = inputs.magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
+            scale = magnitude.clamp(min=SMALLEST_SCALE) ** (step / grid)
             yield (scale / (scale.max() * scale.min()).sqrt()).clamp(min=SMALLEST_SCALE)
 
     def error(scale: Tensor) -> Tensor:
-        difference = fake_quantize(weight * scale, scheme) / scale - weight
-        return output_error(difference, inputs.moment).sum()
+        total = scale.new_zeros(())
+        for weight, inputs in readers:
+            difference = fake_quantize(weight * scale, scheme) / scale - weight
+            total = total + output_error(difference, inputs.moment).sum()
+        return total
 
     return search_grid(candidates(), error)[0]
+
+
+def mean_magnitude(inputs: Sequence[Inputs]) -> Tensor:
+    """Mean |x| over all that several linear layers read, [features]."""
+    if len(inputs) == 1:
+        return inputs[0].magnitude
+    total = torch.stack([one.magnitude * one.tokens for one in inputs]).sum(dim=0)
+    return total / max(1, sum(one.tokens for one in inputs))
 
 
 def clip_ratios(grid: int) -> list[float]:
@@ -83,52 +93,21 @@ def clip_ratios(grid: int) -> list[float]:
     return [1 - step / grid for step in range(grid) if step / grid < 1 - SMALLEST_CLIP]
 
 
-def producer(architecture: Architecture, site: Site, transforms: tuple[Transform, ...]) -> Projection | None:
-    """The projection whose output rows a site without norm reads feature by feature, or None.
-
-    o_proj reads v_proj's where every query head has a value head of its own (as in the authors' code), down_proj
-    reads up_proj's (times the activated gate). An online transform in between mixes the features.
-    """
-    shared = site.name == "attention_output" and architecture.num_heads != architecture.num_kv_heads
-    if shared or at_site(transforms, site.name):
-        return None
-    return architecture.value if site.name == "attention_output" else architecture.up
-
-
-@torch.no_grad()
-def scale_site(layer: nn.Module, site: Site, before: Projection | None, scale: Tensor) -> None:
-    """Fold x / s into the norm or the projection before a site, and W diag(s) into its linear layers, in place.
-
-    Args:
-        layer: a decoder layer.
-        before: `producer` of a site without norm.
-        scale: positive, [features].
-    """
-    if before is None:
-        smooth_site(layer, site, scale)
-        return
-    linear, rows = linear_of(layer, before.name), slice(*(before.rows or (None,)))
-    scale = scale.to(linear.weight.device, torch.float64)
-    linear.weight[rows] = (linear.weight[rows].double() / scale.unsqueeze(1)).to(linear.weight.dtype)
-    if linear.bias is not None:
-        linear.bias[rows] = (linear.bias[rows].double() / scale).to(linear.bias.dtype)
-    fuse_inverse(layer, site, scaling(site.name, scale))
-
-
 @contextmanager
 def observed(layer: nn.Module, architecture: Architecture) -> Iterator[dict[str, Inputs]]:
-    """While open, measure what each site of a layer reads; complete, by site name, when the block is left."""
+    """While open, measure what each linear layer reads; complete, by its name, when the block is left."""
     totals: dict[str, Tensor] = {}
     found: dict[str, Inputs] = {}
 
-    def update(site: str, x: Tensor) -> None:
-        magnitude = x.flatten(0, -2).abs().sum(0, dtype=hessians[site].matrix.dtype)
-        totals[site] = totals[site] + magnitude if site in totals else magnitude
+    def update(name: str, x: Tensor) -> None:
+        totals[name] = totals.get(name, 0) + x.flatten(0, -2).abs().sum(0, dtype=hessians[name].matrix.dtype)
 
-    with observed_hessians(layer, architecture) as hessians, observed_inputs(layer, architecture.sites, update):
+    with observed_hessians(layer, architecture, update) as hessians:
         yield found
-    for name, hessian in hessians.items():
-        found[name] = Inputs(totals[name] / hessian.tokens, hessian.matrix)
+    for readers in (names for site in architecture.sites for names in site.sharing):
+        hessian = hessians[readers[0]]
+        magnitude = totals.get(readers[0], torch.zeros_like(hessian.matrix[0])) / max(1, hessian.tokens)
+        found |= dict.fromkeys(readers, Inputs(magnitude, hessian.matrix, hessian.tokens))
 
 
 @torch.no_grad()
@@ -143,24 +122,36 @@ def quantize_layer(
     """Scale, clip and round one decoder layer, in place; its integer weights by name.
 
     Args:
-        inputs: of every site, by name.
+        inputs: of every linear layer, by name.
         scheme: of the weights. transforms: of the model.
     """
-    inputs = dict(inputs)
+    inputs, parameters = dict(inputs), InPlace(layer)
+
+    def searched(sharing: Iterable[Sequence[str]]) -> Tensor:
+        """Search the scale of what linear layers read, given those that read one input together."""
+        readers = [(torch.cat([linear_of(layer, name).weight for name in names]), names[0]) for names in sharing]
+        known = [(weight.to(inputs[name].moment.dtype), inputs[name]) for weight, name in readers]
+        return search_scale(known, scheme, settings.grid)
+
+    def divided(sharing: Iterable[Sequence[str]], scale: Tensor) -> None:
+        for names in sharing:
+            scaled = inputs[names[0]].divided(scale.to(inputs[names[0]].moment))
+            inputs.update(dict.fromkeys(names, scaled))
+
     for site in architecture.sites:
-        before = None if site.norm is not None else producer(architecture, site, transforms)
-        if site.norm is None and before is None:
-            continue
-        stacked = torch.cat([linear_of(layer, name).weight for name in site.linears])
-        known = inputs[site.name]
-        scale = search_scale(stacked.to(known.moment.dtype), known, scheme, settings.grid)
-        scale_site(layer, site, before, scale)
-        inputs[site.name] = known.divided(scale)
+        if site.norm is not None:
+            scale = held_scale(layer, architecture, site, searched(site.sharing))
+            divide_norm(parameters, architecture, site, scale)
+            divided(site.sharing, scale)
+        for name, before in (producers(architecture, site, transforms) or {}).items():
+            scale = searched([[name]])
+            divide_rows(parameters, before, [name], scale.double())
+            divided([[name]], scale)
     weights, ratios = {}, clip_ratios(settings.grid)
     unclipped = {architecture.query.name, architecture.key.name}  # their error counts by attention scores, not outputs
     for site in architecture.sites:
         for name in site.linears:
-            parameter, moment = linear_of(layer, name).weight, inputs[site.name].moment
+            parameter, moment = linear_of(layer, name).weight, inputs[name].moment
             weight = parameter.to(moment.dtype)
             clips = settings.clip_search and name not in unclipped
             ratio = search_ratios(weight, moment, scheme, ratios) if clips else None

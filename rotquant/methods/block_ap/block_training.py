@@ -19,6 +19,7 @@ from rotquant.methods.block_ap import BlockAP
 from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
 from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
+from rotquant.models.experts import stack_experts
 from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
@@ -136,9 +137,9 @@ def start(
             ratios = settings.weights.ratios(scheme)
             qparams = {
                 name: choose_qparams(weight, scheme, search_ratios(weight, hessian, scheme, ratios))
-                for site in context.architecture.sites
-                for hessian in [hessians[site.name].matrix.to(exact)]
-                for name in site.linears
+                for names in (names for site in context.architecture.sites for names in site.sharing)
+                for hessian in [hessians[names[0]].matrix.to(exact)]
+                for name in names
                 for weight in [weights[name]]
             }
         static = search.of_layer(index) if context.recipe.has_static_scales else {}
@@ -171,6 +172,7 @@ def block_output(
     for name, weight in learned.weights.items():
         parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name), dtype)
     parameters |= {f"{name}.weight": gain.to(dtype) for name, gain in learned.norms.items()}
+    stack_experts(parameters)
     output = functional_call(layer, parameters, (hidden.to(dtype),), as_type(dict(kwargs), dtype))
     return output[0] if isinstance(output, tuple) else output
 

@@ -3,11 +3,13 @@
 `activation_errors`, `greedy_prefix_search` and `prefix_tuning` have the mathematics.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.traits import Trait
 
 
 class CushionCache(Method):
@@ -56,6 +58,21 @@ class CushionCache(Method):
     """Weight of a sample's summed quantization error relative to the cross entropy of its tokens (lambda, Eq. 11)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Added to the run's seed it draws the texts of the search and the order of the samples."""
+
+    @property
+    def prefix_tokens(self) -> int:
+        """The longest prompt."""
+        return self.max_tokens
+
+    @property
+    def unsuited(self) -> Mapping[Trait, str]:
+        """Experts, unless errors are those of blocks."""
+        if self.measured == "blocks":
+            return {}
+        return {
+            "experts": "sums errors of inputs by text, while an expert's input has single tokens of all texts: set "
+            "methods.cushioncache.measured to blocks"
+        }
 
     def check(self, recipe: Recipe) -> None:
         """Activations are quantized."""

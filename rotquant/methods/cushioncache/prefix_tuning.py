@@ -110,8 +110,7 @@ def frozen(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_model(settings: CushionCache, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
-    """Raise RotquantError unless every text can stand after the prefix."""
-    limits.check_prefix(1)
+    """Raise RotquantError unless a text can stand after the longest prefix."""
     if limits.context is not None and limits.context <= settings.max_tokens + 1:
         raise RecipeError(
             f"a prefix of {settings.max_tokens} tokens leaves no room for a text in the model's context of "

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.methods.awq.activation_aware_scaling import producer, scale_site
 from rotquant.methods.duquant import DuQuant
 from rotquant.methods.duquant.rotation_and_permutation import find_transform
 from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
+from rotquant.models.equivalent import InPlace, divide_norm, divide_rows, held_scale, producers
 from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap
@@ -75,7 +75,7 @@ def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dic
     """Divide what sites read by SmoothQuant's scales (its Eq. 4) and multiply their weights by them, in place.
 
     A norm, v_proj or up_proj before a site takes the division, as in the authors' code. Where query heads share value
-    heads, nothing before o_proj can.
+    heads, nothing before o_proj can, and where there is no norm, nothing before q_proj or gate_proj.
 
     Returns:
         The scales by which inputs are still to be divided, [features] by layer and site, on the host, of a type of at
@@ -91,21 +91,24 @@ def smooth(context: QuantizationContext, settings: DuQuant, alpha: float) -> dic
             scales[site.name] = smoothing_scale(activations, weights, alpha).clamp(min=SMALLEST_SCALE)
         for site in architecture.sites:
             scale = scales[site.name]
-            if _divides_online(settings, architecture, site.name):
+            if _divides_online(settings, architecture, site):
                 scale = scale.to("cpu", torch.promote_types(context.model.dtype, torch.float32))
                 online[index, site.name] = scale
                 fuse_inverse(layer, site, scaling(site.name, scale))
-            else:
-                scale_site(layer, site, None if site.norm else producer(architecture, site, ()), scale)
+            elif site.norm is not None:
+                divide_norm(InPlace(layer), architecture, site, held_scale(layer, architecture, site, scale))
+            for name, before in (producers(architecture, site) or {}).items():
+                divide_rows(InPlace(layer), before, [name], scale.double())
     return online
 
 
 def _weight_maxima(layer: nn.Module, architecture: Architecture, site: Site, settings: DuQuant) -> Tensor:
     """max |w| of each input feature over the linear layers that read a site, or over q_proj or up_proj alone."""
     if settings.smoothed_by == "query_up" and site.norm is not None:
-        projection = architecture.query if site.name == "attention_input" else architecture.up
-        weight = linear_of(layer, projection.name).weight
-        return weight[slice(*(projection.rows or (None,)))].detach().abs().amax(dim=0)
+        downs = architecture.site("mlp_output").linears
+        ups = [architecture.query] if site.name == "attention_input" else map(architecture.up_of, downs)
+        rows = [linear_of(layer, one.name).weight[slice(*(one.rows or (None,)))].detach().abs() for one in ups]
+        return torch.cat(rows).amax(dim=0)
     return weight_maxima(linear_of(layer, name) for name in site.linears)
 
 
@@ -126,7 +129,10 @@ def _inputs(stream: LayerStream, index: int, site: Site) -> list[Tensor]:
         stays = tokens * x.shape[1] * x.element_size() <= room
         pieces.append(x if stays else x.cpu())
 
-    stream.feed(index, site, receive)
+    if site.experts:
+        stream.feed_experts(index, site, lambda _, x: receive(x))
+    else:
+        stream.feed(index, site, receive)
     return pieces
 
 
@@ -145,15 +151,15 @@ def tensors(settings: DuQuant, architecture: Architecture) -> Mapping[str, tuple
         shapes[f"{site.name}.rotations"] = (layers, settings.permutations + 1, blocks, size, size)
         if settings.permutations:
             shapes[f"{site.name}.permutations"] = (layers, settings.permutations, site.features)
-        if _divides_online(settings, architecture, site.name):
+        if _divides_online(settings, architecture, site):
             shapes[f"{site.name}.scale"] = (layers, site.features)
     return shapes
 
 
-def _divides_online(settings: DuQuant, architecture: Architecture, site: str) -> bool:
-    """Whether smoothing divides a site's input as the model runs: o_proj's where query heads share value heads."""
-    shared = architecture.num_heads != architecture.num_kv_heads
-    return settings.alpha is not None and shared and site == "attention_output"
+def _divides_online(settings: DuQuant, architecture: Architecture, site: Site) -> bool:
+    """Whether smoothing divides a site's input as the model runs, since nothing before it can: o_proj's where query
+    heads share value heads, and what linear layers read of the residual stream itself."""
+    return settings.alpha is not None and site.norm is None and producers(architecture, site) is None
 
 
 def runtime(settings: DuQuant, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]) -> RuntimeQuantization:

@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.traits import TRAITS, Trait
 
 
 class GPTQ(Method):
@@ -17,7 +16,6 @@ class GPTQ(Method):
     source: ClassVar[str] = "Frantar et al. 2022, Eqs. 2-3"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
     calibrates: ClassVar[bool] = True
-    layers: ClassVar[frozenset[Trait]] = frozenset(TRAITS)
 
     block_size: Annotated[int, Field(gt=0)] = 128
     """Columns that are corrected together before the others are."""

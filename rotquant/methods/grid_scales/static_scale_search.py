@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rotquant.methods.grid_scales import GridScales
-from rotquant.models.simulation.queries import observed_queries
+from rotquant.models.simulation.queries import Scores, observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
@@ -37,18 +37,24 @@ def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: GridS
     return search_grid(((centre + shift).clamp(max=1) for shift in shifts), cost, (centre, least))[0]
 
 
-def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool) -> Tensor:
-    """softmax(Q K^T / sqrt(head_dim)) of one sequence, [kv heads, queries of one, tokens, before + tokens], float32.
+def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool, rule: Scores) -> Tensor:
+    """softmax of one sequence's scores, [kv heads, queries of one, tokens, before + tokens], float32.
 
     Args:
         queries: [heads, tokens, head_dim]. keys: [kv heads, before + tokens, head_dim].
         before: how many keys, the first ones, every query sees.
-        causal: whether a query sees of the others only those up to its own.
+        causal: whether a query sees of the others only those up to its own, and in the layer's window.
+        rule: what the layer makes of q k^T.
     """
     scores = queries.unflatten(0, (len(keys), -1)).float() @ keys.unsqueeze(1).transpose(-1, -2).float()
-    scores = scores / keys.shape[-1] ** 0.5
+    scores = scores * rule.scaling
+    if rule.cap is not None:
+        scores = rule.cap * torch.tanh(scores / rule.cap)
     if causal:
-        unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(before + 1)
+        everything = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        unseen = everything.triu(before + 1)
+        if rule.window is not None:
+            unseen |= everything.tril(before - rule.window)
         scores = scores.masked_fill_(unseen, -torch.inf)
     return scores.softmax(-1)
 
@@ -69,7 +75,7 @@ class ScaleSearch:
     @torch.no_grad()
     def of_layer(self, index: int) -> dict[str, QParams]:
         """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
-        attention: list[tuple[Tensor, Tensor, Tensor]] = []
+        attention: list[tuple[Tensor, Tensor, Tensor, Scores]] = []
         averaged = self.settings.ranges == "average"
         with (
             wrap(self.context.model, self.context.online),
@@ -124,7 +130,7 @@ class ScaleSearch:
         name: str,
         scheme: QuantizationScheme,
         covering: QParams,
-        attention: Sequence[tuple[Tensor, Tensor, Tensor]],
+        attention: Sequence[tuple[Tensor, Tensor, Tensor, Scores]],
         factors: Tensor,
     ) -> Tensor:
         """Cost, in summed squares, of factors [kv heads, 1, 1, 1] of the scales of keys or values, in the factors'
@@ -133,20 +139,20 @@ class ScaleSearch:
         before = 0 if self.context.online.prefix is None else self.context.online.prefix.tokens
         total = torch.zeros(len(factors), dtype=torch.float32, device=factors.device)
         judged, chain = getattr(self.settings, name), self.cache.chain(index, name)
-        for queries, keys, values in attention:
+        for queries, keys, values, rule in attention:
             x = chain((keys if name == "keys" else values)[:, :, before:])
             rounded = fake_quantize(x, scheme, qparams)
             if judged == "own":
                 total += (rounded - x).float().square().sum(dim=(0, 2, 3))
                 continue
             for row in range(len(keys)):
-                weights = attention_weights(queries[row], keys[row], before, self.settings.causal)
+                weights = attention_weights(queries[row], keys[row], before, self.settings.causal, rule)
                 if name == "values":
                     change = weights[..., before:] @ chain.inverse(rounded - x)[row].unsqueeze(1).float()
                 else:
                     text = chain.inverse(rounded[row])
                     seen = torch.cat([keys[row, :, :before], text], dim=1)
-                    change = attention_weights(queries[row], seen, before, self.settings.causal) - weights
+                    change = attention_weights(queries[row], seen, before, self.settings.causal, rule) - weights
                     if judged == "outputs":
                         change = change @ values[row].unsqueeze(1).float()
                 total += change.square().sum(dim=(1, 2, 3))

@@ -14,8 +14,16 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from rotquant.methods.llm_qat import LLMQAT
-from rotquant.models.architectures import Architecture, architecture_of, base_model, config_of, embedding
+from rotquant.models.architectures import (
+    Architecture,
+    architecture_of,
+    config_of,
+    decoder_layers,
+    embedding,
+    linear_of,
+)
 from rotquant.models.batches import shuffled_batches
+from rotquant.models.experts import stack_experts
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
@@ -68,13 +76,14 @@ def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
 
 def quantized_weights(model: nn.Module, scheme: QuantizationScheme) -> dict[str, Tensor]:
     """The weights of every decoder layer's linear layers, rounded to nearest, by full name; differentiable."""
-    prefix = f"{model.base_model_prefix}.layers"
-    names = [
-        f"{prefix}.{index}.{linear}.weight"
-        for index in range(len(base_model(model).layers))
-        for linear in architecture_of(model).linears
-    ]
-    return {name: fake_quantize(model.get_parameter(name), scheme) for name in names}
+    prefix, names = f"{model.base_model_prefix}.layers", architecture_of(model).linears
+    weights = {
+        f"{prefix}.{index}.{name}.weight": fake_quantize(linear_of(layer, name).weight, scheme)
+        for index, layer in enumerate(decoder_layers(model))
+        for name in names
+    }
+    stack_experts(weights)
+    return weights
 
 
 def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:

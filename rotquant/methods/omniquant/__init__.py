@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.traits import Trait
 
 
 class OmniQuant(Method):
@@ -18,7 +17,6 @@ class OmniQuant(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     acts_at_run_time: ClassVar[bool] = True
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
-    layers: ClassVar[frozenset[Trait]] = frozenset()
     calibrates: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
     quantized_inputs: ClassVar[bool] = True

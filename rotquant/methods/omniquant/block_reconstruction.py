@@ -15,8 +15,18 @@ from torch.func import functional_call
 
 from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.smoothquant.scaling import smoothing_scale
-from rotquant.models.architectures import Architecture, Projection
+from rotquant.models.architectures import Architecture, linear_of
 from rotquant.models.batches import shuffled_batches
+from rotquant.models.equivalent import (
+    divide_norm,
+    divide_values,
+    held_scale,
+    key_scales,
+    per_kv_head,
+    rotary_pairs,
+    scale_keys,
+)
+from rotquant.models.experts import stack_experts, stacked_names
 from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import Handle, wrap
 from rotquant.models.statistics import observe
@@ -44,7 +54,8 @@ class LearnedTransformation:
     """Trainable tensors of one block; every tensor is a leaf with gradient.
 
     scales: the s of LET by place. `attention_input` and `mlp_input` [hidden] divide a norm's output; `value`
-        [kv heads, head_dim] divides v_proj's output; `query_key` [kv heads, pairs] divides queries and multiplies keys.
+        [kv heads, head_dim] divides v_proj's output; `query_key` [`key_scales`, pairs] divides queries and multiplies
+        keys.
     clipping: for each linear layer the logits of gamma and beta, LWC's shares of the largest and the smallest weight,
         of the shape of the weight's scales.
     """
@@ -96,48 +107,13 @@ def transformed(
     result = dict(parameters)
     for site in architecture.sites:
         if site.norm is not None and site.name in scales:
-            result[f"{site.norm}.weight"] = result[f"{site.norm}.weight"] / scales[site.name]
-            for name in site.linears:
-                result[f"{name}.weight"] = result[f"{name}.weight"] * scales[site.name]
+            divide_norm(result, architecture, site, scales[site.name])
     if "value" in scales:
-        scale_outputs(result, architecture.value, 1 / scales["value"].flatten())
-        readers = per_query_head(scales["value"], architecture)
-        result[f"{architecture.attention_output}.weight"] = result[f"{architecture.attention_output}.weight"] * readers
+        divide_values(result, architecture, scales["value"])
     if "query_key" in scales:
-        channels = scales["query_key"][:, rotary_pairs(architecture.head_dim, rotary_dim, scales["query_key"].device)]
-        scale_outputs(result, architecture.query, 1 / per_query_head(channels, architecture))
-        scale_outputs(result, architecture.key, channels.flatten())
+        pairs = rotary_pairs(architecture.head_dim, rotary_dim, scales["query_key"].device)
+        scale_keys(result, architecture, scales["query_key"][:, pairs])
     return result
-
-
-def scale_outputs(parameters: dict[str, Tensor], projection: Projection, factor: Tensor) -> None:
-    """Multiply the outputs of a projection (rows of its weight and bias) by `factor` [rows]; replaces dict entries."""
-    for name in (f"{projection.name}.weight", f"{projection.name}.bias"):
-        if name not in parameters:
-            continue
-        value = parameters[name]
-        column = factor if value.ndim == 1 else factor.unsqueeze(-1)
-        if projection.rows is None:
-            parameters[name] = value * column
-        else:
-            start, stop = projection.rows
-            parameters[name] = torch.cat([value[:start], value[start:stop] * column, value[stop:]])
-
-
-def per_query_head(scale: Tensor, architecture: Architecture) -> Tensor:
-    """[kv heads, head_dim] repeated for the query heads that share a kv head: [heads * head_dim]."""
-    return scale.repeat_interleave(architecture.num_heads // architecture.num_kv_heads, dim=0).flatten()
-
-
-def rotary_pairs(head_dim: int, rotary_dim: int, device: torch.device | str = "cpu") -> Tensor:
-    """Index of the scale of each dimension of a head: one for the two that RoPE turns into each other, int64
-    [head_dim].
-
-    RoPE mixes dimensions i and i + rotary_dim / 2, so only a scale that both share commutes with it.
-    """
-    channels = torch.arange(head_dim, device=device)
-    half = rotary_dim // 2
-    return torch.where(channels < rotary_dim, channels % half, channels - half)
 
 
 def initial(
@@ -146,7 +122,8 @@ def initial(
     """Where training starts: LET at SmoothQuant's scales (ones between queries and keys), LWC at 0.98 of the range.
 
     Between v_proj and o_proj a scale is shared by the query heads of one kv head; it is left out where an online
-    transform across heads stands between the two (QuaRot stage 1c), which does not commute with it.
+    transform across heads stands between the two (QuaRot stage 1c), which does not commute with it. Where linear layers
+    read the residual stream as it is (OLMo2) no norm can take a scale.
 
     Args:
         parameters: of one decoder layer, by name.
@@ -165,9 +142,8 @@ def initial(
             continue
         name = "value" if site.name == "attention_output" else site.name
         scales[name] = smoothing_scale(activations, weights, OmniQuant.of(recipe).smoothing_alpha)
-    like = next(iter(scales.values()))
-    pairs = architecture.head_dim - rotary_dim // 2
-    scales["query_key"] = like.new_ones(architecture.num_kv_heads, pairs)
+    like = parameters[f"{architecture.attention_output}.weight"]
+    scales["query_key"] = like.new_ones(key_scales(architecture), architecture.head_dim - rotary_dim // 2)
     scales = {name: scale.clamp(min=SMALLEST_SCALE).requires_grad_() for name, scale in scales.items()}
     return LearnedTransformation(scales, initial_clipping(parameters, architecture.linears, recipe.rounded.scheme))
 
@@ -182,11 +158,6 @@ def initial_clipping(
         logits = weight.new_full(choose_qparams(weight, scheme).scale.shape, INITIAL_CLIPPING)
         clipping[name] = (logits.clone().requires_grad_(), logits.requires_grad_())
     return clipping
-
-
-def per_kv_head(features: Tensor, architecture: Architecture) -> Tensor:
-    """Largest over the query heads that share a kv head: [heads * head_dim] -> [kv heads, head_dim]."""
-    return features.view(architecture.num_kv_heads, -1, architecture.head_dim).amax(dim=1)
 
 
 def quantized_parameters(
@@ -223,7 +194,9 @@ class DecoderBlock:
 
     def __call__(self, parameters: Parameters, hidden: Tensor) -> Tensor:
         """The layer's output [batch, tokens, hidden] with `parameters` in place of its own."""
-        output = functional_call(self.layer, dict(parameters), (hidden,), dict(self.kwargs))
+        own = dict(parameters)
+        stack_experts(own)
+        output = functional_call(self.layer, own, (hidden,), dict(self.kwargs))
         return output[0] if isinstance(output, tuple) else output
 
     def map(self, parameters: Parameters, inputs: Tensor, batch_size: int) -> Tensor:
@@ -309,9 +282,14 @@ def fuse(block: DecoderBlock, learned: LearnedTransformation, scheme: Quantizati
     For a float32 model they are exactly what training saw last; a half-precision model stores transformed parameters
     rounded to its type, and scales and codes are taken from those.
     """
-    stored = dict(block.layer.named_parameters())
-    parameters = exact_parameters(block.layer)
-    for name, value in transformed(parameters, block.architecture, learned.scales, block.rotary_dim).items():
+    layer, architecture, stored = block.layer, block.architecture, named_parameters(block.layer, block.architecture)
+    held = {
+        site.name: held_scale(layer, architecture, site, learned.scales[site.name]).to(learned.scales[site.name])
+        for site in architecture.sites
+        if site.norm is not None and site.name in learned.scales
+    }
+    parameters = exact_parameters(layer, architecture)
+    for name, value in transformed(parameters, architecture, learned.scales | held, block.rotary_dim).items():
         stored[name].copy_(value)
     weights = {}
     for name, (upper, lower) in learned.clipping.items():
@@ -327,9 +305,16 @@ def _exact(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
 
 
-def exact_parameters(layer: nn.Module) -> dict[str, Tensor]:
-    """A decoder layer's parameters by name, in at least float32, outside the graph."""
-    return {name: _exact(parameter) for name, parameter in layer.named_parameters()}
+def named_parameters(layer: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
+    """A decoder layer's parameters by name, of experts each linear layer's own part of what is stacked."""
+    parameters: dict[str, Tensor] = {f"{name}.weight": linear_of(layer, name).weight for name in architecture.linears}
+    stacked = stacked_names(parameters)
+    return parameters | {name: one for name, one in layer.named_parameters() if name not in stacked - set(parameters)}
+
+
+def exact_parameters(layer: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
+    """The same in at least float32, outside the graph."""
+    return {name: _exact(parameter) for name, parameter in named_parameters(layer, architecture).items()}
 
 
 def quantize_blocks(
@@ -355,7 +340,7 @@ def quantize_blocks(
     for index, layer in stream.layers(training.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
         block = DecoderBlock(layer, context.architecture, as_type(stream.kwargs[index], exact))
-        parameters = exact_parameters(layer)
+        parameters = exact_parameters(layer, context.architecture)
         with wrap(context.model, context.online), observe(layer, context.architecture, "max") as maxima:
             clean = block.map(parameters, clean, stream.batch_size)
         learned = start(block, parameters, maxima)
@@ -364,7 +349,7 @@ def quantize_blocks(
                 hooks(method).attach(method, context.model, recipe, handle)
             train(block, parameters, learned, noisy, clean, scheme, training, context.seed + index)
             weights = fuse(block, learned, scheme)
-            noisy = block.map(exact_parameters(layer), noisy, stream.batch_size)
+            noisy = block.map(exact_parameters(layer, context.architecture), noisy, stream.batch_size)
         yield weights
 
 

@@ -47,6 +47,11 @@ class QFeP(Method):
         return ", ".join([*prefix, *modules])
 
     @property
+    def prefix_tokens(self) -> int:
+        """BOS, a context and the token with the spike."""
+        return 3 if self.prefix else 0
+
+    @property
     def acts_beyond_quantizers(self) -> bool:
         """A prefix does; which inputs are not quantized is the quantizers' matter."""
         return self.prefix

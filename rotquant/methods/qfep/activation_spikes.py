@@ -15,9 +15,10 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.methods.qfep import QFeP
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.limits import ModelLimits
+from rotquant.models.outlier_tokens import token_magnitudes
 from rotquant.models.simulation.prefix import compute_prefix, stored_prefix, stored_shapes, stored_tensors
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import LayerStream, capture_layer_inputs, observed_inputs
+from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.transforms import SiteName
 from rotquant.weights.context import QuantizationContext
@@ -84,23 +85,10 @@ def token_scales(
     stream = capture_layer_inputs(model, windows, device)
     found = []
     for index, layer in stream.layers("activation spikes"):
-        found.append(_layer_scales(stream, index, layer))
+        found.append(torch.stack(token_magnitudes(stream, index, layer, SITES)))
         if index == last:
             break
     return torch.stack(found)
-
-
-def _layer_scales(stream: LayerStream, index: int, layer: nn.Module) -> Tensor:
-    """One layer's part of `token_scales`, [sites, windows, tokens]; afterwards the stream is after the layer."""
-    inputs: dict[str, list[Tensor]] = {name: [] for name in SITES}
-    sites = [stream.architecture.site(name) for name in SITES]
-
-    def keep(site: str, x: Tensor) -> None:
-        inputs[site].append(x.abs().amax(dim=-1).float().cpu())
-
-    with observed_inputs(layer, sites, keep, raw=True):
-        stream.advance(index)
-    return torch.stack([torch.cat(parts) for parts in inputs.values()])
 
 
 def spiking(found: Spikes, ratio: float) -> list[tuple[int, int]]:
@@ -150,9 +138,7 @@ def frequent_tokens(text: Tensor, number: int) -> list[int]:
 
 
 def check_model(settings: QFeP, recipe: Recipe, architecture: Architecture, limits: ModelLimits) -> None:
-    """Raise RotquantError unless every text can stand after the prefix."""
-    if settings.prefix:
-        limits.check_prefix(1)
+    """Raise RotquantError unless the texts that are tried fit the context."""
     if settings.prefix and limits.context is not None and limits.context <= 2 * TOKENS - 1:
         raise RecipeError(f"qfep tries texts of {2 * TOKENS - 1} tokens, which leave no room in the model's context.")
 

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import ROTATION_FIELDS
-from rotquant.recipes.traits import Trait
 from rotquant.recipes.transforms import at_site
 
 
@@ -26,7 +25,6 @@ class QoQ(Method):
     source: ClassVar[str] = "Lin et al. 2024 (QServe), Sec. 4, Eqs. 3-4"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
-    layers: ClassVar[frozenset[Trait]] = frozenset()
     calibrates: ClassVar[bool] = True
 
     attention_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rotquant.methods.qoq import QoQ
 from rotquant.methods.qoq.progressive import QuantizationGrid, choose_grid
-from rotquant.methods.qoq.smoothing import attention_scale, smooth_attention, smooth_output
+from rotquant.methods.qoq.smoothing import smooth_attention, smooth_output
 from rotquant.models.architectures import Architecture, Site, linear_of
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.runtime import wrap
@@ -41,7 +41,7 @@ _BLOCK = 128
 class LayerStats:
     """Statistics of a decoder layer on calibration text.
 
-    maxima: max |x| of each site's features, by name. moments: X^T X, [features, features], likewise.
+    maxima: max |x| of each site's features, by name. moments: X^T X of what each linear layer reads, by name.
     keys: max |k| of each dimension after RoPE, [kv heads, head_dim].
     attention: the attention block's inputs, [batch, tokens, hidden] each, and with what else it was called.
     """
@@ -92,7 +92,9 @@ def watched(layer: nn.Module, architecture: Architecture, keep: bool, home: torc
             yield stats
     finally:
         hook.remove()
-    stats.moments |= {name: hessian.matrix for name, hessian in hessians.items()}
+    for site in architecture.sites:
+        found = {name: hessians[name] for name in site.linears}
+        stats.moments |= {name: one.shrunk() if site.experts else one.matrix for name, one in found.items()}
 
 
 def salience_order(maxima: Tensor, site: Site, architecture: Architecture) -> Tensor:
@@ -210,15 +212,15 @@ def smooth_layer(
         rotary_dim: how many dimensions of a head RoPE turns.
 
     Returns:
-        X^T X of every site afterwards, by name.
+        X^T X of what every linear layer reads afterwards, by name.
     """
     moments = dict(stats.moments)
     if settings.attention_alpha:
-        smooth_attention(layer, architecture, attention_scale(stats.keys, settings.attention_alpha, rotary_dim))
-    for name in settings.smoothed:
-        site = architecture.site(name)
-        scale = smooth_output(layer, architecture, site, stats.maxima[name], settings.output_alpha)
-        moments[name] = (moments[name] / torch.outer(scale, scale)).to(moments[name].dtype)
+        smooth_attention(layer, architecture, stats.keys, settings.attention_alpha, rotary_dim)
+    for place in settings.smoothed:
+        scales = smooth_output(layer, architecture, architecture.site(place), stats.maxima[place], settings.output_alpha)
+        for name, scale in scales.items():
+            moments[name] = (moments[name] / torch.outer(scale, scale)).to(moments[name].dtype)
     return moments
 
 
@@ -226,7 +228,7 @@ def smooth_layer(
 class Rounder:
     """State of one call of `quantize_layer` after the smoothing: a layer whose weights are still of full precision.
 
-    moments: X^T X by site. orders: the features' by site, where they are ordered.
+    moments: X^T X by linear layer. orders: the features' by site, where they are ordered.
     """
 
     layer: nn.Module
@@ -239,7 +241,7 @@ class Rounder:
 
     def quantized(self, site: Site, name: str) -> QuantizedWeight:
         """Clip and round one weight of a site."""
-        weight, moment, order = linear_of(self.layer, name).weight, self.moments[site.name], self.orders.get(site.name)
+        weight, moment, order = linear_of(self.layer, name).weight, self.moments[name], self.orders.get(site.name)
         weight = weight.to(moment.dtype)
         if order is not None:
             weight, moment = weight[:, order], moment[order[:, None], order]

@@ -1,14 +1,23 @@
 """QoQ's equivalent transformations: SmoothAttention (QServe Sec. 4.2) and smoothed block outputs (Sec. 4.3.2).
 
-Both are folded into weights and biases, in place, and never change the function; nothing is quantized here. Query heads
-that share a key-value head share its scales.
+Both are folded into weights, biases and gains of norms, in place, and never change the function; nothing is quantized
+here. Query heads that share a key-value head share its scales, and heads that share a norm's gain share theirs.
 """
 
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.omniquant.block_reconstruction import per_kv_head, per_query_head, rotary_pairs
-from rotquant.models.architectures import Architecture, Projection, Site, linear_of
+from rotquant.models.architectures import Architecture, Site, linear_of
+from rotquant.models.equivalent import (
+    InPlace,
+    divide_rows,
+    divide_values,
+    key_scales,
+    per_kv_head,
+    per_query_head,
+    rotary_pairs,
+    scale_keys,
+)
 
 
 def attention_scale(maxima: Tensor, alpha: float, rotary_dim: int) -> Tensor:
@@ -41,18 +50,22 @@ def _usable(scale: Tensor) -> Tensor:
     return torch.where(torch.isfinite(scale) & (scale > 0), scale, torch.ones_like(scale))
 
 
-def smooth_attention(layer: nn.Module, architecture: Architecture, scale: Tensor) -> None:
-    """K / lambda and Q lambda by the rows of k_proj and q_proj, with their biases.
+@torch.no_grad()
+def smooth_attention(layer: nn.Module, architecture: Architecture, maxima: Tensor, alpha: float, rotary: int) -> None:
+    """K / lambda and Q lambda: in k_proj and q_proj with their biases, or in the gains of their norms.
 
     Args:
         layer: a decoder layer.
-        scale: lambda of `attention_scale`.
+        maxima, alpha: as for `attention_scale`. rotary: how many dimensions of a head RoPE turns.
     """
-    scale_rows(layer, architecture.key, 1 / scale.double().flatten())
-    scale_rows(layer, architecture.query, per_query_head(scale.double(), architecture))
+    largest = maxima.amax(dim=0, keepdim=True) if key_scales(architecture) == 1 else maxima
+    scale_keys(InPlace(layer), architecture, 1 / attention_scale(largest, alpha, rotary).double())
 
 
-def smooth_output(layer: nn.Module, architecture: Architecture, site: Site, maxima: Tensor, alpha: float) -> Tensor:
+@torch.no_grad()
+def smooth_output(
+    layer: nn.Module, architecture: Architecture, site: Site, maxima: Tensor, alpha: float
+) -> dict[str, Tensor]:
     """Divide what o_proj or down_proj reads, in v_proj or up_proj, and multiply the weight that reads it.
 
     Args:
@@ -61,28 +74,16 @@ def smooth_output(layer: nn.Module, architecture: Architecture, site: Site, maxi
         maxima: max |x| of its features over calibration tokens, [features].
 
     Returns:
-        By what the site's features were divided, float64 [features].
+        By what the features were divided that each linear layer reads, float64 [features].
     """
-    weight = linear_of(layer, site.linears[0]).weight
-    largest, read = maxima.double(), weight.detach().double().abs().amax(dim=0)
-    if site.name == "mlp_output":
-        scale = rows = output_scale(largest, read, alpha)
-        before = architecture.up
-    else:
-        largest, read = (per_kv_head(features, architecture) for features in (largest, read))
-        rows = output_scale(largest, read, alpha)
-        scale, before = per_query_head(rows, architecture), architecture.value
-    scale_rows(layer, before, 1 / rows.flatten())
-    with torch.no_grad():
-        weight.copy_(weight.double() * scale)
-    return scale
-
-
-@torch.no_grad()
-def scale_rows(layer: nn.Module, projection: Projection, factor: Tensor) -> None:
-    """Multiply the outputs of a projection, rows of its weight and bias, by `factor` [rows], in place."""
-    linear, rows = linear_of(layer, projection.name), slice(*(projection.rows or (None,)))
-    factor = factor.to(linear.weight.device, torch.float64)
-    linear.weight[rows] = (linear.weight[rows].double() * factor.unsqueeze(1)).to(linear.weight.dtype)
-    if linear.bias is not None:
-        linear.bias[rows] = (linear.bias[rows].double() * factor).to(linear.bias.dtype)
+    found, parameters = {}, InPlace(layer)
+    for name in site.linears:
+        largest, read = maxima.double(), linear_of(layer, name).weight.detach().double().abs().amax(dim=0)
+        if site.name == "mlp_output":
+            found[name] = output_scale(largest, read, alpha)
+            divide_rows(parameters, architecture.up_of(name), [name], found[name])
+        else:
+            heads = output_scale(*(per_kv_head(features, architecture) for features in (largest, read)), alpha)
+            divide_values(parameters, architecture, heads)
+            found[name] = per_query_head(heads, architecture)
+    return found

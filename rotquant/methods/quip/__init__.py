@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.traits import TRAITS, Trait
 
 
 class QuIP(Method):
@@ -19,7 +18,6 @@ class QuIP(Method):
     title: ClassVar[str] = "QuIP#"
     source: ClassVar[str] = "Tseng et al. 2024, Secs. 3 and 4.1-4.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
-    layers: ClassVar[frozenset[Trait]] = frozenset(TRAITS)
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "lattice"
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True

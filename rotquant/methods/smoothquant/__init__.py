@@ -1,10 +1,12 @@
 """SmoothQuant as a method of a recipe: its setting and its place among the phases; `scaling` has the mathematics."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.traits import Trait
 
 
 class SmoothQuant(Method):
@@ -20,6 +22,14 @@ class SmoothQuant(Method):
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """How much of the difficulty goes from activations to weights. The paper finds 0.5 for OPT and BLOOM (Sec. 4); its
     authors' repository has 0.85 for Llama-2-7B, 13B and Llama-3, 0.9 for Llama-2-70B and 0.8 for Mistral-7B."""
+
+    @property
+    def unsuited(self) -> Mapping[Trait, str]:
+        """Layers without norms before them."""
+        return {
+            "bare_inputs": "moves difficulty into weights by dividing what those norms give, so that nothing is left to "
+            "it: take duquant, whose division acts online"
+        }
 
     def describe(self, recipe: Recipe) -> str:
         return f"smoothing alpha {self.alpha:g}"

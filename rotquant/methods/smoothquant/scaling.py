@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.methods.smoothquant import SmoothQuant
-from rotquant.models.architectures import Site, architecture_of, decoder_layers, linear_of, norm_of
-from rotquant.models.rotation.fusing import fuse_inverse
-from rotquant.models.transforms import scaling
+from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
+from rotquant.models.equivalent import InPlace, divide_norm, held_scale
 from rotquant.weights.context import QuantizationContext
 
 #: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
@@ -37,26 +36,6 @@ def weight_maxima(linears: Iterable[nn.Linear]) -> Tensor:
 
 
 @torch.no_grad()
-def smooth_site(layer: nn.Module, site: Site, scale: Tensor) -> None:
-    """Fold x / s into the norm before the site and s * W into every linear layer that reads it, in place.
-
-    Args:
-        layer: a decoder layer.
-        site: an input site with a norm.
-        scale: s of Eq. 3, positive, [features].
-
-    Raises:
-        ValueError: when no norm precedes the site, so that the division has no place to go.
-    """
-    if site.norm is None:
-        raise ValueError(f"site {site.name} has no norm that could absorb the smoothing scale")
-    norm = norm_of(layer, site).weight
-    scale = scale.to(device=norm.device, dtype=torch.float64)
-    chain = scaling(site.name, scale)
-    norm.copy_(chain(norm.double()))
-    fuse_inverse(layer, site, chain)
-
-
 def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[str, Tensor]]) -> None:
     """Smooth every site that a norm feeds, in place; the model's logits stay what they were.
 
@@ -65,12 +44,13 @@ def smooth(model: nn.Module, smoothing: SmoothQuant, maxima: Sequence[Mapping[st
         smoothing: the migration strength.
         maxima: for each decoder layer, max |x| per feature by site name (`statistics.collect_statistics`).
     """
-    sites = [site for site in architecture_of(model).sites if site.norm is not None]
+    architecture = architecture_of(model)
+    sites = [site for site in architecture.sites if site.norm is not None]
     for layer, layer_maxima in zip(decoder_layers(model), maxima, strict=True):
         for site in sites:
             weights = weight_maxima(linear_of(layer, name) for name in site.linears).double()
-            activations = layer_maxima[site.name].to(weights)
-            smooth_site(layer, site, smoothing_scale(activations, weights, smoothing.alpha))
+            scale = smoothing_scale(layer_maxima[site.name].to(weights), weights, smoothing.alpha)
+            divide_norm(InPlace(layer), architecture, site, held_scale(layer, architecture, site, scale))
 
 
 def apply(settings: SmoothQuant, context: QuantizationContext) -> None:

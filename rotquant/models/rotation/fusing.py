@@ -41,8 +41,11 @@ _BLOCK_ELEMENTS = 2**26
 
 @torch.no_grad()
 def fuse_inverse(layer: nn.Module, site: Site, chain: Chain) -> None:
-    """Give the weights that read a site the inverse of what transforms its input, in place; products are float64."""
-    for name in site.linears:
+    """Give the weights that read a site the inverse of what transforms its input, in place; products are float64.
+
+    A router reads what a norm gives too, and is no expert's input.
+    """
+    for name in site.readers:
         weight = linear_of(layer, name).weight
         weight.copy_(chain.of_weight(weight.double()))
 

@@ -124,4 +124,4 @@ def check_prefix(model: nn.Module, prefix: Prefix) -> None:
         found = tuple(getattr(prefix, name).shape)
         if found != shape:
             raise RecipeError(f"the prefix has {name} of shape {found}, not {shape}: compute it by this model.")
-    ModelLimits.of(model.config).check_prefix(prefix.tokens)
+    ModelLimits.of(model.config).check_prefix(prefix.tokens)  # and of each text when it comes

@@ -22,6 +22,7 @@ from rotquant.models.architectures import (
     short_rope_tokens,
 )
 from rotquant.models.fitting import check_transforms
+from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
 from rotquant.models.simulation.prefix import Prefix, check_prefix
 from rotquant.models.transforms import Chain, check_tensors, of_layer
@@ -247,6 +248,8 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
     training, gradient checkpointing, a decoder layer called by itself) gets a `TransientCache`.
     """
 
+    limits = ModelLimits.of(cast(Any, model).config)
+
     def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if use_cache is None:
@@ -255,6 +258,9 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         if cache is None and not use_cache and prefix is None:
             return args, kwargs
         _check_rope(module, args, kwargs, 0 if prefix is None else prefix.tokens)
+        if prefix is not None and prefix.tokens:
+            known = 0 if cache is None else cache.get_seq_length()  # padding too: a window counts places
+            limits.check_prefix(prefix.tokens, known + _text(args, kwargs).shape[1])
         kept = cache is not None or use_cache
         cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix)
         shifted = {} if prefix is None else _after_prefix(prefix, args, kwargs, cache)
