@@ -61,7 +61,7 @@ from rotquant.text.digests import text_digest
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.reading import load_compressed, quantization_of
-from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, save_quantized
+from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, prefix_tokens, save_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -269,9 +269,9 @@ def limits_of(path: str | Path) -> ModelLimits:
     if is_decoder_folder(path):
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
-    if quantization_of(path) is not None:
-        return ModelLimits.of(load_config(Path(path), quantized=True), advised)
-    return ModelLimits.of(config_of(path), advised)
+    prefix = prefix_tokens(path) if is_quantized_folder(path) else 0
+    config = load_config(Path(path), quantized=True) if quantization_of(path) is not None else config_of(path)
+    return ModelLimits.of(config, advised, prefix)
 
 
 def fit(checkpoint: str | Path, recipe: Recipe, fixed: Collection[str] = ()) -> tuple[Recipe, str]:
@@ -312,7 +312,8 @@ def perplexity(
         CorpusError: the text cannot be read or is shorter than one window.
     """
     if metric is None:
-        length = ModelLimits.of(model.network.config, advised_length(model.tokenizer.model_max_length)).length()
+        advised = advised_length(model.tokenizer.model_max_length)
+        length = ModelLimits.of(model.network.config, advised, model.recipe.prefix_tokens).length()
         metric = Perplexity(corpus=(corpus or MODULES).name, sequence_length=length)
     spec = _corpus(metric.corpus, corpus)
     text = load_text(spec, metric.split) if text is None else text

@@ -4,19 +4,17 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
-from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import find_method
-from rotquant.recipes.registry import method_names
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.schemes import ROTATION_FIELDS, RotationScheme
 from rotquant.recipes.traits import TRAITS
 
 
-@answers({"families": "by name: each rotation, methods, convert, export, and what its layers have"})
+@answers({"families": "by name: rotations, methods with what each does there or why not, convert, export, layers"})
 def families(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint, folder or hub id, to ask for its own sizes.")
@@ -37,38 +35,70 @@ def families(
         from rotquant.models.checkpoints import config_of
 
     configs = [CONFIG_MAPPING[name]() for name in FAMILIES] if model is None else [config_of(model)]
-    head = (*ROTATION_FIELDS, "methods", "convert", "export", "layers have")
-    table, found = Table(Column("family", no_wrap=True), *head), {}
-    for name, *cells in map(_row, configs):
-        table.add_row(name, *cells)
-        found[name] = dict(zip(head, cells, strict=True))
-    return CommandResult({"families": found}, (table,))
+    table, found = Table(*("family", *(key for key in _HEAD if key != "methods"))), {}
+    for config in configs:
+        name, *cells = _row(config)
+        found[name] = dict(zip(_HEAD, cells, strict=True))
+        table.add_row(name, *(_text(value) for key, value in found[name].items() if key != "methods"))
+    return CommandResult({"families": found}, (table, *_methods_table(found)))
 
 
-def _row(config: Any) -> Iterator[str]:
-    """The cells of a model of this configuration."""
+#: What is said of a family.
+_HEAD = ("rotations", "methods", "convert", "export", "layers have")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _row(config: Any) -> Iterator[Any]:
+    """The family of a model of this configuration, and what is said of it."""
     from rotquant.models.architectures import architecture_of
     from rotquant.models.fitting import substitutes
 
     architecture, transforms = architecture_of(config), RotationScheme().transforms
     missing = {one.field for one in substitutes(architecture, transforms)}
     yield architecture.family
-    yield from ("no" if field in missing else "yes" for field in ROTATION_FIELDS.values())
-    yield _methods(architecture.traits)
+    yield [name for name, field in ROTATION_FIELDS.items() if field not in missing]
+    yield {name: _method(name, architecture, config) for name in all_presets()}
     yield _convert(config)
     fused = [one.name for one in transforms if not one.online and ROTATION_FIELDS[one.name] not in missing]
     yield f"{_formats(architecture)}, with {', '.join(fused)}"
     yield ", ".join(TRAITS[trait] for trait in sorted(architecture.traits))
 
 
-def _methods(traits: frozenset[Any]) -> str:
-    """The methods that act on layers with these traits, or the ones that do not where these are fewer."""
-    every = method_names()
-    some = [name for name in every if traits <= find_method(name).layers]
-    others = [name for name in every if name not in some]
-    if not others:
-        return "all"
-    return f"all but {', '.join(others)}" if len(others) < len(some) else f"rtn, {', '.join(some)}"
+def _method(name: str, architecture: Any, config: Any) -> str:
+    """What a preset does to such a model: `yes`, what it becomes there, or after `no: ` why it is refused."""
+    from rotquant.models.fitting import fitted
+    from rotquant.models.limits import ModelLimits
+    from rotquant.weights.build import check_recipe_for
+
+    limits = ModelLimits.of(config)
+    try:
+        recipe, changed = fitted(limits.shorten(preset(name)), architecture)
+        check_recipe_for(recipe, architecture, limits)
+    except RecipeError as error:
+        return f"no: {error}"
+    return f"yes: {changed}" if changed else "yes"
+
+
+def _methods_table(found: dict[str, dict[str, Any]]) -> tuple[str, Table]:
+    """A sentence on how many methods work, and those that are not simply there, of one kind together."""
+    rows: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for family, about in found.items():
+        kinds: dict[str, list[str]] = {}
+        for name, what in about["methods"].items():
+            kinds.setdefault(what.replace(f"this {family} model", "the model"), []).append(name)
+        for what, names in kinds.items():
+            rows.setdefault((tuple(names), what), []).append(family)
+    table = Table("methods", "families", "what they do there")
+    for (names, what), among in rows.items():
+        if what != "yes" or len(found) == 1:
+            table.add_row(", ".join(names), ", ".join(among), what.removeprefix("yes: "))
+    refused = sum(what.startswith("no: ") for about in found.values() for what in about["methods"].values())
+    every = sum(len(about["methods"]) for about in found.values())
+    pairs = "pairs of a method and a family" if len(found) > 1 else "methods"
+    return f"\nOf {every} {pairs} {every - refused} work, those that stand here differently or not:", table
 
 
 def _formats(architecture: Any) -> str:
@@ -92,4 +122,5 @@ def _convert(config: Any) -> str:
         check_config(config)
     except RecipeError:
         return "no"
-    return f"up to {config.sliding_window} tokens" if ModelLimits.of(config).windowed else "yes"
+    window = ModelLimits.of(config).window
+    return "yes" if window is None else f"up to {window} tokens"

@@ -313,6 +313,18 @@ def read_manifest(folder: str | Path) -> Manifest:
     return manifest
 
 
+def prefix_tokens(folder: str | Path) -> int:
+    """How many tokens a stored model has before every text, without its weights; 0 where no method puts any there.
+
+    Raises:
+        ResultError, CheckpointError: as `read_manifest`; or a file is damaged.
+    """
+    methods = read_manifest(folder).recipe.methods.values()
+    names = {f"{_METHODS}.{method.name}.ids" for method in methods if method.prefix_tokens}
+    headers = (read_safetensors_header(path) for path in weight_files(Path(folder), _STEM) if names)
+    return sum(header[name]["shape"][0] for header in headers for name in names & header.keys())
+
+
 def is_quantized_folder(path: str | Path) -> bool:
     """Whether a path is a folder that `save_quantized` wrote."""
     return (Path(path) / MANIFEST).is_file()

@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     samples = tiny_tokens(6, 11, seed=1)
     with pytest.raises(RecipeError, match="a prefix of 10 tokens leaves no room for a text"):
         build_weights(tiny_model(max_position_embeddings=11), None, recipe(max_tokens=10), 0, samples)
-    with pytest.raises(RecipeError, match="attention has a window of 6 tokens: after a prefix of 10 use"):
+    with pytest.raises(RecipeError, match="attention has a window of 6 tokens: after a prefix of 3 use"):
         build_weights(tiny_model(**AWKWARD["mistral"]), None, recipe(), 0, samples, progress=False)
     with pytest.raises(RecipeError, match=r"names no BOS: set cushioncache\.start to nothing"):
         build_weights(tiny_model(bos_token_id=None), None, recipe(start="bos"), 0, samples, progress=False)
