@@ -169,9 +169,7 @@ def label_probabilities(
 
 
 @torch.no_grad()
-def largest_probabilities(
-    hidden: Tensor, head: Tensor, chunk: int | None = None, cap: float | None = None
-) -> Tensor:
+def largest_probabilities(hidden: Tensor, head: Tensor, chunk: int | None = None, cap: float | None = None) -> Tensor:
     """The largest probability that a model gives to a next token, after all tokens but the last, [texts, tokens - 1].
 
     Their mean is the a of Equation 3 in BitDistiller's code (`train.py`, `cakld_steps`), which takes some ten batches.
@@ -181,7 +179,8 @@ def largest_probabilities(
     """
     states = hidden[:, :-1].flatten(0, 1)
     found = [
-        _logits(states[rows], head, cap).softmax(-1).amax(1) for rows in _chunks(len(states), chunk or tokens_at_once(head))
+        _logits(states[rows], head, cap).softmax(-1).amax(1)
+        for rows in _chunks(len(states), chunk or tokens_at_once(head))
     ]
     return torch.cat(found).unflatten(0, (len(hidden), -1))
 

@@ -66,8 +66,10 @@ def observed_hessians(
                 found = Hessian(site.features, module.weight.device, dtype)
                 hessians |= dict.fromkeys(readers, found)
 
-                def seen(_: nn.Module, inputs: tuple[Tensor, ...], name: str = readers[0]) -> None:
-                    hessians[name].add(inputs[0])
+                def seen(
+                    _: nn.Module, inputs: tuple[Tensor, ...], name: str = readers[0], own: Hessian = found
+                ) -> None:
+                    own.add(inputs[0])
                     if receive is not None:
                         receive(name, inputs[0])
 

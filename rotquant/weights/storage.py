@@ -321,7 +321,7 @@ def prefix_tokens(folder: str | Path) -> int:
     """
     methods = read_manifest(folder).recipe.methods.values()
     names = {f"{_METHODS}.{method.name}.ids" for method in methods if method.prefix_tokens}
-    headers = (read_safetensors_header(path) for path in weight_files(Path(folder), _STEM) if names)
+    headers = check_weight_files(Path(folder), _STEM).values() if names else ()
     return sum(header[name]["shape"][0] for header in headers for name in names & header.keys())
 
 

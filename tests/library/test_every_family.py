@@ -135,7 +135,10 @@ def test_static_scales_cover_what_every_family_reads(shape: str) -> None:
 TRAITED = ("qwen3", "mixtral", "qwen3-moe", "olmo2", "gemma2", "gemma3")
 #: The mathematical reason why a method is nothing for a family.
 REASONS = {
-    ("olmo2", "smoothquant"): "no norms before attention and MLP, and SmoothQuant moves .* by dividing what those norms",
+    (
+        "olmo2",
+        "smoothquant",
+    ): "no norms before attention and MLP, and SmoothQuant moves .* by dividing what those norms",
     **{(shape, "cushioncache"): "experts, and CushionCache sums errors of inputs by text" for shape in EXPERTS},
 }
 #: Largest change of the logits beside their own size by rounding: 8 bits everywhere and dynamic scales change 1 to 4

@@ -218,7 +218,9 @@ def smooth_layer(
     if settings.attention_alpha:
         smooth_attention(layer, architecture, stats.keys, settings.attention_alpha, rotary_dim)
     for place in settings.smoothed:
-        scales = smooth_output(layer, architecture, architecture.site(place), stats.maxima[place], settings.output_alpha)
+        scales = smooth_output(
+            layer, architecture, architecture.site(place), stats.maxima[place], settings.output_alpha
+        )
         for name, scale in scales.items():
             moments[name] = (moments[name] / torch.outer(scale, scale)).to(moments[name].dtype)
     return moments

@@ -26,7 +26,6 @@ _NAMES = {"sdpa": "rotquant_queries", "eager": "rotquant_queries_eager"}
 _FUNCTION = "_rotquant_queries"
 
 
-
 class Scores(NamedTuple):
     """What a layer makes of q k^T before the softmax.
 
