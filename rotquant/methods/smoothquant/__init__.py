@@ -27,8 +27,7 @@ class SmoothQuant(Method):
     def unsuited(self) -> Mapping[Trait, str]:
         """Layers without norms before them."""
         return {
-            "bare_inputs": "moves difficulty into weights by dividing what those norms give, so that nothing is left to "
-            "it: take duquant, whose division acts online"
+            "bare_inputs": "divides what those norms give and nothing else: take duquant, whose division acts online"
         }
 
     def describe(self, recipe: Recipe) -> str:
