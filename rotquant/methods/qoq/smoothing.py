@@ -83,7 +83,7 @@ def smooth_output(
             found[name] = output_scale(largest, read, alpha)
             divide_rows(parameters, architecture.up_of(name), [name], found[name])
         else:
-            heads = output_scale(*(per_kv_head(features, architecture) for features in (largest, read)), alpha)
+            heads = output_scale(per_kv_head(largest, architecture), per_kv_head(read, architecture), alpha)
             divide_values(parameters, architecture, heads)
             found[name] = per_query_head(heads, architecture)
     return found
