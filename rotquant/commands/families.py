@@ -98,7 +98,7 @@ def _methods_table(found: dict[str, dict[str, Any]]) -> tuple[str, Table]:
     refused = sum(what.startswith("no: ") for about in found.values() for what in about["methods"].values())
     every = sum(len(about["methods"]) for about in found.values())
     pairs = "pairs of a method and a family" if len(found) > 1 else "methods"
-    return f"\nOf {every} {pairs} {every - refused} work, those that stand here differently or not:", table
+    return f"\n{every - refused} of {every} {pairs} work; these in another way, or not:", table
 
 
 def _formats(architecture: Any) -> str:

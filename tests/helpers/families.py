@@ -12,7 +12,16 @@ def method(name: str, bits: int | None = None) -> Recipe:
 
     def scaled(settings: dict[str, object]) -> dict[str, object]:
         small = {"group_size": 4, "features": 4, "steps": 2, "samples": 4, "sequence_length": 24, "clip_grid": 4}
-        small |= {"block_size": 4, "epochs": 2, "batch_size": 4, "start_samples": 2, "prompt": 4, "search_steps": 16}
+        small |= {
+            "block_size": 4,
+            "epochs": 2,
+            "batch_size": 4,
+            "start_samples": 2,
+            "prompt": 4,
+            "search_steps": 16,
+            "coarse": 3,
+            "fine": 2,
+        }
         if bits is not None:
             small |= {"bits": bits, "clip_ratio": 1.0, "scale_lr": 1e-9, "weight_lr": 1e-9}  # of block_ap
         for key, value in settings.items():

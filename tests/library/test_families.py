@@ -50,10 +50,10 @@ def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
 
 
 def refuses(shape: str, recipe: Recipe) -> bool:
-    """Whether a model's attention has a window, behind which no token of a text could see a prefix; then it is said."""
-    if not (recipe.has_role("prefix") and ModelLimits.of(tiny_model(**AWKWARD[shape]).config).windowed):
+    """Whether a model's attention has a window that a prefix and a text exceed; then it is said."""
+    if not (recipe.has_role("prefix") and ModelLimits.of(tiny_model(**AWKWARD[shape]).config).window):
         return False
-    with pytest.raises(RecipeError, match="this model's attention has a window"):
+    with pytest.raises(RecipeError, match="this model's attention has a window of 6 tokens: after a prefix of"):
         build(shape, recipe)
     return True
 
@@ -87,7 +87,7 @@ STORED = turns("quip-sharp")  # no Hadamard matrix of order 148
 
 
 def test_every_prefix_meets_a_family_that_takes_it_and_some_one_that_does_not() -> None:
-    windowed = {shape: ModelLimits.of(tiny_model(**AWKWARD[shape]).config).windowed for shape in AWKWARD}
+    windowed = {shape: ModelLimits.of(tiny_model(**AWKWARD[shape]).config).window for shape in AWKWARD}
     for name in PRESETS:
         if method(name).has_role("prefix"):
             assert not all(windowed[shape] for shape, other in STORED if other == name)
