@@ -30,6 +30,7 @@ from rotquant.models.checkpoints import (
     local_folder,
     model_max_length,
 )
+from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.folders import check_kind, check_weight_files
@@ -61,7 +62,14 @@ from rotquant.text.digests import text_digest
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.reading import load_compressed, quantization_of
-from rotquant.weights.storage import QuantizedState, is_quantized_folder, load_quantized, prefix_tokens, save_quantized
+from rotquant.weights.storage import (
+    QuantizedState,
+    check_settings,
+    is_quantized_folder,
+    load_quantized,
+    prefix_tokens,
+    save_quantized,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -86,7 +94,10 @@ class Model:
     stored: "StoredModel | None" = None
 
     def save(self, folder: str | Path, source: dict[str, Any] | None = None) -> None:
-        """Write packed weights, tokenizer and manifest to `folder`, which `load` reads back bit for bit."""
+        """Write packed weights, manifest, tokenizer and the checkpoint's other files to `folder`.
+
+        `load` reads it back bit for bit. What stays behind: `rotquant.models.companions.left_out`.
+        """
         if self.stored is None:
             raise ResultError("only a model from quantize() holds integers to save; copy the loaded folder instead.")
         save_quantized(folder, self.stored, source)
@@ -148,6 +159,8 @@ def quantize(
     texts = {name: calibration_tokens(corpus, text, tokenizer, seed) for name, text in recipe.own_texts.items()}
     network, tokenizer = load_checkpoint(folder, dtype, "cpu")
     check_recipe(network, recipe, samples, texts)
+    files = companions(folder)
+    check_settings(network, tokenizer, files)  # before rotations are learned
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
@@ -168,6 +181,7 @@ def quantize(
             device=device,
             batch_size=batch_size,
             checkpoint=training,
+            companions=files,
         )
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     if placed and fits(network, device):
@@ -254,7 +268,8 @@ def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device 
         raise RecipeError(f"{path} is a converted decoder, whose recipe is fixed: convert another model instead.")
     with task("loading the model"):
         stored = load_decoder(path, device)
-    network: Any = Network(stored.decoder)  # which has what is asked of a transformers model here
+    # which has what is asked of a transformers model here
+    network: Any = Network(stored.decoder, stored.generation_config)
     return Model(network, cast("PreTrainedTokenizerBase", stored.tokenizer), Recipe(), Handle())
 
 

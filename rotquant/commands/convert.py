@@ -13,7 +13,16 @@ from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device
 
 
-@answers({"model": "", "output": "the folder", "layers": "", "bytes": "of the folder", "window": "of its attention"})
+@answers(
+    {
+        "model": "",
+        "output": "the folder",
+        "layers": "",
+        "bytes": "of the folder",
+        "window": "of its attention",
+        "left_out": "files of the model that are not copied",
+    }
+)
 def convert(
     model: Quantized,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
@@ -31,32 +40,46 @@ def convert(
     with task("starting"):
         from rotquant.decoder import conversion, save_decoder
         from rotquant.models.checkpoints import load_tokenizer
+        from rotquant.models.companions import companions, left_out, left_out_note
         from rotquant.weights.storage import read_manifest
 
     manifest = read_manifest(model)
     with task("converting"):
         decoder = conversion.convert(model, dtype=dtype)
     origin = manifest.model_dump(mode="json", include={"recipe", "seed", "source", "versions"})
-    save_decoder(output, decoder, load_tokenizer(model), origin)
+    save_decoder(output, decoder, load_tokenizer(model), origin, companions(model))
     size, layers, window = folder_size(output), decoder.config.layers, decoder.config.window
     context = "" if window is None else f"; texts of up to {window} tokens, the window of its attention"
     data = {"model": str(model), "output": str(output), "layers": layers, "bytes": size, "window": window}
-    return CommandResult(data, (f"{model}: {layers} layers converted; {output}, {size / 2**20:.1f} MiB{context}",))
+    said = f"{model}: {layers} layers converted; {output}, {size / 2**20:.1f} MiB{context}"
+    left = left_out(model)
+    return CommandResult(data | {"left_out": left}, (*left_out_note(model, left), said))
 
 
-@answers({"model": "", "prompt": "", "text": "what continues it", "tokens": "their ids"})
+@answers(
+    {
+        "model": "",
+        "prompt": "",
+        "text": "what continues it",
+        "tokens": "their ids, with the end-of-text token where one came",
+        "ended": "whether one came",
+    }
+)
 def generate(
     model: Converted,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add at most.")] = 64,
     device: Device = "auto",
 ) -> CommandResult:
-    """Continue a text greedily with a converted MODEL.
+    """Continue a text greedily with a converted MODEL, to its end or by --tokens.
+
+    A text ends at the tokens that its generation_config.json names, or at the tokenizer's EOS.
 
     Example: `rotquant generate decoder/ --prompt "Returns the sum of" --tokens 32`
     """
     with task("starting"):
         from rotquant.decoder import Generation, load_decoder
+        from rotquant.models.generation import end_tokens
         from rotquant.models.limits import ModelLimits
         from rotquant.text import tokenize
 
@@ -73,7 +96,10 @@ def generate(
     capacity = len(ids) + tokens
     what = "the prefix, the prompt and its continuation" if config.prefix else "the prompt and its continuation"
     limits.check_length(config.prefix + capacity, what)
-    with task(f"writing {tokens} tokens"):
-        new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens)[0].tolist()
-    text = str(stored.tokenizer.decode(new))
-    return CommandResult({"model": str(model), "prompt": prompt, "text": text, "tokens": new}, (f"{prompt}{text}",))
+    ends = end_tokens(stored.generation_config, stored.tokenizer)
+    with task(f"writing at most {tokens} tokens"):
+        new = Generation(stored.decoder, 1, capacity).generate(ids[None], tokens, ends)[0].tolist()
+    ended = new[-1] in ends
+    text = str(stored.tokenizer.decode(new[:-1] if ended else new))
+    data = {"model": str(model), "prompt": prompt, "text": text, "tokens": new, "ended": ended}
+    return CommandResult(data, (f"{prompt}{text}",))

@@ -42,7 +42,12 @@ from rotquant.text import NO_BOS
 if TYPE_CHECKING:
     from rotquant.weights.storage import StoredModel
 
-_MADE = {"model": "", "output": "the folder", "bytes": "of the folder"}
+_MADE = {
+    "model": "",
+    "output": "the folder",
+    "bytes": "of the folder",
+    "left_out": "files of the model that are not copied",
+}
 
 
 @answers(
@@ -90,8 +95,10 @@ def quantize(
     with task("starting"):
         from rotquant import api
         from rotquant.models.checkpoints import local_folder
+        from rotquant.models.companions import left_out, left_out_note
 
     place = local_folder(model)
+    left = left_out(place)
     recipe, changed_to_fit = recipe_for(place, method, samples, sequence_length, changes)
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
@@ -113,7 +120,8 @@ def quantize(
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size / 2**20:.1f} MiB"
     data = {"model": model, "output": str(output), "bytes": size, "method": method, "note": changed_to_fit}
-    return CommandResult({**data, "weights": len(stored.weights), "seconds": seconds}, (found,))
+    data |= {"left_out": left, "weights": len(stored.weights), "seconds": seconds}
+    return CommandResult(data, (*left_out_note(model, left), found))
 
 
 def recipe_for(
@@ -176,6 +184,7 @@ def export(
     if form != "compressed-tensors" and (changes or engine != "transformers"):
         raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
     with task("starting"):
+        from rotquant.models.companions import TAKEN, TOKENIZER, left_out, left_out_note
         from rotquant.weights.export import export_compressed, export_plain, running
         from rotquant.weights.storage import read_manifest
 
@@ -199,7 +208,9 @@ def export(
     size = output.stat().st_size if form == "gguf" else folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
     said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
-    data |= {"for": engine if form == "compressed-tensors" else None, "notes": notes}
+    left = left_out(model, TOKENIZER if form == "gguf" else TAKEN)
+    notes = (*left_out_note(model, left), *notes)
+    data |= {"for": engine if form == "compressed-tensors" else None, "left_out": left, "notes": notes}
     return CommandResult(data, (*notes, said))
 
 

@@ -4,12 +4,16 @@ A graph holds one batch's whole step: embedding, layers, head and the choice of 
 the next replay reads it. The host launches and counts, and waits for nothing. Without a GPU each step runs as it is.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from rotquant.decoder.model import Decoder
 from rotquant.kernels.launch.overlap import overlapping_launches
 
+#: Tokens after which it is asked whether all texts have ended.
+_ASKED_EVERY = 8
 #: Runs before a capture, in which kernels are compiled and libraries make their workspaces.
 _WARM_UP = 2
 
@@ -52,15 +56,24 @@ class Generation:
         self._graph.replay()  # pyright: ignore[reportOptionalMemberAccess]  # captured above
         self.cache.length += 1
 
-    def generate(self, prompt: Tensor, count: int) -> Tensor:
-        """Continue a prompt, int64 [batch, tokens], by `count` tokens: int64 [batch, count]."""
+    def generate(self, prompt: Tensor, count: int, ends: Sequence[int] = ()) -> Tensor:
+        """Continue a prompt, int64 [batch, tokens], by at most `count` tokens: int64 [batch, at most count].
+
+        Args:
+            ends: tokens at which a text ends, which it has as its last; texts that end earlier than others are filled
+                up with the first of them. Without any every text gets `count` tokens.
+        """
         self.prefill(prompt)
         chosen = torch.empty(len(prompt), count, dtype=torch.long, device=self.decoder.device)
+        last = torch.tensor(ends, dtype=torch.long, device=self.decoder.device)
         for index in range(count):
             chosen[:, index] = self.token
-            if index + 1 < count:
-                self.step()
-        return chosen
+            # Asking waits for the GPU, so it is asked now and then, and what was written too much is cut off below.
+            asked = len(ends) and index % _ASKED_EVERY == _ASKED_EVERY - 1
+            if index + 1 == count or (asked and torch.isin(chosen[:, : index + 1], last).any(1).all()):
+                break
+            self.step()
+        return _ended(chosen[:, : index + 1], last)
 
     def capture(self) -> None:
         """Capture the graph of a step; the cache's content and `token` stay as they are.
@@ -90,3 +103,12 @@ class Generation:
     def _step(self) -> None:
         logits = self.decoder.decode(self.token, self.cache)
         self.token.copy_(logits.argmax(-1))
+
+
+def _ended(tokens: Tensor, ends: Tensor) -> Tensor:
+    """Tokens of texts [batch, count], each to its first end, the shorter ones filled up with ends[0]."""
+    if not len(ends):
+        return tokens
+    after = torch.isin(tokens, ends).int().cumsum(1) - torch.isin(tokens, ends).int() > 0
+    longest = int((~after).sum(1).max())
+    return tokens.masked_fill(after, int(ends[0]))[:, :longest]

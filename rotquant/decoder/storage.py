@@ -4,8 +4,10 @@ decoder.safetensors (or shards) holds the decoder's buffers under its own names,
 precision and origin. Loading copies bytes: nothing is packed or quantized again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -18,13 +20,15 @@ from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.models.checkpoints import load_tokenizer
+from rotquant.models.companions import has_tokenizer, write_companions
 from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.folders import check_kind, read_safetensors_header
+from rotquant.models.generation import generation_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors, seal
 from rotquant.models.shards import write_shards
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 _STEM = "decoder"
 _AGAIN = "convert the model again"
@@ -48,11 +52,12 @@ class DecoderManifest(Frozen):
 
 @dataclass(frozen=True)
 class StoredDecoder:
-    """Content of a decoder's folder."""
+    """Content of a decoder's folder. generation_config: the settings that it was made with, where it has a file."""
 
     decoder: Decoder
     tokenizer: "PreTrainedTokenizerBase | None"
     manifest: DecoderManifest
+    generation_config: "GenerationConfig | None" = None
 
 
 def save_decoder(
@@ -60,12 +65,19 @@ def save_decoder(
     decoder: Decoder,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     source: dict[str, Any] | None = None,
+    companions: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write a folder; an existing one is replaced once the new one is complete."""
+    """Write a folder; an existing one is replaced once the new one is complete.
+
+    Args:
+        tokenizer: written where `companions` have none.
+        companions: the model's files other than weights (`rotquant.models.companions`), written as they are.
+    """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in decoder.state_dict().items()}
     with atomic_directory(folder) as temporary:
         files = write_shards(temporary, tensors, _STEM)
-        if tokenizer is not None:
+        write_companions(temporary, companions)
+        if tokenizer is not None and not has_tokenizer(companions):
             tokenizer.save_pretrained(temporary)
         manifest = DecoderManifest(
             config=decoder.config,
@@ -100,7 +112,7 @@ def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> Stor
         check_finite(folder, tensors.items())
     decoder.load_state_dict(tensors, assign=True)
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer_config.json").is_file() else None
-    return StoredDecoder(decoder.eval(), tokenizer, manifest)
+    return StoredDecoder(decoder.eval(), tokenizer, manifest, generation_config(folder))
 
 
 def read_decoder_manifest(folder: str | Path) -> DecoderManifest:

@@ -26,6 +26,7 @@ from rotquant.foundation.files import (
 from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
+from rotquant.models.companions import TAKEN
 from rotquant.models.declared import (
     check_activation,
     check_declared,
@@ -292,7 +293,7 @@ def _download(name: str, revision: str | None) -> Path:
                 snapshot_download(
                     name,
                     revision=revision,
-                    allow_patterns=["*.json", "*.safetensors", "tokenizer*"],
+                    allow_patterns=["*.json", "*.safetensors", *(name for name in TAKEN if "/" not in name)],
                     ignore_patterns=["*/*"],
                 )
             )

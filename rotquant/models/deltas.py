@@ -5,7 +5,6 @@ once and saved in the user's cache, as a plain checkpoint. Importing this module
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular_files, read_object
+from rotquant.models.companions import companions, write_companions
 from rotquant.models.folders import (
     DELTA_CONFIG,
     check_weight_files,
@@ -31,7 +31,6 @@ CONFIG, WEIGHTS = DELTA_CONFIG, "adapter_model.safetensors"
 
 PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 """Names of the tensors of a linear layer: the prefix, and the ends of A's and of B's after the layer's name."""
-_BESIDE = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
 class Delta(BaseModel):
@@ -195,10 +194,8 @@ def merge(folder: Path, delta: Delta, base: Path, files: Sequence[Path], output:
     whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     output.mkdir()
     save_file(whole, output / "model.safetensors", metadata={"format": "pt"})
-    for pattern in _BESIDE:
-        for path in base.glob(pattern):
-            shutil.copyfile(path, output / path.name)
-    config = read_object(output / "config.json", "configuration", CheckpointError, "copy the checkpoint again")
+    write_companions(output, companions(base))
+    config = read_object(base / "config.json", "configuration", CheckpointError, "copy the checkpoint again")
     config["dtype"] = str(torch.float32).removeprefix("torch.")
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

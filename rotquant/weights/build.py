@@ -7,7 +7,7 @@ rounding; to nearest where no method rounds), then static activation scales. It 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,7 +31,7 @@ from rotquant.training.state import Checkpoint
 from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.packing import has_shape
-from rotquant.weights.storage import Manifest, QuantizedState, StoredModel
+from rotquant.weights.storage import Manifest, QuantizedState, StoredModel, check_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,6 +49,7 @@ def build_weights(
     device: torch.device | str = "cpu",
     batch_size: int | None = None,
     checkpoint: Checkpoint | None = None,
+    companions: Mapping[str, bytes] = MappingProxyType({}),
     progress: bool = True,
 ) -> StoredModel:
     """Apply the stored part of a recipe to `model`, in place.
@@ -64,11 +65,13 @@ def build_weights(
         device: where the work is done.
         batch_size: calibration samples at once; default by their length.
         checkpoint: where a method that trains continues, with the same result, if it was interrupted.
+        companions: the checkpoint's other files (`rotquant.models.companions`), only passed on to the result.
         progress: say how far it is (`rotquant.foundation.progress`).
 
     Raises:
         RecipeError: the recipe does not fit the model, or samples are missing; before anything is changed.
-        CheckpointError: the model's weights are not finite, or no longer so in its type.
+        CheckpointError: the model's weights are not finite, or no longer so in its type, or its configuration or
+            tokenizer could not be saved with them.
         ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
         RotquantError: calibration activations are not finite.
     """
@@ -77,9 +80,10 @@ def build_weights(
         problem = "learns its rotations: pass those that learn_rotations found" if recipe.learner else "learns none"
         raise RecipeError(f"the recipe {problem}.")
     check_finite("the model", model.named_parameters())
+    check_settings(model, tokenizer, companions)
     context = QuantizationContext(model, recipe, samples, seed, torch.device(device), batch_size, checkpoint, texts)
     with silenced(not progress):
-        return _build(context, tokenizer, rotations)
+        return replace(_build(context, tokenizer, rotations), companions=companions)
 
 
 def _build(

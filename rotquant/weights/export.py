@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from transformers import GenerationConfig
 
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import RecipeError
@@ -25,6 +26,7 @@ from rotquant.foundation.files import atomic_directory, check_output_folder, fol
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer, quiet_transformers
+from rotquant.models.companions import companions, write_companions
 from rotquant.models.integrity import check_finite, seal
 from rotquant.models.shards import LARGEST_SHARD, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
@@ -71,10 +73,11 @@ def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | No
     output = Path(output)
     check_output_folder(output, needed=folder_size(source, "*.safetensors"))
     check_exportable(read_manifest(source).recipe)
-    model, tokenizer, _ = load_quantized(source, "cpu", dtype)
+    model, _, _ = load_quantized(source, "cpu", dtype)
+    model.generation_config = GenerationConfig()  # which transformers saves whatever the model's own is
     with atomic_directory(output) as temporary, quiet_transformers():
         model.save_pretrained(temporary, max_shard_size=LARGEST_SHARD)
-        tokenizer.save_pretrained(temporary)
+        write_companions(temporary, companions(source))
 
 
 def check_exportable(recipe: Recipe) -> None:
@@ -140,14 +143,14 @@ def export_compressed(
         config.get("rotquant", {})["dtype"] = str(dtype).removeprefix("torch.")
     stored.config.quantization_config = config
     stored.config.dtype = dtype or getattr(torch, manifest.dtype)
-    tokenizer = load_tokenizer(source)
+    load_tokenizer(source)
     with atomic_directory(output) as temporary, quiet_transformers():
         stem = STEM if method == METHOD else TRANSFORMED if config["transform_config"] else PLAIN
         files = write_shards(temporary, tensors, stem)
         if method == METHOD:
             config["weights_file"] = files[0] if len(files) == 1 else f"{STEM}.safetensors.index.json"
         stored.config.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        write_companions(temporary, companions(source))
         if method == METHOD:
             seal_export(temporary)
     return method

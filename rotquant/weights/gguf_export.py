@@ -20,6 +20,7 @@ from rotquant.foundation.files import atomic_path, check_output_file
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer
+from rotquant.models.generation import end_tokens, generation_config
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS
@@ -294,6 +295,11 @@ def _tokenizer(source: Path) -> dict[str, Any]:
     for name in ("bos", "eos", "unk", "pad"):
         if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
             found[f"{name}_token_id"] = number
+    further = [one for one in end_tokens(generation_config(source), tokenizer) if one != tokenizer.eos_token_id]
+    if further:  # which GGUF has one place for; llama.cpp knows common others by their text
+        found["eot_token_id"] = further[0]
+    if isinstance(tokenizer.chat_template, str):
+        found["chat_template"] = tokenizer.chat_template
     return found
 
 

@@ -5,8 +5,9 @@ tensors under their Hugging Face names; rotquant.json says what they are. A load
 bit.
 """
 
-from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -21,8 +22,10 @@ from rotquant.foundation.files import atomic_directory, read_json, write_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of, attention_implementation, decoder_layers
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
+from rotquant.models.companions import GENERATION, has_tokenizer, write_companions
 from rotquant.models.experts import stack_experts, stacked_names
 from rotquant.models.folders import MANIFEST, check_kind, check_weight_files
+from rotquant.models.generation import generation_config, write_generation_config
 from rotquant.models.integrity import (
     check_finite,
     check_loaded,
@@ -105,6 +108,7 @@ class StoredModel:
 
     state: what `quantized_forward` needs in addition to the model.
     history: the steps of the training that made them, where a method trained.
+    companions: the checkpoint's other files, which are saved as they are (`rotquant.models.companions`).
     """
 
     model: "PreTrainedModel"
@@ -112,6 +116,7 @@ class StoredModel:
     weights: MutableMapping[str, Weight]
     state: QuantizedState
     history: Sequence[Record] = ()
+    companions: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest:
@@ -148,15 +153,44 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
 
     with atomic_directory(folder) as temporary:
         write_shards(temporary, tensors, _STEM)
-        stored.model.config.save_pretrained(temporary)
-        if getattr(stored.model, "generation_config", None) is not None:
-            stored.model.generation_config.save_pretrained(temporary)
-        if stored.tokenizer is not None:
-            stored.tokenizer.save_pretrained(temporary)
+        _write_settings(temporary, stored.model, stored.tokenizer, stored.companions)
         manifest = stored.manifest.model_copy(
             update={"format_version": FORMAT_VERSION, "source": source or stored.manifest.source}
         )
         write_json(temporary / MANIFEST, seal(temporary / MANIFEST, manifest.model_dump(mode="json")))
+
+
+def _write_settings(
+    folder: Path,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    files: Mapping[str, bytes],
+) -> None:
+    """Write all but the tensors: the configuration, and a checkpoint's other files or what transformers has of them."""
+    model.config.save_pretrained(folder)
+    write_companions(folder, files)
+    settings = getattr(model, "generation_config", None)
+    if GENERATION not in files and settings is not None:
+        write_generation_config(folder, settings)
+    if tokenizer is not None and not has_tokenizer(files):
+        tokenizer.save_pretrained(folder)
+
+
+def check_settings(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", files: Mapping[str, bytes]
+) -> None:
+    """Write a model's configuration, tokenizer and other files on trial, before the work whose result they go with.
+
+    Raises:
+        CheckpointError: transformers loads but does not save one of them.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+            _write_settings(Path(folder), model, tokenizer, files)
+    except OSError:  # no place for a trial; the output has been tried by the caller
+        return
+    except Exception as error:  # transformers validates by several libraries' exceptions
+        raise CheckpointError(f"the model's configuration or tokenizer cannot be saved: {first_line(error)}.") from None
 
 
 @task("loading the model")
@@ -220,6 +254,7 @@ def make_model(
     _fill(model, weights, dtype, device)
     model.to(device)  # pyright: ignore[reportArgumentType]
     check_loaded(folder, model)
+    model.generation_config = generation_config(folder) or model.generation_config
     return model.eval()
 
 

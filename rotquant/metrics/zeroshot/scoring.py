@@ -1,6 +1,7 @@
 """Log-likelihoods of continuations and greedy generation by a model in memory, as lm-eval defines them.
 
-BOS is added or left out as asked, whatever the tokenizer's default. No item is truncated. Log-probabilities are
+BOS is added or left out as asked, whatever the tokenizer's default. No item is truncated. Texts are written by one
+rule for all models (`rotquant.models.generation.greedy`), whatever a checkpoint's own settings. Log-probabilities are
 float32. Questions whose contexts begin alike share a row, in which each sees its own context and itself. Nothing here
 imports lm-eval.
 """
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,6 +21,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from rotquant.foundation import progress
 from rotquant.foundation.errors import TaskError
+from rotquant.models.generation import greedy
 from rotquant.models.limits import ModelLimits
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
@@ -97,6 +99,8 @@ class Scorer:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.bos = bos and tokenizer.bos_token_id is not None
         self.limits = ModelLimits.of(model.config)
+        #: Whether a row may hold more than one text from its first column on: a decoder takes no masks.
+        self.takes_masks: bool = getattr(model, "takes_masks", True)
 
     @property
     def first_token(self) -> int:
@@ -118,7 +122,7 @@ class Scorer:
         """
         encoded = self.encode(pairs)
         self._check_lengths(tasks, [len(context) + len(rest) - 1 for context, rest in encoded])
-        rows = _arranged(self._asked(pairs), getattr(self.model.config, "sliding_window", None))
+        rows = _arranged(self._asked(pairs), self._shared)
         found = self._answers(rows)
         shared = [branch for row in rows if len(row.branches) > 1 for branch in row.branches]
         if lost := [branch for branch in shared if not math.isfinite(found[branch.index][0])]:
@@ -152,7 +156,8 @@ class Scorer:
         found = [("", True)] * len(prompts)
         with progress.task("writing", "text", len(prompts)) as under_way:
             for setting, group in itertools.groupby(order, key=settings.__getitem__):
-                for batch in _by_size(list(group), lambda index: len(contexts[index]), self._tokens):
+                most = self._tokens if self.takes_masks else 1  # a decoder continues one text after another
+                for batch in _by_size(list(group), lambda index: len(contexts[index]), most):
                     texts, finite = self._continue([contexts[index] for index in batch], *setting)
                     for index, text, own in zip(batch, texts, finite, strict=True):
                         found[index] = text, own
@@ -196,6 +201,13 @@ class Scorer:
         item = of_device(_ITEM_TOKENS, self.model.device)
         return max(1, min(self.batch_size * item, _LOGITS_AT_ONCE // self.model.config.vocab_size))
 
+    @property
+    def _shared(self) -> int | None:
+        """The longest texts that may share a row; None where all may."""
+        if not self.takes_masks:
+            return 0
+        return getattr(self.model.config, "sliding_window", None)
+
     def _check_lengths(self, tasks: Sequence[str], lengths: list[int]) -> None:
         """Raise `TaskError` where the longest item does not fit into the model's context."""
         longest = max(range(len(lengths)), key=lengths.__getitem__)
@@ -237,37 +249,37 @@ class Scorer:
         Returns:
             The texts, and of each whether all its logits were finite.
         """
-        watch = _Watch(torch.ones(len(contexts), dtype=torch.bool, device=self.model.device))
         width = max(map(len, contexts))
         ids = torch.full((len(contexts), width), self.first_token)
         mask = torch.zeros_like(ids)
         for row, context in enumerate(contexts):
             ids[row, width - len(context) :] = torch.tensor(context)
             mask[row, width - len(context) :] = 1
-        with OneDNNLinear():
+        with OneDNNLinear(), greedy(self.model, self.tokenizer, tokens, self.first_token) as ends:
+            watch = _Watch(len(contexts), width, ends)
             generated = cast(Any, self.model).generate(
                 input_ids=ids.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
-                max_new_tokens=tokens,
-                do_sample=False,
                 stop_strings=list(until) or None,
                 logits_processor=LogitsProcessorList([watch]),
                 tokenizer=self.tokenizer,
-                pad_token_id=self.first_token,
             )
-        texts = self.tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+        written = [list(takewhile(lambda one: one not in ends, row)) for row in generated[:, width:].tolist()]
+        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         end = "|".join(map(re.escape, until)) or r"\Z"
         return [re.split(end, text, maxsplit=1)[0] for text in texts], watch.finite.tolist()
 
 
 class _Watch(LogitsProcessor):
-    """Sees of each text of a batch whether all logits of its generation are finite, and leaves them as they are."""
+    """Sees of each text of a batch whether all logits to its end are finite, and leaves them as they are."""
 
-    def __init__(self, finite: Tensor) -> None:
-        self.finite = finite
+    def __init__(self, texts: int, prompt: int, ends: tuple[int, ...]) -> None:
+        self.finite, self.prompt, self.ends = torch.ones(texts, dtype=torch.bool), prompt, torch.tensor(ends)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        self.finite &= scores.isfinite().all(dim=1)
+        self.finite, self.ends = self.finite.to(scores.device), self.ends.to(scores.device)
+        ended = torch.isin(input_ids[:, self.prompt :], self.ends).any(dim=1)
+        self.finite &= ended | scores.isfinite().all(dim=1)
         return scores
 
 
@@ -298,18 +310,19 @@ def _encoded(asked: _Asked) -> tuple[Encoded, ...]:
 
 
 @lru_cache(maxsize=2)
-def _arranged(asked: _Asked, window: int | None) -> list[ScoredRow]:
+def _arranged(asked: _Asked, longest: int | None) -> list[ScoredRow]:
     """Questions in rows, texts last and long ones first: those whose contexts begin alike share one, if that saves.
 
-    In descending order a context comes right before those that are the beginning of it. Texts longer than a sliding
-    window of attention have rows of their own: what the window hides counts from a token's place in its text.
+    In descending order a context comes right before those that are the beginning of it. Texts of more than `longest`
+    tokens have rows of their own. That is a sliding window of attention, since what it hides counts from a token's
+    place in its text.
     """
     encoded = _encoded(asked)
     rows: list[ScoredRow] = []
     for index in sorted(range(len(encoded)), key=lambda index: encoded[index], reverse=True):
         context, rest = encoded[index]
         tokens = context + rest
-        alone = window is not None and len(tokens) > window
+        alone = longest is not None and len(tokens) > longest
         fork = _common(rows[-1].trunk, context) if rows and not alone else 0
         if 2 * fork <= len(context) or rows[-1].length + len(tokens) - fork > max(_ROW_TOKENS, 2 * len(context)):
             rows.append(ScoredRow(context))

@@ -34,7 +34,8 @@ def compute_weights(
         CheckpointError, CorpusError, RecipeError: bad input, before the expensive part.
     """
     with task("starting"):
-        from rotquant.models.checkpoints import load_checkpoint
+        from rotquant.models.checkpoints import load_checkpoint, local_folder
+        from rotquant.models.companions import companions
         from rotquant.models.rotation.matrices import load_rotations
         from rotquant.tensors.devices import gpu_name, torch_device, torch_dtype
         from rotquant.training.state import Checkpoint
@@ -44,7 +45,8 @@ def compute_weights(
     started = time.perf_counter()
     accelerator = torch_device(device)
     rotations = None if rotation is None else load_rotations(rotation / ROTATIONS_FILE)
-    model, tokenizer = load_checkpoint(checkpoint, torch_dtype(run.dtype), "cpu")
+    place = local_folder(checkpoint)
+    model, tokenizer = load_checkpoint(place, torch_dtype(run.dtype), "cpu")
     samples, corpora = None, {}
     calibration = run.recipe.calibration
     if run.recipe.needs_calibration and calibration is not None:
@@ -66,6 +68,7 @@ def compute_weights(
         rotations=rotations,
         device=accelerator,
         checkpoint=kept,
+        companions=companions(place),
     )
     provenance = {
         **environment(),
