@@ -242,13 +242,14 @@ def load(
     Args:
         recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none,
             and a converted one is what it is.
-        dtype: default: the folder's own, which alone reproduces its numbers; float32 for a plain checkpoint.
+        dtype: default: the folder's own, which alone reproduces its numbers, and a decoder's only one; float32 for a
+            plain checkpoint.
 
     Raises:
         RotquantError: bad input, in one sentence.
     """
     if is_decoder_folder(path):
-        return _load_decoder(path, recipe, device)
+        return _load_decoder(path, recipe, device, dtype)
     state: QuantizedState | None = None
     if is_quantized_folder(path):
         network, tokenizer, state = load_quantized(path, device, dtype)
@@ -263,9 +264,16 @@ def load(
     return Model(network, tokenizer, recipe, quantized_forward(network, recipe, state))
 
 
-def _load_decoder(path: str | Path, recipe: Recipe | None, device: torch.device | str) -> Model:
+def _load_decoder(
+    path: str | Path, recipe: Recipe | None, device: torch.device | str, dtype: torch.dtype | None
+) -> Model:
     if recipe is not None:
         raise RecipeError(f"{path} is a converted decoder, whose recipe is fixed: convert another model instead.")
+    own = read_decoder_manifest(path).precision.dtype
+    if dtype not in (None, getattr(torch, own)):
+        raise RecipeError(
+            f"{path} is a converted decoder of {own}, which is fixed: `rotquant convert --dtype` sets it."
+        )
     with task("loading the model"):
         stored = load_decoder(path, device)
     # which has what is asked of a transformers model here

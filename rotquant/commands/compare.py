@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Corpus, Device, Split, chosen_split, corpus_spec, of_a_known_family
+from rotquant.commands.options import Corpus, Device, LoadedDtype, Split, a_model, chosen_split, corpus_spec
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rotquant.comparison import Comparison
 
 
-def _of_known_families(models: list[str]) -> list[str]:
-    return [*map(of_a_known_family, models)]
+def _models(models: list[str]) -> list[str]:
+    return [*map(a_model, models)]
 
 
 _MODEL = (
@@ -38,12 +38,10 @@ _MODEL = (
     file=True,
 )
 def compare(
-    reference: Annotated[
-        str, typer.Argument(metavar="REFERENCE", callback=of_a_known_family, help="The model to compare with.")
-    ],
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", callback=a_model, help="The model to compare with.")],
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", callback=_of_known_families, help="Models that are compared with it."),
+        typer.Argument(metavar="MODEL...", callback=_models, help="Models that are compared with it."),
     ],
     corpus: Corpus = "modules",
     split: Split = None,
@@ -56,9 +54,7 @@ def compare(
         bool, typer.Option(help="Also time a forward pass of one window, four times. Only a decoder's is of integers.")
     ] = False,
     device: Device = "auto",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: a folder's own; float32 of a plain one.")
-    ] = None,
+    dtype: LoadedDtype = None,
 ) -> CommandResult:
     """Compare models with a reference on the same text: perplexity, KL divergence, first choices, size, bits.
 
@@ -67,12 +63,13 @@ def compare(
 
     Example: `rotquant compare workflow/resources/models/rq-7b quantized/ other/ --max-windows 20`
     """
-    place, kind, spec = torch_device(device), None if dtype is None else torch_dtype(dtype), corpus_spec(corpus)
+    spec = corpus_spec(corpus)
     part = chosen_split(split, spec)
     with task("starting"):
         from rotquant import comparison
         from rotquant.models.checkpoints import local_folder
 
+    place, kind = torch_device(device), None if dtype is None else torch_dtype(dtype)
     length = comparison.window_length([*map(local_folder, (reference, *models))], sequence_length)
     metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows)
     found = comparison.compare(

@@ -17,7 +17,16 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import MODULES, NO_BOS, corpus_identity, evaluation_windows, load_text, split_of_file, tokenize
+from rotquant.text import (
+    MODULES,
+    NO_BOS,
+    check_split,
+    corpus_identity,
+    evaluation_windows,
+    load_text,
+    split_of_file,
+    tokenize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +101,7 @@ def diagnose(
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
     spec, tasks = corpus_spec(corpus), _tasks(tasks_limit)
     part = _part(split or split_of_file(spec))
+    check_split(spec, part)
     folder = None if tasks is None else prepare(tasks, None, MODULES, part)
     with task("starting"):
         from rotquant import api

@@ -29,6 +29,7 @@ from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import torch_device, torch_dtype
+from rotquant.text import check_split
 
 if TYPE_CHECKING:
     import torch
@@ -97,6 +98,7 @@ def train_quantized(
     _settings(changed(preset(method), changes), method)
     check_output_folder(output, MANIFEST, "a quantized model")
     spec = corpus_spec(corpus)
+    check_split(spec, "train")
     with task("starting"):
         from rotquant import api
         from rotquant.qat.engine import launched, processes

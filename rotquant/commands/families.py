@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.options import a_model
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 from rotquant.recipes.presets import all_presets, preset
@@ -17,7 +18,12 @@ from rotquant.recipes.traits import TRAITS
 @answers({"families": "by name: rotations, methods with what each does there or why not, convert, export, layers"})
 def families(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint, folder or hub id, to ask for its own sizes.")
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            callback=lambda model: model and a_model(model),
+            help="A checkpoint, folder or hub id, to ask for its own sizes.",
+        ),
     ] = None,
 ) -> CommandResult:
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.

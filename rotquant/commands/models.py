@@ -14,12 +14,14 @@ from rotquant.commands.options import (
     Corpus,
     Device,
     Dtype,
+    LoadedDtype,
     Method,
     Quantized,
     Samples,
     Seed,
     SequenceLength,
     Split,
+    WrittenDtype,
     changes_of,
     chosen_split,
     corpus_spec,
@@ -37,7 +39,7 @@ from rotquant.models.folders import MANIFEST
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import NO_BOS
+from rotquant.text import NO_BOS, check_split
 
 if TYPE_CHECKING:
     from rotquant.weights.storage import StoredModel
@@ -92,6 +94,8 @@ def quantize(
     if rotations is not None:
         _check_rotations(rotations, output)
     spec = corpus_spec(corpus)
+    if recipe.needs_calibration or recipe.own_texts or recipe.learner is not None:
+        check_split(spec, "train")
     with task("starting"):
         from rotquant import api
         from rotquant.models.checkpoints import local_folder
@@ -165,9 +169,7 @@ def export(
             "both run without rotquant.",
         ),
     ] = "transformers",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's own, which is exact.")
-    ] = None,
+    dtype: WrittenDtype = None,
     changes: Changes = None,
 ) -> CommandResult:
     """Write a quantized MODEL as a checkpoint that other runtimes load.
@@ -183,6 +185,10 @@ def export(
         raise RecipeError(f"no format is called {form!r}: choose plain, compressed-tensors or gguf.")
     if form != "compressed-tensors" and (changes or engine != "transformers"):
         raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
+    if form == "gguf":
+        check_output_file(output)
+    else:
+        check_output_folder(output, needed=folder_size(model, "*.safetensors"))
     with task("starting"):
         from rotquant.models.companions import TAKEN, TOKENIZER, left_out, left_out_note
         from rotquant.weights.export import export_compressed, export_plain, running
@@ -252,6 +258,7 @@ def evaluate(
         int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
     ] = 8,
     device: Device = "auto",
+    dtype: LoadedDtype = None,
 ) -> CommandResult:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
@@ -276,7 +283,7 @@ def evaluate(
     if settings is None:
         length = api.limits_of(place).length(sequence_length)
         settings = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows)
-    loaded = api.load(place, device=torch_device(device))
+    loaded = api.load(place, device=torch_device(device), dtype=None if dtype is None else torch_dtype(dtype))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(
             loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution

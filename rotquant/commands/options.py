@@ -1,6 +1,7 @@
 """Options that several commands share, and their translation into recipes and corpora."""
 
 import re
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -13,11 +14,13 @@ from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
+from rotquant.models.folders import Kind, check_kind, located
 from rotquant.recipes.corpus import SPLITS
 from rotquant.recipes.corpus import Split as TextSplit
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
-from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec, split_of_file
+from rotquant.tensors.devices import check_device, check_dtype
+from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec, check_split, split_of_file
 
 
 def not_empty(value: str) -> str:
@@ -27,28 +30,63 @@ def not_empty(value: str) -> str:
     return value
 
 
-def of_a_known_family(model: str) -> str:
-    """Refuse a local model of a family that has no adapter, before torch is loaded, which takes seconds."""
-    check_family_of(not_empty(model))
+# What follows checks arguments where they are read: before torch is loaded, which takes seconds.
+
+
+def a_model(model: str) -> str:
+    """Refuse what is neither a folder nor a hub id, and a local model of a family that has no adapter."""
+    located(not_empty(model))
+    check_family_of(model)
     return model
+
+
+def a_checkpoint(model: str) -> str:
+    """Refuse what `a_model` does, and a folder that holds no plain checkpoint."""
+    folder, *_ = located(a_model(model))
+    if folder is not None:
+        check_kind(folder, "plain")
+    return model
+
+
+def _folder_of(kind: Kind) -> Callable[[Path], Path]:
+    def check(folder: Path) -> Path:
+        check_kind(folder, kind)
+        return folder
+
+    return check
+
+
+def _a_device(name: str) -> str:
+    check_device(name)
+    return name
+
+
+def _a_dtype(name: str | None) -> str | None:
+    if name is not None:
+        check_dtype(name)
+    return name
 
 
 Checkpoint = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", callback=of_a_known_family, help="A plain checkpoint: Hugging Face folder or hub id."
-    ),
+    typer.Argument(metavar="MODEL", callback=a_checkpoint, help="A plain checkpoint: Hugging Face folder or hub id."),
 ]
 AnyModel = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        callback=of_a_known_family,
+        callback=a_model,
         help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
     ),
 ]
-Quantized = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `rotquant quantize`.")]
-Converted = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder written by `rotquant convert`.")]
+Quantized = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", callback=_folder_of("quantized"), help="Folder written by `rotquant quantize`."),
+]
+Converted = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", callback=_folder_of("decoder"), help="Folder written by `rotquant convert`."),
+]
 Corpus = Annotated[
     str,
     typer.Option(
@@ -101,8 +139,29 @@ AllowCode = Annotated[
 Seed = Annotated[
     int, typer.Option(min=0, max=2**63 - 1, help="Draws rotation, calibration sample and order of learning.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ... ; auto takes a GPU when there is one.")]
-Dtype = Annotated[str, typer.Option(help="Floating-point type of the network: float32, bfloat16 or float16.")]
+Device = Annotated[
+    str, typer.Option(callback=_a_device, help="cpu, cuda, cuda:1 ... ; auto takes a GPU when there is one.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        callback=_a_dtype,
+        help="Floating-point type of the network: float32, in which rotating a model rounds almost nothing away, or "
+        "bfloat16 or float16, in half the memory.",
+    ),
+]
+LoadedDtype = Annotated[
+    str | None,
+    typer.Option(
+        callback=_a_dtype,
+        help="Floating-point type in which the model runs: float32, bfloat16 or float16. Default: a quantized folder's "
+        "own, which alone reproduces its numbers; of a plain checkpoint float32, 4 bytes a parameter.",
+    ),
+]
+WrittenDtype = Annotated[
+    str | None,
+    typer.Option(callback=_a_dtype, help="float32, bfloat16 or float16. Default: the model's own, which is exact."),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -130,11 +189,13 @@ def chosen_split(split: str | None, spec: CorpusSpec) -> TextSplit:
     """The split of `--split`, or the one that a corpus is measured on by default.
 
     Raises:
-        RecipeError: no such split.
+        RecipeError, CorpusError: no such split, or none of the corpus, or no corpus.
     """
     if split is not None and split not in SPLITS:
         raise RecipeError(f"unknown split {split!r}; use train, validation or test.")
-    return cast(TextSplit, split or split_of_file(spec))
+    chosen = cast(TextSplit, split or split_of_file(spec))
+    check_split(spec, chosen)
+    return chosen
 
 
 def named_recipe(method: str) -> Recipe:

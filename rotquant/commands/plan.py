@@ -1,8 +1,9 @@
 """`rotquant plan`: memory, time and disk space that quantizing a model takes, before anything is computed."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from rich.table import Column, Table
 
 from rotquant.commands.answers import CommandResult, answers
@@ -10,7 +11,6 @@ from rotquant.commands.models import recipe_for
 from rotquant.commands.options import (
     Changes,
     Checkpoint,
-    Device,
     Dtype,
     Method,
     Samples,
@@ -53,7 +53,9 @@ def plan(
     changes: Changes = None,
     samples: Samples = None,
     sequence_length: SequenceLength = None,
-    device: Device = "auto",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, which need not be here, or auto, a GPU where there is one.")
+    ] = "auto",
     dtype: Dtype = "float32",
 ) -> CommandResult:
     """Print what `rotquant quantize` with the same options takes: memory, time, disk space. Nothing is computed.
@@ -71,9 +73,7 @@ def plan(
         from rotquant.costs.shapes import settings_folder, shapes_of
         from rotquant.costs.work import Work
         from rotquant.models.checkpoints import load_config
-        from rotquant.tensors.devices import torch_dtype
 
-        torch_dtype(dtype)
         folder = settings_folder(model)
         recipe, note = recipe_for(folder, method, samples, sequence_length, changes)
         here = _gpu_here()

@@ -1,5 +1,6 @@
 """Device and dtype names as users write them, and the torch objects they mean, and what differs between devices."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,22 +23,40 @@ _BLOCK = 2**17
 _MOST_THREADS = 8
 
 
+#: Floating-point types of networks.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def check_device(name: str) -> None:
+    """Refuse a device's name that means none, or a GPU where no driver of one is, without torch, which takes seconds.
+
+    Raises:
+        RecipeError: it says what to write instead.
+    """
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is None:
+        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.")
+    if name.startswith("cuda") and not has_driver():
+        raise RecipeError(f"device {name!r} is not available: this machine has no NVIDIA GPU.")
+
+
+def check_dtype(name: str) -> None:
+    """Refuse the name of a type that no network has, without torch; raises `RecipeError`."""
+    if name not in DTYPES:
+        raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
+
+
 def torch_device(name: str) -> "torch.device":
     """The torch device of a `--device` option.
 
     Raises:
         RecipeError: for an unknown device or a GPU that is not there.
     """
+    check_device(name)
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:N or auto.")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RecipeError(f"device {name!r} is not available: torch sees {torch.cuda.device_count()} GPUs.")
     return device
@@ -67,10 +86,9 @@ def torch_dtype(name: str) -> "torch.dtype":
     Raises:
         RecipeError: for a type other than float32, bfloat16, float16 and float64.
     """
+    check_dtype(name)
     import torch
 
-    if name not in ("float32", "bfloat16", "float16", "float64"):
-        raise RecipeError(f"unknown dtype {name!r}; use float32, bfloat16, float16 or float64.")
     return getattr(torch, name)
 
 

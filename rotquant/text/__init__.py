@@ -14,7 +14,7 @@ from rotquant.recipes.corpus import (
     Split,
     content_hash,
 )
-from rotquant.text.loading import corpus_identity, load_rows, load_text, split_of_file, text_files
+from rotquant.text.loading import check_split, corpus_identity, load_rows, load_text, split_of_file, text_files
 from rotquant.text.windows import BOS, NO_BOS, Tokens, bos_of, calibration_samples, evaluation_windows, tokenize
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Tokens",
     "bos_of",
     "calibration_samples",
+    "check_split",
     "content_hash",
     "corpus_identity",
     "evaluation_windows",

@@ -194,6 +194,18 @@ def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
     return islice(_file_rows(spec, file), start, stop)
 
 
+def check_split(spec: CorpusSpec, split: Split) -> None:
+    """Refuse a corpus of this machine that is not there or has no file of a split, without reading any.
+
+    Raises:
+        CorpusError: it says what is missing.
+    """
+    if spec.source == "local":
+        _split_files(spec, split)
+    for part in spec.parts:
+        check_split(part, split)
+
+
 def split_of_file(spec: CorpusSpec) -> Split:
     """The split to measure on where none is asked for: test, or validation for a single file that is named for it."""
     alone = spec.source == "local" and _root(spec).is_file()

@@ -14,7 +14,7 @@ from rotquant.foundation.files import check_output_file
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Calibration
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import NO_BOS, corpus_identity
+from rotquant.text import NO_BOS, check_split, corpus_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,6 +61,7 @@ def prefix(
     """
     _check(threshold, figure)
     spec = corpus_spec(corpus)
+    check_split(spec, "train")
     with task("starting"):
         from reproduction.metrics.outlier_tokens import look
         from rotquant import api
