@@ -85,5 +85,5 @@ def test_every_command_that_works_on_a_model_is_tried() -> None:
     from rotquant.commands.root import cli
 
     commands = get_command(cli).commands  # pyright: ignore[reportAttributeAccessIssue]  # a group's
-    of_models = {name for name, one in commands.items() if any(p.name in ("model", "a") for p in one.params)}
+    of_models = {name for name, one in commands.items() if any(p.name in ("model", "models") for p in one.params)}
     assert of_models - {"prefix"} == {line.split()[0] for line in CASES}

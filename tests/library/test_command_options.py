@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from rotquant import api, comparison
-from rotquant.commands import compare, models, plan
+from rotquant.commands import compare, convert, diagnose, distil, models, plan
 from rotquant.commands.options import corpus_spec
 from rotquant.costs import plan as costs
 from rotquant.foundation.errors import RecipeError
@@ -140,3 +141,25 @@ def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
     assert asked(api, "quantize", *command, str(file), *both)["recipe"].calibration.samples == 128
     with pytest.raises(RecipeError, match="exceed the model's context"):
         api.quantize(folder, override(preset("quarot"), {"rotation": {"heads": False}}, "test"), corpus=MODULES)
+
+
+def test_an_evaluation_runs_in_the_type_that_is_asked_for(
+    model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    for options, dtype in (([], None), (["--dtype", "bfloat16"], torch.bfloat16)):
+        assert asked(api, "load", "evaluate", model, *options)["dtype"] == dtype
+
+
+def test_every_command_that_loads_a_network_has_the_option_dtype() -> None:
+    """But for text from a decoder, whose type was chosen when it was converted."""
+    for command in (
+        models.quantize,
+        models.evaluate,
+        models.export,
+        plan.plan,
+        compare.compare,
+        diagnose.diagnose,
+        distil.train_quantized,
+        convert.convert,
+    ):
+        assert "dtype" in inspect.signature(command).parameters
