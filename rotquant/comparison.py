@@ -114,7 +114,7 @@ def compare(
     Args:
         reference, models: folders or hub ids; the models' predictions are compared with the reference's.
         metric: windows and split; default: the test split in windows as long as all models allow, at most 2048.
-        dtype: as in `rotquant.api.load`.
+        dtype: as in `rotquant.api.load`; a decoder keeps its own.
         timing: whether forward passes are timed too.
 
     Raises:
@@ -127,19 +127,22 @@ def compare(
     metric = metric or Perplexity(corpus=corpus.name, sequence_length=window_length(folders))
     tokens = tokenize(load_text(corpus, metric.split), tokenizer)
 
+    def load(folder: Path) -> nn.Module:
+        return api.load(folder, device=device, dtype=None if is_decoder_folder(folder) else dtype).network
+
     def measure(name: str | Path, folder: Path, network: nn.Module, **known: Any) -> MeasuredModel:
         words = f"perplexity of {name}"
         found = perplexity(network, tokens, metric, batch_size=batch_size, description=words, exact=known.get("exact"))
         window = metric_windows(network, tokens, metric)[:1] if timing else None
         return _measured(name, folder, network, found, window, known.get("parameters"))
 
-    network = api.load(folders[0], device=device, dtype=dtype).network
+    network = load(folders[0])
     exact = float_states(network, metric_windows(network, tokens, metric), batch_size)
     first = measure(reference, folders[0], network)
     del network  # but for its head, which `exact` holds
     others = []
     for name, folder in zip(models, folders[1:], strict=True):
-        network = api.load(folder, device=device, dtype=dtype).network
+        network = load(folder)
         others.append(measure(name, folder, network, exact=exact, parameters=first.parameters))
         del network
     return Comparison(first, tuple(_against(other, first) for other in others))
