@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rotquant.foundation.files import check_output_file, json_text, write_text
+from rotquant.commands.outputs import Writes
+from rotquant.foundation.files import OutputKind, check_output_file, has_keys, json_text, read_json, write_text
 
 #: Exit status of a command whose result is not finite; bad input has 2.
 NOT_FINITE = 3
@@ -65,6 +66,11 @@ def answers(
     """
 
     def decorate(command: Callable[..., CommandResult | None]) -> Callable[..., None]:
+        marked = {"command": f"rotquant {command.__name__}"} if file else {}
+
+        def is_one(path: Path) -> bool:
+            return has_keys("command")(path) and read_json(path)["command"] == marked["command"]
+
         @functools.wraps(command)
         def run(*arguments: Any, json: bool, **options: Any) -> None:
             output: Path | None = options.pop("output") if file else None
@@ -74,7 +80,7 @@ def answers(
                 answer = command(*arguments, **options)
             if answer is None:
                 return
-            document = json_text(answer.data) if json or output else ""
+            document = json_text({**marked, **answer.data}) if json or output else ""
             if output is not None:
                 write_text(output, document)
             for part in (document,) if json else answer.shown:
@@ -84,13 +90,17 @@ def answers(
             if status := answer.status or (NOT_FINITE if answer.complaint else 0):
                 raise typer.Exit(status)
 
+        documented = {**({"command": "what printed it"} if file else {}), **keys}
         own = inspect.signature(command, eval_str=True)
-        added = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_json(keys))]
+        added = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_json(documented))]
         if file:
-            added.append(inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_OUTPUT))
+            annotation = Annotated[_OUTPUT, Writes(OutputKind(f"a result of `{marked['command']}`", is_one))]
+            added.append(
+                inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
         parameters = [*own.parameters.values(), *added]
         run.__signature__ = own.replace(parameters=parameters, return_annotation=None)  # pyright: ignore
-        vars(run)["keys"] = keys
+        vars(run)["keys"] = documented
         return run
 
     return decorate

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Corpus, Device, LoadedDtype, Split, a_model, chosen_split, corpus_spec
+from rotquant.commands.outputs import MODEL
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -38,10 +39,13 @@ _MODEL = (
     file=True,
 )
 def compare(
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", callback=a_model, help="The model to compare with.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", callback=a_model, help="The model to compare with."), MODEL
+    ],
     models: Annotated[
         list[str],
         typer.Argument(metavar="MODEL...", callback=_models, help="Models that are compared with it."),
+        MODEL,
     ],
     corpus: Corpus = "modules",
     split: Split = None,

@@ -7,9 +7,11 @@ import typer
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Converted, Device, Quantized
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import check_output_folder, folder_size
 from rotquant.foundation.progress import task
+from rotquant.models.folders import DECODER
 from rotquant.tensors.devices import torch_device
 
 
@@ -25,7 +27,7 @@ from rotquant.tensors.devices import torch_device
 )
 def convert(
     model: Quantized,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write."), Writes(DECODER, folder=True)],
     dtype: Annotated[
         str, typer.Option(help="Floating-point type of all that is not an integer: float16, bfloat16 or float32.")
     ] = "float16",
@@ -36,7 +38,7 @@ def convert(
     """
     if dtype not in ("float16", "bfloat16", "float32"):
         raise RecipeError(f"a decoder cannot be of type {dtype!r}; use float16, bfloat16 or float32.")
-    check_output_folder(output, "decoder.json", "a decoder", needed=folder_size(model, "*.safetensors") // 2)
+    check_output_folder(output, DECODER, needed=folder_size(model, "*.safetensors") // 2)
     with task("starting"):
         from rotquant.decoder import conversion, save_decoder
         from rotquant.models.checkpoints import load_tokenizer

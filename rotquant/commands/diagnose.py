@@ -9,8 +9,9 @@ from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, read_text, write_text
+from rotquant.foundation.files import OutputKind, check_output_file, read_text, write_text
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import TASKS, Scores, identity, prepare, scores
 from rotquant.recipes.presets import preset
@@ -82,7 +83,9 @@ def diagnose(
         ),
     ] = 20.0,
     card: Annotated[
-        Path | None, typer.Option(help="Write the result into this model card, between its diagnose markers.")
+        Path | None,
+        typer.Option(help="Write the result into this model card, between its diagnose markers."),
+        Writes(OutputKind("a model card", lambda _: True)),  # of which only what stands between the markers is replaced
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",

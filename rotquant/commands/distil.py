@@ -21,10 +21,11 @@ from rotquant.commands.options import (
     corpus_spec,
     rotation_fields,
 )
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash, write_json
 from rotquant.foundation.progress import silenced, task
-from rotquant.models.folders import MANIFEST
+from rotquant.models.folders import QUANTIZED
 from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe
@@ -59,7 +60,7 @@ HISTORY = "history.json"
 )
 def train_quantized(
     model: Checkpoint,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write."), Writes(QUANTIZED, folder=True)],
     method: Annotated[
         str,
         typer.Option(
@@ -96,7 +97,7 @@ def train_quantized(
     methods.rcp.schedule=cosine`
     """
     _settings(changed(preset(method), changes), method)
-    check_output_folder(output, MANIFEST, "a quantized model")
+    check_output_folder(output, QUANTIZED)
     spec = corpus_spec(corpus)
     check_split(spec, "train")
     with task("starting"):

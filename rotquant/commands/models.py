@@ -30,12 +30,13 @@ from rotquant.commands.options import (
     rotation_fields,
     with_options,
 )
+from rotquant.commands.outputs import Writes
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.foundation.files import check_output_file, check_output_folder, folder_size
+from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare, task_names
-from rotquant.models.folders import MANIFEST
+from rotquant.models.folders import GGUF, QUANTIZED
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -63,7 +64,7 @@ _MADE = {
 )
 def quantize(
     model: Checkpoint,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write."), Writes(QUANTIZED, folder=True)],
     method: Method = "quarot",
     changes: Changes = None,
     corpus: Corpus = "modules",
@@ -72,6 +73,7 @@ def quantize(
     rotations: Annotated[
         Path | None,
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
+        Writes(OutputKind("a file of rotations", lambda _: True)),  # one that is there is read
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -90,7 +92,7 @@ def quantize(
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     bits = recipe.weights.scheme.bits if recipe.weights else 16
     least = folder_size(model, "*.safetensors") * bits // 32  # of a float32 checkpoint; nothing is known of the hub's
-    check_output_folder(output, MANIFEST, "a quantized model", needed=least)
+    check_output_folder(output, QUANTIZED, needed=least)
     if rotations is not None:
         _check_rotations(rotations, output)
     spec = corpus_spec(corpus)
@@ -153,7 +155,14 @@ def _check_rotations(rotations: Path, output: Path) -> None:
 @answers({**_MADE, "format": "", "for": "the engine", "quant_method": "what the folder asks for", "notes": ""})
 def export(
     model: Quantized,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, or with --format gguf a file.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Folder to write, or with --format gguf a file."),
+        Writes(
+            lambda given: GGUF if given["form"] == "gguf" else OutputKind("empty"),
+            folder=lambda given: given["form"] != "gguf",
+        ),
+    ],
     form: Annotated[
         str,
         typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from rotquant.commands import completion
+from rotquant.commands.outputs import MODEL, RECIPE, TEXT
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
@@ -70,6 +71,7 @@ def _a_dtype(name: str | None) -> str | None:
 Checkpoint = Annotated[
     str,
     typer.Argument(metavar="MODEL", callback=a_checkpoint, help="A plain checkpoint: Hugging Face folder or hub id."),
+    MODEL,
 ]
 AnyModel = Annotated[
     str,
@@ -78,14 +80,17 @@ AnyModel = Annotated[
         callback=a_model,
         help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
     ),
+    MODEL,
 ]
 Quantized = Annotated[
     Path,
     typer.Argument(metavar="MODEL", callback=_folder_of("quantized"), help="Folder written by `rotquant quantize`."),
+    MODEL,
 ]
 Converted = Annotated[
     Path,
     typer.Argument(metavar="MODEL", callback=_folder_of("decoder"), help="Folder written by `rotquant convert`."),
+    MODEL,
 ]
 Corpus = Annotated[
     str,
@@ -98,6 +103,7 @@ Corpus = Annotated[
         "10 % for validation and the rest for tests; or a hub id with an optional configuration, e.g. "
         "Salesforce/wikitext:wikitext-2-raw-v1.",
     ),
+    TEXT,
 ]
 Method = Annotated[
     str,
@@ -106,6 +112,7 @@ Method = Annotated[
         help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are. Or a file, .yaml or "
         ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it.",
     ),
+    RECIPE,
 ]
 Samples = Annotated[
     int | None, typer.Option(min=1, help="Calibration samples. Default: the recipe's, 128 of most presets.")

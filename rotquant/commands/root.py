@@ -7,6 +7,7 @@ import typer
 
 from rotquant import __version__
 from rotquant.commands import compare, convert, diagnose, distil, doctor, families, methods, models, plan, tasks
+from rotquant.commands.outputs import guard
 
 #: Entry points of this group are functions that take the tree and add their commands to it.
 GROUP = "rotquant.commands"
@@ -36,6 +37,7 @@ cli.command()(tasks.tasks)
 cli.command()(doctor.doctor)
 for point in sorted(entry_points(group=GROUP)):
     point.load()(cli)
+guard(cli)
 
 
 def _print_version(asked: bool) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rotquant.commands import completion
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.outputs import FILE, NEW
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
 from rotquant.metrics.zeroshot import TASKS, identity, prepare, quoted, suite_of, task_names
@@ -28,6 +29,7 @@ Shots = Annotated[int, typer.Option(min=0, help="How many solved examples stand 
 TaskData = Annotated[
     Path | None,
     typer.Option(help="Suite paper: a folder with one file per task (piqa.jsonl, ...) in place of the hub."),
+    FILE,
 ]
 
 
@@ -40,6 +42,7 @@ def tasks(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the tasks' definitions for lm-eval here; local data is checked."),
+        NEW,
     ] = None,
 ) -> CommandResult:
     """List the zero-shot tasks; with -o, write a suite as a folder for lm-eval's own command line.

@@ -18,11 +18,11 @@ from rotquant.decoder.config import DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
-from rotquant.foundation.files import atomic_directory, read_json, write_json
+from rotquant.foundation.files import atomic_directory, check_output_folder, read_json, write_json
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.companions import has_tokenizer, write_companions
 from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
-from rotquant.models.folders import check_kind, read_safetensors_header
+from rotquant.models.folders import DECODER, check_kind, read_safetensors_header
 from rotquant.models.generation import generation_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors, seal
 from rotquant.models.shards import write_shards
@@ -67,12 +67,13 @@ def save_decoder(
     source: dict[str, Any] | None = None,
     companions: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write a folder; an existing one is replaced once the new one is complete.
+    """Write a folder; a decoder that is there is replaced once the new one is complete, and nothing else.
 
     Args:
         tokenizer: written where `companions` have none.
         companions: the model's files other than weights (`rotquant.models.companions`), written as they are.
     """
+    check_output_folder(folder, DECODER)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in decoder.state_dict().items()}
     with atomic_directory(folder) as temporary:
         files = write_shards(temporary, tensors, _STEM)

@@ -18,7 +18,9 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,33 +31,89 @@ from rotquant.foundation.parsing import parse_json
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 #: What Linux's file systems bear, in bytes; a path is below another folder.
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048
+#: Bytes of JSON that is written here, at most: what is larger is of another kind.
+_LARGEST_RESULT = 2**28
 _RECOMPUTE = "delete it and run again to recompute it"
 
 
-def check_output_file(path: str | Path) -> None:
+@dataclass(frozen=True)
+class OutputKind:
+    """What a writer writes; of what stands in its place it replaces no other thing.
+
+    what: in words, for sentences: "a quantized model". is_one: whether a file or folder is one, by its content.
+    """
+
+    what: str
+    is_one: Callable[[Path], bool] = lambda _: False
+
+
+def has_keys(*keys: str, marker: str | None = None) -> Callable[[Path], bool]:
+    """Whether a file, or the file `marker` of a folder, is a JSON object with these keys."""
+
+    def is_one(path: Path) -> bool:
+        file = path if marker is None else path / marker
+        with contextlib.suppress(ResultError):
+            found = read_json(file) if file.is_file() and file.stat().st_size < _LARGEST_RESULT else None
+            return isinstance(found, dict) and found.keys() >= {*keys}
+        return False
+
+    return is_one
+
+
+#: What may be replaced whatever it is, since somebody said so: where paths lead, links followed.
+_replaceable: ContextVar[frozenset[Path]] = ContextVar("replaceable", default=frozenset())
+
+
+@contextlib.contextmanager
+def replacing(*paths: str | Path) -> Iterator[None]:
+    """Let writers replace files and folders that are not of their kind, as `--force` does; never what is in use."""
+    token = _replaceable.set(_replaceable.get() | {_target(path) for path in paths})
+    try:
+        yield
+    finally:
+        _replaceable.reset(token)
+
+
+def check_output_file(path: str | Path, kind: OutputKind | None = None, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse a path that a file cannot be written to, before the work whose result it is to hold.
 
+    Args:
+        kind: what is written, where a file of another kind is not replaced.
+        inputs: files and folders that the same work reads.
+
     Raises:
-        ResultError: a folder, a device, or a place that is read-only, full or below a file.
+        ResultError: a folder, a device, a place that is read-only, full or below a file, an input or a part of one, or
+            a file of another kind that is not `replacing`.
     """
     target = _target(path)
     if _is_special(path):
         raise ResultError(f"{path} is a device or pipe, which a file would replace; name a file.")
     if target.is_dir():
         raise ResultError(f"{path} is a folder; name a file.")
+    alike = kind is None or not target.exists() or kind.is_one(target)
+    for given, source in _read_places(inputs):
+        if target == source:
+            raise ResultError(f"{path} is {given}, which this command reads; name another file.")
+        if source in target.parents and not alike:
+            raise ResultError(f"{path} is a part of {given}, which this command reads; name another file.")
+    if kind is not None and not alike:
+        _check_replaceable(path, target, kind)
     _check_writable(target.parent, path)
 
 
-def check_output_folder(path: str | Path, marker: str | None = None, what: str = "empty", needed: int = 0) -> None:
+def check_output_folder(
+    path: str | Path, kind: OutputKind = OutputKind("empty"), needed: int = 0, inputs: Iterable[str | Path] = ()
+) -> None:
     """Refuse a path that a folder cannot be written to, before the work whose result it is to hold.
 
     Args:
-        path: a folder that is not there, is empty, or has the file `marker`: one of `what`, which is to be replaced.
+        path: a folder that is not there, is empty, or is of the kind that is written and is to be replaced.
         needed: bytes that will be written at least.
+        inputs: files and folders that the same work reads.
 
     Raises:
-        ResultError: a file, a folder with other content, or a place that is read-only, full, below a file, or that
-            cannot be replaced.
+        ResultError: a file, a folder with other content that is not `replacing`, an input, a folder in or around one,
+            or a place that is read-only, full, below a file, or that cannot be replaced.
     """
     target = _target(path)
     if _is_special(path) or (target.exists() and not target.is_dir()):
@@ -64,8 +122,12 @@ def check_output_folder(path: str | Path, marker: str | None = None, what: str =
         raise ResultError(f"{path} is the working folder or around it, and would be replaced; name a folder in it.")
     if os.path.ismount(target):
         raise ResultError(f"{path} is a mount point, which cannot be replaced; name a folder in it.")
-    if target.exists() and any(target.iterdir()) and not (marker and (target / marker).exists()):
-        raise ResultError(f"{path} exists and is not {what}; name another folder.")
+    for given, source in _read_places(inputs):
+        if target == source or target in source.parents or source in target.parents:
+            where = "is" if target == source else "is around" if target in source.parents else "is in"
+            raise ResultError(f"{path} {where} {given}, which this command reads; name another folder.")
+    if target.exists() and any(target.iterdir()) and not kind.is_one(target):
+        _check_replaceable(path, target, kind)
     existing = _check_writable(target.parent, path)
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -176,6 +238,26 @@ def folder_beside(path: str | Path) -> Iterator[Path]:
             yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_replaceable(path: str | Path, target: Path, kind: OutputKind) -> None:
+    """Refuse to replace what is of another kind, saying what it is, unless it is `replacing`."""
+    if target in _replaceable.get():
+        return
+    files = [file for file in target.rglob("*") if file.is_file()] if target.is_dir() else [target]
+    size = sum(file.stat().st_size for file in files)
+    there = f"{len(files)} files of {size:,} bytes" if target.is_dir() else f"a file of {size:,} bytes"
+    raise ResultError(
+        f"{path} exists and is not {kind.what}; name another place, or pass --force to replace what is there, {there}."
+    )
+
+
+def _read_places(inputs: Iterable[str | Path]) -> Iterator[tuple[Path, Path]]:
+    """Yield what is read, as it is named and where it leads: files, folders, and what links in these lead to."""
+    for given in map(Path, inputs):
+        yield given, _target(given)
+        links = given.iterdir() if given.is_dir() else ()
+        yield from ((link, _target(link)) for link in links if link.is_symlink())
 
 
 def _target(path: str | Path) -> Path:

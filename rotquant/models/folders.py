@@ -12,10 +12,12 @@ from typing import Any, Literal
 from rotquant.foundation.contents import content_digests
 from rotquant.foundation.errors import CheckpointError, nearest
 from rotquant.foundation.files import (
+    OutputKind,
     canonical_json,
     check_regular,
     check_regular_files,
     file_inside,
+    has_keys,
     read_object,
     short_hash,
 )
@@ -27,6 +29,13 @@ MANIFEST = "rotquant.json"
 #: File that makes a folder a converted decoder (rotquant.decoder.storage).
 DECODER_MANIFEST = "decoder.json"
 
+#: What writers of these folders and of GGUF files replace, and nothing else.
+QUANTIZED = OutputKind("a quantized model", has_keys("format_version", "recipe", "quantized", marker=MANIFEST))
+DECODER = OutputKind("a decoder", has_keys("format_version", "precision", "files", marker=DECODER_MANIFEST))
+GGUF = OutputKind("a GGUF file of `rotquant export`", lambda path: _begins_with(path, GGUF_MARK))
+#: Key of a GGUF file that is written here, near its head.
+GGUF_MARK = b"rotquant.version"
+
 #: File that makes a folder, without a config.json of its own, low-rank deltas of another checkpoint.
 DELTA_CONFIG = "adapter_config.json"
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
@@ -37,6 +46,12 @@ _SETTINGS = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "chat_template*"),
     *("tokenizer*", "*_tokens*.json", "vocab.json", "merges.txt"),
 )
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    """Whether a file has a mark in its first 4096 bytes."""
+    with path.open("rb") as file:
+        return mark in file.read(4096)
 
 
 def settings_files(folder: Path) -> list[Path]:

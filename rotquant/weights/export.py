@@ -71,7 +71,7 @@ def export_plain(source: str | Path, output: str | Path, dtype: torch.dtype | No
         CheckpointError: the source is damaged.
     """
     output = Path(output)
-    check_output_folder(output, needed=folder_size(source, "*.safetensors"))
+    check_output_folder(output, needed=folder_size(source, "*.safetensors"), inputs=[source])
     check_exportable(read_manifest(source).recipe)
     model, _, _ = load_quantized(source, "cpu", dtype)
     model.generation_config = GenerationConfig()  # which transformers saves whatever the model's own is
@@ -124,7 +124,7 @@ def export_compressed(
         CheckpointError: the source is damaged.
     """
     source, output = Path(source), Path(output)
-    check_output_folder(output, needed=folder_size(source, "*.safetensors"))
+    check_output_folder(output, needed=folder_size(source, "*.safetensors"), inputs=[source])
     manifest = read_manifest(source)
     recipe = running(manifest.recipe, changes)
     architecture = architecture_of(load_config(source))

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rotquant import __version__
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import atomic_path, check_output_file
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer
+from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
@@ -68,7 +70,7 @@ def export_gguf(source: str | Path, output: str | Path, dtype: torch.dtype | Non
         ResultError: the output cannot be written, or the source is no quantized model.
     """
     source, output = Path(source), Path(output)
-    check_output_file(output)
+    check_output_file(output, GGUF, [source])
     recipe, config = read_manifest(source).recipe, load_config(source)
     _check(recipe, config)
     words = _tokenizer(source)
@@ -239,6 +241,7 @@ def _describe(writer: Any, gguf: Any, config: Any, kind: str) -> None:
     architecture = architecture_of(config)
     files = {"Q4_0": "MOSTLY_Q4_0", "Q4_1": "MOSTLY_Q4_1", "Q8_0": "MOSTLY_Q8_0", "F16": "MOSTLY_F16"}
     files |= {"BF16": "MOSTLY_BF16", "F32": "ALL_F32"}
+    writer.add_string(GGUF_MARK.decode(), __version__)
     writer.add_file_type(getattr(gguf.LlamaFileType, files[kind]))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
-from rotquant.foundation.files import atomic_directory, read_json, write_json
+from rotquant.foundation.files import atomic_directory, check_output_folder, read_json, write_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of, attention_implementation, decoder_layers
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.companions import GENERATION, has_tokenizer, write_companions
 from rotquant.models.experts import stack_experts, stacked_names
-from rotquant.models.folders import MANIFEST, check_kind, check_weight_files
+from rotquant.models.folders import MANIFEST, QUANTIZED, check_kind, check_weight_files
 from rotquant.models.generation import generation_config, write_generation_config
 from rotquant.models.integrity import (
     check_finite,
@@ -141,11 +141,12 @@ class StoredTensors:
 
 @task("saving the model")
 def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
-    """Write a model folder; an existing one is replaced once the new one is complete.
+    """Write a model folder; an existing one is replaced once the new one is complete, and nothing else.
 
     Args:
         source: what the manifest shall say of the origin, as plain data.
     """
+    check_output_folder(folder, QUANTIZED)
     tensors = _floating_tensors(stored.model, stacked_names(stored.weights))
     tensors |= all_weight_tensors(stored.weights)
     tensors |= state_tensors(stored.state)

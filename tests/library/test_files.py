@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import (
+    OutputKind,
     atomic_directory,
     atomic_path,
     cache_folder,
@@ -25,10 +26,13 @@ from rotquant.foundation.files import (
     check_regular_files,
     file_inside,
     folder_beside,
+    has_keys,
     read_json,
     write_json,
     write_text,
 )
+
+MODEL = OutputKind("a model", has_keys("kind", marker="marker"))
 
 
 def fail_halfway(context, name: str | None, failure: Exception | None = None):
@@ -160,25 +164,25 @@ def test_a_folder_cannot_take_the_place_of_what_is_not_its_like(tmp_path, monkey
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "model" / "inside").mkdir(parents=True)
-    (tmp_path / "model" / "marker").touch()
+    (tmp_path / "model" / "marker").write_text('{"kind": 1}')
     (tmp_path / "loop").symlink_to("loop")
     for path, problem in [
         (tmp_path / "file", "is a file, where a folder is to be written"),
         (tmp_path / "file" / "below", "file is a file; name another place"),
-        (tmp_path, "is not a model; name another folder"),
+        (tmp_path, "is not a model; name another place, or pass --force"),
         (Path("/"), "is the working folder or around it"),
         (Path("/dev/null"), "is a file"),
     ]:
         with pytest.raises(ResultError, match=problem):
-            check_output_folder(path, "marker", "a model")
+            check_output_folder(path, MODEL)
     with pytest.raises(ResultError, match="exists and is not empty"):
         check_output_folder(tmp_path / "model")
     for name in ("model", "empty", "new/folders"):
-        check_output_folder(tmp_path / name, "marker", "a model")
+        check_output_folder(tmp_path / name, MODEL)
     monkeypatch.chdir(tmp_path / "model" / "inside")
     for path in (Path(), Path(".."), tmp_path / "model"):
         with pytest.raises(ResultError, match="is the working folder or around it"):
-            check_output_folder(path, "marker", "a model")
+            check_output_folder(path, MODEL)
 
 
 def test_a_place_that_is_read_only_or_too_small_is_refused(tmp_path, monkeypatch):

@@ -472,7 +472,7 @@ def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, 
     assert rotquant(monkeypatch, "tasks", "--suite", "shipped", "-o", str(target)) == 0
     assert (target / "grammar.jsonl").read_bytes() == (folder / "grammar.jsonl").read_bytes()
     assert rotquant(monkeypatch, "tasks", "-o", str(target)) == 2
-    assert "exists and is not empty; name another folder" in capsys.readouterr().err
+    assert "exists and is not empty; name another place" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

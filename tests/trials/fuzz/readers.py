@@ -158,12 +158,18 @@ FUZZED: dict[str, tuple[str, ...]] = {
 
 _LOADS = "calls a load of this package, which is listed itself"
 _OURS = "reads the package's own files"
+_KIND = "asks of any content whether it is of a kind that is written here, and takes every error for no"
 _WRITES = "opens a file for writing, or a display"
 _AGAIN = "reads what another reader of the same command has accepted"
 _MLFLOW = "reads, for MLflow, files that read_result and pages have accepted, or MLflow's own answers"
 #: Functions whose calls only look like readers of files, or whose files are nobody's input, and why.
 ASIDE: dict[str, str] = {
     "rotquant.foundation.files:_new_file": _WRITES,
+    "rotquant.foundation.files:has_keys.is_one": _KIND,
+    "rotquant.commands.answers:answers.decorate.is_one": _KIND,
+    "rotquant.models.folders:_begins_with": _KIND,
+    "reproduction.commands.report:_has": _KIND,
+    "reproduction.run.archives:is_archive": _KIND,
     "rotquant.weights.export:seal_export": "reads what it has written just before",
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",

@@ -9,15 +9,22 @@ from reproduction.commands.runs import Configs, Jobs, PlanFile, open_plan
 from reproduction.run import archives, execution
 from reproduction.run.workers import usual_workers
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.outputs import FILE, Writes
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import check_output_file
+from rotquant.foundation.files import OutputKind, check_output_file
+
+ARCHIVE = OutputKind("an archive of runs", archives.is_archive)
 
 
 def archive(
     output: Annotated[
-        Path, typer.Argument(help="The archive, below whatever folder: weights/0123456789abcdef-01234567.tar.")
+        Path,
+        typer.Argument(help="The archive, below whatever folder: weights/0123456789abcdef-01234567.tar."),
+        Writes(ARCHIVE),
     ],
-    needed: Annotated[list[Path] | None, typer.Option("--needs", help="An archive that it needs. Repeatable.")] = None,
+    needed: Annotated[
+        list[Path] | None, typer.Option("--needs", help="An archive that it needs. Repeatable."), FILE
+    ] = None,
     jobs: Jobs = None,
     config: Configs = None,
     plan: PlanFile = None,
@@ -37,7 +44,9 @@ def archive(
 
 @answers({"output": "the file", "tables": "", "runs": "how many", "of": "how many the tables have", "bytes": ""})
 def export(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz."), Writes(ARCHIVE)
+    ],
     tables: Annotated[
         list[str] | None, typer.Argument(help="Tables or papers. Default: all that are computed.")
     ] = None,
@@ -66,7 +75,9 @@ def export(
     {"runs": "keys of those that are here", "others": "keys of those left out", "whole": "parts that are complete"}
 )
 def import_(
-    archived: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`.")] = None,
+    archived: Annotated[
+        list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`."), FILE
+    ] = None,
     config: Configs = None,
     plan: PlanFile = None,
 ) -> CommandResult:

@@ -11,6 +11,8 @@ from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.completion import methods
 from rotquant.commands.options import Changes, Device, Dtype, changed
+from rotquant.commands.outputs import Writes
+from rotquant.foundation.files import OutputKind, has_keys
 from rotquant.foundation.progress import task
 from rotquant.tensors.devices import torch_device, torch_dtype
 
@@ -49,7 +51,11 @@ def measure(
     table: Annotated[
         str, typer.Argument(autocompletion=completion.tables, help="A speed table's id, e.g. quarot_table14.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The record (JSON); one that is there is continued.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The record (JSON); one that is there is continued."),
+        Writes(OutputKind("a record of times", has_keys("table", "gpu", "sittings", "cells"))),
+    ],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
     note: Annotated[str, typer.Option(help="A sentence for the record: what else the machine does.")] = "",
@@ -84,9 +90,11 @@ def measure(
 
 @bench_app.command()
 def costs(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file that the library reads.")] = Path(
-        "rotquant/costs/records.json"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The file that the library reads."),
+        Writes(OutputKind("a file of times", has_keys("records"))),
+    ] = Path("rotquant/costs/records.json"),
 ) -> None:
     """Write the times that `rotquant plan` scales, from the records below results/bench/.
 

@@ -9,18 +9,29 @@ from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Device, corpus_spec
-from rotquant.recipes.corpus import CALIBRATION_CHARACTERS
+from rotquant.commands.outputs import FILE, NEW, TEXT, Writes
+from rotquant.foundation.files import OutputKind, has_keys
+from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, SPLITS
 from rotquant.tensors.devices import torch_device
 
 if TYPE_CHECKING:
     from rotquant.recipes.corpus import Split
 
+TRAINED = OutputKind("a model that was trained here", has_keys(marker="recipe.json"))
+
 
 @answers({"corpus": "", "splits": "by name: rows, characters, sha256, and the recorded sha256 or null"})
 def corpus(
-    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes.")] = "modules",
+    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes."), TEXT] = "modules",
     split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write each split as text here.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Also write each split as text here."),
+        Writes(
+            OutputKind("a text of before"),
+            files=lambda folder, given: (folder / f"{name}.txt" for name in given.get("split") or SPLITS),
+        ),
+    ] = None,
 ) -> CommandResult:
     """Build or read a text corpus; print its size, its content hash and whether that is the recorded one.
 
@@ -28,7 +39,6 @@ def corpus(
     """
     from reproduction.identity.corpora import expected_hashes
     from rotquant.foundation.files import check_output_file, write_text
-    from rotquant.recipes.corpus import SPLITS
     from rotquant.text import content_hash, load_rows
 
     names = cast("Sequence[Split]", split or SPLITS)
@@ -54,7 +64,7 @@ def corpus(
 
 @answers({"output": "the folder", "files": "how many"})
 def pack(
-    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write."), NEW],
     characters: Annotated[
         int, typer.Option(min=1, help="Of the train split only the head, of so many characters of each corpus.")
     ] = CALIBRATION_CHARACTERS,
@@ -75,9 +85,11 @@ def pack(
 
 def train(
     config: Annotated[
-        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml.")
+        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml."), FILE
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the trained model.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the trained model."), Writes(TRAINED, folder=True)
+    ],
     device: Device = "auto",
     compile: Annotated[
         bool, typer.Option(help="torch.compile, and CUDA graphs on a GPU: faster, rounds differently.")
@@ -96,11 +108,11 @@ def train(
 
     if is_fine_tuning(config):
         tuning = FineTuning.from_yaml(config)
-        check_output_folder(output, "recipe.json", "a model that was trained here")
+        check_output_folder(output, TRAINED)
         from reproduction.commands.finetuning import fine_tuned
 
         fine_tuned(tuning, output, torch_device(device).type)
         return
     recipe = TrainingConfig.from_yaml(config)
-    check_output_folder(output, "recipe.json", "a model that was trained here")
+    check_output_folder(output, TRAINED)
     train_model(recipe, output, torch_device(device).type, compile=compile)

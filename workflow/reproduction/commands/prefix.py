@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
+from reproduction.commands.report import FIGURE
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file
 from rotquant.foundation.progress import task
@@ -47,7 +49,7 @@ def prefix(
     threshold: Annotated[
         float, typer.Option(help="Times the median that make an outlier token: PrefixQuant's eta, above 1.")
     ] = 64.0,
-    figure: Annotated[Path | None, typer.Option(help="Also draw what was found, as SVG.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw what was found, as SVG."), Writes(FIGURE)] = None,
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",

@@ -11,11 +11,13 @@ from reproduction.commands import completion
 from reproduction.commands.runs import Configs, PlanFile, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.sources import Source, source_of
+from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, read_text, write_text
+from rotquant.foundation.files import OutputKind, atomic_path, read_text, write_text
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
@@ -28,7 +30,24 @@ FigureWidth = Annotated[
     typer.Option(help="Width in a paper: of its text (7 in) or of one of its two columns (3.3 in); default as needed."),
 ]
 
+#: Bytes of a file by which its kind is recognized.
+_HEAD = 2**20
+#: A figure of this project, and a file of the gallery.
+FIGURE = OutputKind(
+    "a figure of this project", lambda path: _has(path, b"<svg") and _has(path, b"Matplotlib", b"rotquant")
+)
+PAGE = OutputKind(
+    "a page or figure of reports",
+    lambda path: FIGURE.is_one(path) or _has(path, b"## What it means", b"`snakemake --cores all reports/"),
+)
 _LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
+
+
+def _has(path: Path, *marks: bytes) -> bool:
+    """Whether one of these texts is in the head of a file."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    return any(mark in head for mark in marks)
 
 
 def of_name(project: Project, name: str) -> tuple[Table, Source[Any, Any]]:
@@ -145,9 +164,18 @@ def index(config: Configs = None, plan: PlanFile = None) -> None:
         typer.echo(str(REPORTS / name))
 
 
+def _copies(output: Path, _: object) -> list[Path]:
+    """The files that `gallery` writes."""
+    root = find_root()
+    pages, figures = (root / REPORTS).glob("*.md"), (root / FIGURES).glob("*.svg")
+    return [*(root / output / one.name for one in pages), *(root / output / "figures" / one.name for one in figures)]
+
+
 @report_app.command()
 def gallery(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the copies.")] = Path("docs/gallery"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the copies."), Writes(PAGE, files=_copies)
+    ] = Path("docs/gallery"),
     config: Configs = None,
 ) -> None:
     """Copy the rendered reports and figures to docs/gallery/, which is committed for readers on a code host.

@@ -25,6 +25,7 @@ from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import AllowCode
+from rotquant.commands.outputs import FILE
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import json_text, read_json
 
@@ -35,10 +36,12 @@ runs_app = typer.Typer(
 Configs = Annotated[
     list[Path] | None,
     typer.Option("--config", help="Configuration on top of config/config.yaml, e.g. config/paper.yaml. Repeatable."),
+    FILE,
 ]
 PlanFile = Annotated[
     Path | None,
     typer.Option("--plan", help="The plan that Snakemake wrote, below results/plans/, with its configuration."),
+    FILE,
 ]
 Jobs = Annotated[
     int | None,

@@ -20,8 +20,9 @@ from reproduction.sources import source_of
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import check_output_file, write_json, write_text
+from rotquant.foundation.files import OutputKind, check_output_file, has_keys, write_json, write_text
 
 if TYPE_CHECKING:
     from reproduction.render.pages.model import Logged, Report
@@ -39,7 +40,9 @@ _SERVER_SETTINGS = {
 
 def init_tracking(
     output: Annotated[
-        Path | None, typer.Option(help="Write which store is used to this file, and only warn where it cannot be used.")
+        Path | None,
+        typer.Option(help="Write which store is used to this file, and only warn where it cannot be used."),
+        Writes(OutputKind("a record of which store is used", has_keys("initialised", "tracking_uri"))),
     ] = None,
 ) -> None:
     """Create MLflow's database where it is missing, so that parallel processes find it complete."""

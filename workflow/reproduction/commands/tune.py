@@ -1,7 +1,8 @@
 """`rotquant tune`: choose a method's settings for the models of a configuration, on validation text."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -10,12 +11,20 @@ from rich.table import Table
 from reproduction.commands.runs import Configs, Jobs, OtherDevice, device_of, open_project
 from reproduction.run.tuning import RECORDS, at_an_end, points, read_grid, tune
 from reproduction.run.workers import usual_workers
+from reproduction.tables.configuration import find_root
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Changes, MethodName, changes_of
+from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import check_output_file
+from rotquant.foundation.files import OutputKind, check_output_file, has_keys
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override_all
+
+RECORD = OutputKind("a record of `rotquant tune`", has_keys("grid", "points", "chosen"))
+
+
+def _records(output: Path, given: Mapping[str, Any]) -> list[Path]:
+    return [find_root() / output / f"{given['method']}-{slot}.json" for slot in given["slots"]]
 
 
 @answers(
@@ -41,7 +50,9 @@ def tune_method(
     ] = None,
     jobs: Jobs = None,
     device: OtherDevice = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the records.")] = RECORDS,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the records."), Writes(RECORD, files=_records)
+    ] = RECORDS,
     config: Configs = None,
 ) -> CommandResult:
     """Choose settings of METHOD for each SLOT: the least perplexity on the *validation* text, as a mean over seeds.

@@ -14,6 +14,7 @@ import lzma
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from reproduction.run.plan import Plan
@@ -139,6 +140,14 @@ def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = Fal
         )
     _write(archive, _measured(plan, here), rounded)
     return len(here), len(runs)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an archive that was written here: its first member is a result."""
+    with suppress(Exception), tarfile.open(path) as file:  # of what is no archive, or a damaged one, any error comes
+        first = file.next()
+        return first is not None and first.name.startswith("results/")
+    return False
 
 
 def _write(archive: Path, paths: Iterable[Path], content: Callable[[Path], bytes] | None = None) -> None:

@@ -12,7 +12,7 @@ from reproduction.identity.run import Run
 from reproduction.run.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import canonical_json, read_object, short_hash, write_json
+from rotquant.foundation.files import canonical_json, read_object, replacing, short_hash, write_json
 from rotquant.foundation.progress import task
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def compute_weights(
         "stages": stored.seconds,
         "seconds": time.perf_counter() - started,
     }
-    save_quantized(folder, stored, provenance)
+    with replacing(folder):  # which is the workflow's, whatever an interruption left there
+        save_quantized(folder, stored, provenance)
     if stored.history:
         write_json(folder / HISTORY_FILE, stored.history)
     for path in folder.parent.glob(f"{folder.name}.unfinished-*"):
