@@ -6,6 +6,7 @@ The commands are found in the tree, so that one that is added is asked too.
 import inspect
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -55,9 +56,10 @@ READING = [
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of what commands may read, in a project, whose reports are not this one's."""
-    save_tiny(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("w3 w4 w5\n" * 900)
-    (tmp_path / "recipe.yaml").write_text("weights: null\n")
+    (tmp_path / "inputs").mkdir()
+    save_tiny(tmp_path / "inputs" / "model")
+    (tmp_path / "inputs" / "text.txt").write_text("w3 w4 w5\n" * 900)
+    (tmp_path / "inputs" / "recipe.yaml").write_text("weights: null\n")
     (tmp_path / "project" / "reports").mkdir(parents=True)
     for name in ("config", "workflow"):
         (tmp_path / "project" / name).symlink_to(REPOSITORY / name)
@@ -72,7 +74,7 @@ def inputs(command: str, places: Path) -> dict[str, Path]:
     for name, mark in places_of(COMMANDS[command]).items():
         if isinstance(mark, Reads):
             text, recipe = name in ("corpus", "archived", "needed", "plan"), name in ("method", "config")
-            found[name] = places / ("text.txt" if text else "recipe.yaml" if recipe else "model")
+            found[name] = places / "inputs" / ("text.txt" if text else "recipe.yaml" if recipe else "model")
     return found
 
 
@@ -152,7 +154,7 @@ def test_an_input_is_not_replaced_even_by_force(
     given = inputs(command, places)
     source = given[read]
     (places / "link").symlink_to(source)
-    (places / "around").symlink_to(places)
+    (places / "around").symlink_to(places / "inputs")
     _, folder = targets(command, name, given, places)
     tried = [source, places / "link"]
     if places_of(COMMANDS[command])[name].files is not None:
@@ -164,13 +166,20 @@ def test_an_input_is_not_replaced_even_by_force(
     before = snapshot(places)
     for place in tried:
         said = refused([*line(command, {**given, name: place}), "--force"], capsys)
-        assert name in ("rotations", "card") or "which this command reads" in said, said
+        assert name in ("rotations", "card") or re.search(r"which this command reads|is a (folder|file)[;,] ", said)
         assert snapshot(places) == before, place
 
 
 def test_results_are_replaced_by_their_like(places: Path, capsys: pytest.CaptureFixture) -> None:
     """Twice what `evaluate` writes, a quantized folder and a GGUF file of one; and what is forced."""
-    evaluate = ["evaluate", str(places / "model"), "--corpus", str(places / "text.txt"), "--device", "cpu"]
+    evaluate = [
+        "evaluate",
+        str(places / "inputs/model"),
+        "--corpus",
+        str(places / "inputs/text.txt"),
+        "--device",
+        "cpu",
+    ]
     evaluate += ["--sequence-length", "16", "--max-windows", "1", "-o", str(places / "result.json")]
     for _ in range(2):
         with pytest.raises(SystemExit) as stop:
