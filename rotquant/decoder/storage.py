@@ -21,8 +21,8 @@ from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, check_output_folder, read_json, write_json
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.companions import has_tokenizer, write_companions
-from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.folders import DECODER, check_kind, read_safetensors_header
+from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.generation import generation_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors, seal
 from rotquant.models.shards import write_shards

@@ -58,6 +58,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of what commands may read, in a project, whose reports are not this one's."""
     (tmp_path / "inputs").mkdir()
     save_tiny(tmp_path / "inputs" / "model")
+    quantized = Path(shutil.copytree(tmp_path / "inputs" / "model", tmp_path / "inputs" / "quantized"))
+    (quantized / "rotquant.json").write_text("{}")
     (tmp_path / "inputs" / "text.txt").write_text("w3 w4 w5\n" * 900)
     (tmp_path / "inputs" / "recipe.yaml").write_text("weights: null\n")
     (tmp_path / "project" / "reports").mkdir(parents=True)
@@ -74,7 +76,8 @@ def inputs(command: str, places: Path) -> dict[str, Path]:
     for name, mark in places_of(COMMANDS[command]).items():
         if isinstance(mark, Reads):
             text, recipe = name in ("corpus", "archived", "needed", "plan"), name in ("method", "config")
-            found[name] = places / "inputs" / ("text.txt" if text else "recipe.yaml" if recipe else "model")
+            kind = "quantized" if command in ("export", "convert") else "model"
+            found[name] = places / "inputs" / ("text.txt" if text else "recipe.yaml" if recipe else kind)
     return found
 
 
@@ -171,7 +174,7 @@ def test_an_input_is_not_replaced_even_by_force(
 
 
 def test_results_are_replaced_by_their_like(places: Path, capsys: pytest.CaptureFixture) -> None:
-    """Twice what `evaluate` writes, a quantized folder and a GGUF file of one; and what is forced."""
+    """Twice what `evaluate` writes, and what is forced."""
     evaluate = [
         "evaluate",
         str(places / "inputs/model"),
@@ -180,7 +183,7 @@ def test_results_are_replaced_by_their_like(places: Path, capsys: pytest.Capture
         "--device",
         "cpu",
     ]
-    evaluate += ["--sequence-length", "16", "--max-windows", "1", "-o", str(places / "result.json")]
+    evaluate += ["--sequence-length", "16", "--max-windows", "1", "--device", "cpu", "-o", str(places / "result.json")]
     for _ in range(2):
         with pytest.raises(SystemExit) as stop:
             app(evaluate)
