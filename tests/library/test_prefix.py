@@ -16,19 +16,23 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
 from tests.helpers.checkpoints import tiny_tokenizer
-from tests.helpers.models import AWKWARD, checkpointed_loss, tiny_model, tiny_tokens
-from tests.helpers.prefixes import IDS, WHOLE, behind, sink_model
+from tests.helpers.models import AWKWARD, FURTHER, checkpointed_loss, tiny_model, tiny_tokens
+from tests.helpers.prefixes import IDS, behind, sink_model
 from tests.helpers.weights import check_loaded_is_stored
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head")
 #: In the last, longer texts have other keys, those of the prefix among them.
-SHAPES = [shape for shape in AWKWARD if shape != "phi-3-longrope"]
+SHAPES = [*(shape for shape in AWKWARD if shape != "phi-3-longrope"), "qwen3", "mixtral", "olmo2", "gemma2", "gemma3"]
+#: Families whose layers, or some of them, attend in a window: here as long as the prefix and the texts below. Gemma 3
+#: has another RoPE in those layers.
+WINDOWED, WINDOW = ("mistral", "qwen2", "gemma2", "gemma3"), len(IDS) + 24
 #: float64: what remains is the rounding of transformers' float32 norms and rotary tables.
 EXACT = {"rtol": 0, "atol": 1e-5}
 
 
 def model_and_prefix(shape: str = "llama-3") -> tuple[PreTrainedModel, Prefix]:
-    model = tiny_model(**AWKWARD[shape] | WHOLE.get(shape, {}), dtype=torch.float64, eos_token_id=None)
+    options = {"sliding_window": WINDOW} if shape in WINDOWED else {}
+    model = tiny_model(**(AWKWARD | FURTHER)[shape] | options, dtype=torch.float64, eos_token_id=None)
     return model, compute_prefix(model, IDS)
 
 
@@ -139,18 +143,31 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     short = tiny_model(max_position_embeddings=3)
     with pytest.raises(RecipeError, match="a prefix of 3 tokens leaves no room for a text"):
         wrap(short, RuntimeQuantization(prefix=compute_prefix(short, IDS)))
-    windowed = tiny_model(**AWKWARD["mistral"])
-    with (
-        wrap(windowed, RuntimeQuantization(prefix=compute_prefix(windowed, IDS))),
-        pytest.raises(RecipeError, match="a window of 6 tokens: after a prefix of 3 use texts of at most 3, not 4"),
-    ):
-        windowed(tiny_tokens(1, 4), use_cache=False)
     long = tiny_model(**AWKWARD["phi-3-longrope"] | {"sliding_window": None})
     with (
         wrap(long, RuntimeQuantization(prefix=compute_prefix(long, IDS))),
         pytest.raises(RotquantError, match="texts of at most 1 tokens after the prefix"),
     ):
         long(tiny_tokens(), use_cache=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", WINDOWED)
+def test_a_text_that_a_window_parts_from_the_prefix_is_refused_however_it_comes(shape: str) -> None:
+    """At once, piece by piece, with padding, which takes places of the window, or while it is generated."""
+    model, prefix = model_and_prefix(shape)
+    text, refused = tiny_tokens(1, 24), f"a window of {WINDOW} tokens: after a prefix of 3 use texts of at most 24, not "
+    with wrap(model, RuntimeQuantization(prefix=prefix)):
+        cache = model(text, use_cache=True).past_key_values
+        for tokens, past in ((tiny_tokens(1, 25), None), (text[:, :1], cache)):
+            with pytest.raises(RecipeError, match=f"{refused}25"):
+                model(tokens, past_key_values=past)
+        padded = torch.cat([torch.zeros_like(text), text[:, :5]], dim=1)
+        with pytest.raises(RecipeError, match=f"{refused}29"):
+            model(padded, attention_mask=(torch.arange(29) >= 24)[None].long())
+        with pytest.raises(RecipeError, match=f"{refused}25"):
+            model.generate(text[:, :20], max_new_tokens=9, do_sample=False)
+    assert model(tiny_tokens(1, 40), use_cache=False).logits.isfinite().all()  # a window alone limits no text
 
 
 def recipe(**sections: object) -> Recipe:
