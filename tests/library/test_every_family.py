@@ -134,7 +134,7 @@ COARSE = {
     **dict.fromkeys(("qoq", "qoq-channel", "quip-sharp"), 0.5),
     **dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), 1.0),
 }
-STATIC_SCALES = dict.fromkeys(("prefixquant", "prefixquant-tuned"), 0.25)
+STATIC_SCALES = dict.fromkeys(("cushioncache", "prefixquant", "prefixquant-tuned"), 0.25)
 
 
 @pytest.mark.parametrize("name", sorted(set(all_presets()) - {"baseline"}))
