@@ -21,6 +21,7 @@ from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
+from rotquant.metrics.bos import bos_note
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
     config_of,
@@ -54,6 +55,7 @@ from rotquant.text import (
     MODULES,
     WIKITEXT2,
     CorpusSpec,
+    adds_bos,
     calibration_samples,
     load_text,
     tokenize,
@@ -76,6 +78,10 @@ if TYPE_CHECKING:
 
     from rotquant.training.state import Checkpoint
     from rotquant.weights.storage import StoredModel
+
+
+#: Characters of calibration text on which a model is tried with and without BOS.
+_BOS_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,7 @@ def quantize(
     check_recipe(network, recipe, samples, texts)
     files = companions(folder)
     check_settings(network, tokenizer, files)  # before rotations are learned
+    _warn_of_bos(network, tokenizer, recipe, corpus)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
@@ -192,6 +199,18 @@ def quantize(
         )
     handle = quantized_forward(network, recipe, state)
     return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
+
+
+def _warn_of_bos(
+    network: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", recipe: Recipe, corpus: CorpusSpec
+) -> None:
+    """Warn where a recipe reads text without BOS and the model needs it."""
+    calibration = recipe.calibration if recipe.needs_calibration else None
+    read = [text for text in (calibration, *(one.own_text for one in recipe.methods.values())) if text is not None]
+    if read and adds_bos(tokenizer) and any(text.bos != "window" for text in read):
+        piece = tokenize(load_text(corpus, "train", max_characters=_BOS_CHARACTERS), tokenizer)
+        if note := bos_note(network, piece, True, "text"):
+            warnings.warn(note, stacklevel=3)
 
 
 def _made_of(recipe: Recipe, digest: str, corpus: CorpusSpec, seed: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -340,7 +359,9 @@ def perplexity(
         metric = Perplexity(corpus=(corpus or MODULES).name, sequence_length=length)
     spec = _corpus(metric.corpus, corpus)
     text = load_text(spec, metric.split) if text is None else text
-    return evaluation.perplexity(model.network, tokenize(text, model.tokenizer), metric, batch_size=batch_size)
+    tokens = tokenize(text, model.tokenizer)
+    found = evaluation.perplexity(model.network, tokens, metric, batch_size=batch_size)
+    return replace(found, note=found.note or bos_note(model.network, tokens, adds_bos(model.tokenizer), metric.bos))
 
 
 def _corpus(name: str, given: CorpusSpec | None) -> CorpusSpec:

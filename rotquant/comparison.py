@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from rotquant.decoder.storage import is_decoder_folder
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import folder_size
 from rotquant.foundation.progress import task
+from rotquant.metrics.bos import bos_note
 from rotquant.metrics.divergence import float_states
 from rotquant.metrics.perplexity import PerplexityResult, mean_with_error, paired_ratio, perplexity
 from rotquant.models.architectures import base_model
@@ -33,7 +34,7 @@ from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.text import MODULES, CorpusSpec, load_text, tokenize
+from rotquant.text import MODULES, CorpusSpec, adds_bos, load_text, tokenize
 from rotquant.weights.reading import quantization_of
 from rotquant.weights.storage import is_quantized_folder
 
@@ -137,8 +138,10 @@ def compare(
         return _measured(name, folder, network, found, window, known.get("parameters"))
 
     network = load(folders[0])
-    exact = float_states(network, metric_windows(network, tokens, metric), batch_size)
+    exact = float_states(network, metric_windows(network, tokens, metric), batch_size, tokens.bos)
     first = measure(reference, folders[0], network)
+    note = first.perplexity.note or bos_note(network, tokens, adds_bos(tokenizer), metric.bos)
+    first = replace(first, perplexity=replace(first.perplexity, note=note))
     del network  # but for its head, which `exact` holds
     others = []
     for name, folder in zip(models, folders[1:], strict=True):

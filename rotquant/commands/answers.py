@@ -106,6 +106,11 @@ def answers(
     return decorate
 
 
+def note_and_sentences(note: str) -> tuple[str, ...]:
+    """What is written beside a number of a note, and below it as lines where the note is a sentence."""
+    return ("", f"note: {note}") if note.endswith(".") else (note,)
+
+
 #: Characters of a line of a table that is printed whole.
 _WHOLE = 270
 

@@ -1,13 +1,23 @@
 """`rotquant compare`: models against a reference on one text, plain or quantized: what each loses and saves."""
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Corpus, Device, LoadedDtype, Split, a_model, chosen_split, corpus_spec
+from rotquant.commands.answers import CommandResult, answers, note_and_sentences
+from rotquant.commands.options import (
+    Bos,
+    Corpus,
+    Device,
+    LoadedDtype,
+    Split,
+    a_model,
+    chosen_split,
+    corpus_spec,
+    place_of_bos,
+)
 from rotquant.commands.outputs import MODEL
 from rotquant.foundation.progress import task
 from rotquant.recipes.schemes import Perplexity
@@ -53,6 +63,7 @@ def compare(
         int | None, typer.Option(min=2, help="Tokens per window. Default: what all models allow, at most 2048.")
     ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="So many, spread evenly. Default: all.")] = None,
+    bos: Bos = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows per forward pass.")] = 8,
     timing: Annotated[
         bool, typer.Option(help="Also time a forward pass of one window, four times. Only a decoder's is of integers.")
@@ -75,17 +86,19 @@ def compare(
 
     place, kind = torch_device(device), None if dtype is None else torch_dtype(dtype)
     length = comparison.window_length([*map(local_folder, (reference, *models))], sequence_length)
-    metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows)
+    shape: dict[str, Any] = {"sequence_length": length, "max_windows": max_windows, "bos": place_of_bos(bos)}
+    metric = Perplexity(corpus=spec.name, split=part, **shape)
     found = comparison.compare(
         reference, models, spec, metric=metric, batch_size=batch_size, device=place, dtype=kind, timing=timing
     )
     first = found.reference
     on = f"on {first.perplexity.windows} windows of {length} tokens of {spec.name} {part}, {first.device}"
-    on += f"; {first.perplexity.note}" if first.perplexity.note else ""
+    short, *sentences = note_and_sentences(first.perplexity.note)
+    on += f"; {short}" if short else ""
     judged = {f"perplexity of {one.model}": one.perplexity.perplexity for one in (first, *found.models)}
     judged |= {f"KL divergence of {one.model}": one.kl[0] for one in found.models}
     data = found.as_data() | {"metric": metric.model_dump(mode="json")}
-    return CommandResult(data, (*_tables(found, timing), on), judged=judged)
+    return CommandResult(data, (*_tables(found, timing), on, *sentences), judged=judged)
 
 
 def _tables(found: "Comparison", timing: bool) -> tuple[Table, Table]:

@@ -83,13 +83,15 @@ def generate(
         from rotquant.decoder import Generation, load_decoder
         from rotquant.models.generation import end_tokens
         from rotquant.models.limits import ModelLimits
+        from rotquant.models.simulation.prefix import after_prefix
         from rotquant.text import tokenize
 
     with task("loading the model"):
         stored = load_decoder(model, torch_device(device))
     if stored.tokenizer is None:
         raise CheckpointError(f"{model} has no tokenizer: convert the model again.")
-    ids = tokenize(prompt, stored.tokenizer).whole
+    read = tokenize(prompt, stored.tokenizer)
+    ids = after_prefix(stored.decoder, read.whole, read.bos) if len(read.ids) else read.whole
     if not len(ids):
         raise RecipeError("the prompt is empty, and the tokenizer has no BOS to begin with: give some text.")
     config = stored.decoder.config

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
+from rotquant.commands.answers import CommandResult, answers, note_and_sentences
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, known_bos, place_of_bos
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import OutputKind, check_output_file, read_text, write_text
@@ -21,6 +21,7 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import (
     MODULES,
     NO_BOS,
+    adds_bos,
     check_split,
     corpus_identity,
     evaluation_windows,
@@ -73,6 +74,14 @@ def diagnose(
         int | None, typer.Option(min=2, help="Tokens per window. Default: as for evaluate, at most 512.")
     ] = None,
     max_windows: Annotated[int, typer.Option(min=1, help="Windows, spread evenly over the split.")] = 32,
+    bos: Annotated[
+        str | None,
+        typer.Option(
+            callback=known_bos,
+            help="Where BOS stands: at the head of the text (text), of each window (window), nowhere (none). Default: "
+            "none, and items of tasks have one.",
+        ),
+    ] = None,
     tasks_limit: Annotated[
         int, typer.Option(min=0, help="Items of each of the eight shipped tasks of choice; 0 asks none.")
     ] = 100,
@@ -102,7 +111,7 @@ def diagnose(
         check_output_file(card)
     if card and CARD_START not in read_text(card, "model card"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
-    spec, tasks = corpus_spec(corpus), _tasks(tasks_limit)
+    spec, tasks = corpus_spec(corpus), _tasks(tasks_limit, bos)
     part = _part(split or split_of_file(spec))
     check_split(spec, part)
     folder = None if tasks is None else prepare(tasks, None, MODULES, part)
@@ -117,11 +126,13 @@ def diagnose(
     check_kind(checkpoint, "plain")
     length = api.limits_of(checkpoint).length(sequence_length, usual=512)
     tokenizer = load_tokenizer(checkpoint)
-    metric = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows, bos="none")
+    shape: dict[str, Any] = {"sequence_length": length, "max_windows": max_windows, "bos": place_of_bos(bos, "none")}
+    metric = Perplexity(corpus=spec.name, split=part, **shape)
     text = load_text(spec, part)
     tokens = tokenize(text, tokenizer)
     evaluation_windows(tokens, length, metric.bos)  # too short a text is reported before a model is loaded
-    samples = api.calibration_tokens(spec, Calibration(samples=32, sequence_length=length), tokenizer, seed)
+    calibration = Calibration(samples=32, sequence_length=length, bos=place_of_bos(bos))
+    samples = api.calibration_tokens(spec, calibration, tokenizer, seed)
 
     def load() -> "PreTrainedModel":
         return api.load_checkpoint(checkpoint, kind, place)[0]
@@ -134,7 +145,10 @@ def diagnose(
     def fit(recipe: Recipe) -> Recipe:
         return api.fit(checkpoint, recipe)[0]
 
-    costs, sinks = _measured(load, tokens, metric, samples, ask if tasks else None, fit, outlier_ratio, seed)
+    begun = adds_bos(tokenizer)
+    costs, sinks, advice = _measured(
+        load, tokens, metric, samples, ask if tasks else None, fit, outlier_ratio, seed, begun
+    )
     decode = cast(Any, tokenizer.decode)
     shown, said = tables(costs, sinks, decode), sentences(costs, sinks)
     windows = costs.perplexity["unquantized"].windows
@@ -147,11 +161,12 @@ def diagnose(
     settings = {**metric.model_dump(mode="json"), "outlier_ratio": outlier_ratio, "seed": seed, "dtype": dtype}
     about = {"model": model, "settings": settings, "tasks": identity(tasks, folder) if tasks and folder else None}
     about["text"] = corpus_identity(spec, [part], texts={part: text})
-    about |= {"note": changed} if changed else {}
+    notes = [note for note in (changed, advice) if note]
+    about |= {"note": " ".join(notes)} if notes else {}
     last = f"on {on}" + ("" if tokens.bos is not None else f"; {NO_BOS}")
     found = about | _numbers(costs, sinks, decode) | {"in_words": said}
     judged = {"perplexity": costs.perplexity["unquantized"].perplexity}
-    return CommandResult(found, (*map(_table, shown), *said, last), judged=judged)
+    return CommandResult(found, (*map(_table, shown), *said, last, *note_and_sentences(advice)[1:]), judged=judged)
 
 
 def _measured(
@@ -163,18 +178,23 @@ def _measured(
     fit: "Callable[[Recipe], Recipe]",
     outlier_ratio: float,
     seed: int,
-) -> "tuple[Costs, list[Sinks]]":
-    """Costs and outlier tokens, the latter of the copy of the model that is loaded first."""
+    adds_bos: bool,
+) -> "tuple[Costs, list[Sinks], str]":
+    """Costs; of the copy of the model that is loaded first its outlier tokens, and a sentence where it needs BOS."""
+    from rotquant.metrics.bos import bos_note
     from rotquant.metrics.diagnostics import find_sinks, measure_costs
     from rotquant.models.limits import metric_windows
 
     sinks: list[Sinks] = []
+    notes: list[str] = []
 
     def look(network: "PreTrainedModel") -> None:
-        windows = metric_windows(network, tokens, metric)
+        windows = metric_windows(network, tokens, metric.model_copy(update={"bos": "none"}))
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
+        notes.append(bos_note(network, tokens, adds_bos, metric.bos))
 
-    return measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed), sinks
+    costs = measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed)
+    return costs, sinks, notes[0]
 
 
 def _part(split: str) -> "Split":
@@ -184,9 +204,10 @@ def _part(split: str) -> "Split":
     return cast("Split", split)
 
 
-def _tasks(limit: int) -> ZeroShot | None:
+def _tasks(limit: int, bos: str | None) -> ZeroShot | None:
     """The eight shipped tasks of choice, or None where they are left out."""
-    return ZeroShot(tasks=tuple(TASKS["shipped"])[:8], corpus=MODULES.name, limit=limit) if limit else None
+    chosen: dict[str, Any] = {"tasks": tuple(TASKS["shipped"])[:8], "corpus": MODULES.name, "limit": limit}
+    return ZeroShot(**chosen, bos=place_of_bos(bos)) if limit else None
 
 
 def _command(context: typer.Context) -> str:

@@ -1,14 +1,15 @@
 """`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.answers import CommandResult, answers, note_and_sentences
 from rotquant.commands.options import (
     AllowCode,
     AnyModel,
+    Bos,
     Changes,
     Checkpoint,
     Corpus,
@@ -27,6 +28,7 @@ from rotquant.commands.options import (
     corpus_spec,
     is_written,
     named_recipe,
+    place_of_bos,
     rotation_fields,
     with_options,
 )
@@ -40,9 +42,10 @@ from rotquant.models.folders import GGUF, QUANTIZED
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import NO_BOS, check_split
+from rotquant.text import NO_BOS, bos_of, check_split
 
 if TYPE_CHECKING:
+    from rotquant import api
     from rotquant.weights.storage import StoredModel
 
 _MADE = {
@@ -70,6 +73,7 @@ def quantize(
     corpus: Corpus = "modules",
     samples: Samples = None,
     sequence_length: SequenceLength = None,
+    bos: Bos = None,
     rotations: Annotated[
         Path | None,
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
@@ -87,7 +91,7 @@ def quantize(
     methods.llm_qat.samples=256 --set methods.llm_qat.sequence_length=128 --set methods.llm_qat.steps=128 --set
     methods.llm_qat.learning_rate=5e-4`
     """
-    recipe = with_options(named_recipe(method), samples, sequence_length, changes)
+    recipe = with_options(named_recipe(method), samples, sequence_length, changes, bos)
     if recipe.is_baseline:
         raise RecipeError("the baseline changes nothing, so there is nothing to write; evaluate the model itself.")
     bits = recipe.weights.scheme.bits if recipe.weights else 16
@@ -105,7 +109,7 @@ def quantize(
 
     place = local_folder(model)
     left = left_out(place)
-    recipe, changed_to_fit = recipe_for(place, method, samples, sequence_length, changes)
+    recipe, changed_to_fit = recipe_for(place, method, samples, sequence_length, changes, bos)
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(
@@ -131,7 +135,12 @@ def quantize(
 
 
 def recipe_for(
-    place: Path, method: str, samples: int | None, sequence_length: int | None, changes: list[str] | None
+    place: Path,
+    method: str,
+    samples: int | None,
+    sequence_length: int | None,
+    changes: list[str] | None,
+    bos: str | None = None,
 ) -> tuple[Recipe, str]:
     """The recipe of a preset or file for a model, with what the command line says, and a sentence on what changed to
     fit: a preset alone."""
@@ -142,7 +151,7 @@ def recipe_for(
         fixed = frozenset(ROTATION_FIELDS.values())
     else:
         recipe = api.limits_of(place).shorten(recipe)
-    return api.fit(place, with_options(recipe, samples, sequence_length, changes), fixed)
+    return api.fit(place, with_options(recipe, samples, sequence_length, changes, bos), fixed)
 
 
 def _check_rotations(rotations: Path, output: Path) -> None:
@@ -257,6 +266,7 @@ def evaluate(
         typer.Option(min=2, help="Tokens per window. Default: what model and tokenizer allow, at most 2048."),
     ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="So many, spread evenly. Default: all.")] = None,
+    bos: Bos = None,
     tasks: Tasks = None,
     suite: Suite = None,
     task_data: TaskData = None,
@@ -275,7 +285,7 @@ def evaluate(
     """
     spec = corpus_spec(corpus)
     if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
-        settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec)
+        settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec, bos)
         check_allowed(settings, allow_code_execution)
         prepare(settings, None, spec)  # bad data is found before a model is loaded
     elif metric != "perplexity":
@@ -291,23 +301,33 @@ def evaluate(
     place = local_folder(model)
     if settings is None:
         length = api.limits_of(place).length(sequence_length)
-        settings = Perplexity(corpus=spec.name, split=part, sequence_length=length, max_windows=max_windows)
+        shape: dict[str, Any] = {"sequence_length": length, "max_windows": max_windows, "bos": place_of_bos(bos)}
+        settings = Perplexity(corpus=spec.name, split=part, **shape)
     loaded = api.load(place, device=torch_device(device), dtype=None if dtype is None else torch_dtype(dtype))
     if isinstance(settings, ZeroShot):
         metrics = api.zero_shot(
             loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution
         )
-        without = settings.bos and loaded.tokenizer.bos_token_id is None
-        shown = (accuracies(model, settings, metrics), *([NO_BOS] if without else []))
+        note = _without_bos(loaded) if settings.bos != "none" else ""
+        shown = (accuracies(model, settings, metrics), *filter(None, [note]))
         judged = {name: metrics[name] for name in task_names(settings)}
     else:
         text = load_text(spec, settings.split)
         result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
         read = corpus_identity(spec, [settings.split], texts={settings.split: text})
         metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
-        notes = "".join(f"; {note}" for note in (read["splits"][part].get("share"), result.note) if note)
+        short, *sentences = note_and_sentences(result.note)
+        notes = "".join(f"; {note}" for note in (read["splits"][part].get("share"), short) if note)
         windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
-        shown = (f"{model}: {result} on {spec.name} {part} ({windows})",)
+        shown = (f"{model}: {result} on {spec.name} {part} ({windows})", *sentences)
         judged = {"perplexity": result.perplexity}
     data = {"model": model, "metric": settings.model_dump(mode="json"), **metrics}
     return CommandResult(data, shown, judged=judged)
+
+
+def _without_bos(model: "api.Model") -> str:
+    """Why items have no BOS of their own where one is asked for; nothing where they have one."""
+    from rotquant.models.simulation.prefix import BOS_OF_PREFIX, prefix_holds
+
+    bos = bos_of(model.tokenizer)
+    return NO_BOS if bos is None else BOS_OF_PREFIX if prefix_holds(model.network, bos) else ""

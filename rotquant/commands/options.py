@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -16,7 +16,7 @@ from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
 from rotquant.models.folders import Kind, check_kind, located
-from rotquant.recipes.corpus import SPLITS
+from rotquant.recipes.corpus import BOS, SPLITS
 from rotquant.recipes.corpus import Split as TextSplit
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
@@ -66,6 +66,18 @@ def _a_dtype(name: str | None) -> str | None:
     if name is not None:
         check_dtype(name)
     return name
+
+
+def known_bos(value: str | None) -> str | None:
+    """Refuse a place of BOS that is none of `BOS`."""
+    if value not in (None, *get_args(BOS)):
+        raise typer.BadParameter(f"unknown place of BOS {value!r}; use {', '.join(get_args(BOS))}")
+    return value
+
+
+def place_of_bos(given: str | None, usual: BOS = "text") -> BOS:
+    """Where BOS stands by an option: as given, else as usual."""
+    return cast(BOS, given or usual)
 
 
 Checkpoint = Annotated[
@@ -123,6 +135,14 @@ SequenceLength = Annotated[
         min=2,
         help="Tokens per calibration sample, and per sequence that rotations are learned on. Default: the recipe's; of "
         "a preset what model and tokenizer allow, at most 2048.",
+    ),
+]
+Bos = Annotated[
+    str | None,
+    typer.Option(
+        callback=known_bos,
+        help="Where BOS stands: once at the head of the text (text), of each window or item (window), or nowhere "
+        "(none); after a prefix that holds BOS, nowhere. Default: as the papers, text.",
     ),
 ]
 MethodName = Annotated[
@@ -225,15 +245,22 @@ def is_written(method: str) -> bool:
     return Path(method).suffix in (".yaml", ".yml", ".json")
 
 
-def with_options(recipe: Recipe, samples: int | None, sequence_length: int | None, changes: list[str] | None) -> Recipe:
+def with_options(
+    recipe: Recipe,
+    samples: int | None,
+    sequence_length: int | None,
+    changes: list[str] | None,
+    bos: str | None = None,
+) -> Recipe:
     """A recipe with what the command line says: the options of its texts, then --set. Those not given change nothing.
 
     Raises:
         RecipeError: an option that is not written so, an unknown field or an impossible value.
     """
-    length = {} if sequence_length is None else {"sequence_length": sequence_length}
-    calibration = length | ({} if samples is None else {"samples": samples})
-    texts = {name: {"text": length} for name, method in recipe.methods.items() if method.own_text and length}
+    shape = {"sequence_length": sequence_length, "bos": bos}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    calibration = shape | ({} if samples is None else {"samples": samples})
+    texts = {name: {"text": shape} for name, method in recipe.methods.items() if method.own_text and shape}
     text: dict[str, Any] = {"methods": texts} if texts else {}
     if recipe.calibration and calibration:
         text["calibration"] = calibration

@@ -64,7 +64,13 @@ def tasks(
 
 
 def zero_shot_metric(
-    tasks: str | None, suite: str | None, task_data: Path | None, shots: int, limit: int | None, corpus: CorpusSpec
+    tasks: str | None,
+    suite: str | None,
+    task_data: Path | None,
+    shots: int,
+    limit: int | None,
+    corpus: CorpusSpec,
+    bos: str | None = None,
 ) -> ZeroShot:
     """The metric that command-line options ask for.
 
@@ -75,6 +81,7 @@ def zero_shot_metric(
     if suite is None:
         suite = "paper" if task_data else suite_of(names)
     fields: dict[str, Any] = {"suite": suite, "tasks": names, "shots": shots, "limit": limit}
+    fields |= {} if bos is None else {"bos": bos}
     fields["path"] = str(task_data) if task_data else None
     fields["corpus"] = corpus.name if suite == "shipped" else None
     try:

@@ -33,7 +33,7 @@ class DecoderConfig(Frozen):
     window: longest text, prefix included, where the model's layers attend to so many tokens at most; within it they
         attend to all, as the kernels do.
     prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
-        list in folders of before it was their number.
+        list in folders of before it was their number. prefix_ids: these tokens, unknown in folders of before.
     """
 
     vocabulary: Size
@@ -53,6 +53,7 @@ class DecoderConfig(Frozen):
     window: Size | None = None
     tied: bool = False
     prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
+    prefix_ids: Annotated[tuple[int, ...], Field(exclude_if=lambda ids: not ids)] = ()
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "DecoderConfig":

@@ -221,6 +221,7 @@ class _Conversion:
             norm_gains=not self.stored.state.recipe.fuses_norms,
             tied="lm_head.weight" not in self.stored.floats or config.tie_word_embeddings,
             prefix=0 if self.prefix is None else self.prefix.tokens,
+            prefix_ids=() if self.prefix is None else self.prefix.ids,
         )
 
     def _sites(self) -> list[tuple[LinearName, Site]]:

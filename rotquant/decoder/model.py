@@ -111,6 +111,11 @@ class Decoder(nn.Module):
         """Where the weights lie."""
         return self.embedding.device
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The tokens that stand in the cache before every text, as far as they are known."""
+        return self.config.prefix_ids
+
     def new_cache(self, batch: int, capacity: int) -> Cache:
         """A cache for `batch` texts of up to `capacity` tokens: empty, but for the prefix, which takes none of them.
 

@@ -54,6 +54,11 @@ class Network(nn.Module):
         )
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The tokens that stand in the cache before every text."""
+        return self.decoder.prefix_ids
+
+    @property
     def device(self) -> torch.device:
         """Where the weights lie."""
         return self.decoder.device

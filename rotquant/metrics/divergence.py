@@ -8,6 +8,8 @@ The full-precision model's last hidden states are stored, not its logits: of Lla
 2.8 GB in 16 bits, where logits would be 22 GB. Its head makes logits of one window at a time.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import base_model, lm_head, logit_cap
+from rotquant.models.simulation.prefix import prefix_holds
 from rotquant.tensors.onednn import OneDNNLinear
 
 
@@ -24,7 +27,8 @@ class FloatStates:
     """Last hidden states of the full-precision model, which its head reads.
 
     windows: token ids that it read, int64 [windows, tokens]. states: [windows, tokens, hidden], both on the host, the
-    latter in the model's type. head: its language-model head, where it ran.
+    latter in the model's type; nan at a BOS that it did not read, since its prefix holds one. head: its language-model
+    head, where it ran.
     """
 
     windows: Tensor
@@ -36,9 +40,9 @@ class FloatStates:
         """Bytes of all of it."""
         return self.windows.nbytes + self.states.nbytes + sum(tensor.nbytes for tensor in self.head.parameters())
 
-    def of(self, first: int, count: int) -> "FloatStates":
+    def of(self, batch: slice) -> "FloatStates":
         """States of some of the windows."""
-        return FloatStates(self.windows[first : first + count], self.states[first : first + count], self.head)
+        return FloatStates(self.windows[batch], self.states[batch], self.head)
 
 
 #: States of this process, by a digest of all that decides them: all runs of one model on one text share them.
@@ -58,21 +62,35 @@ def keep_states(about: str, found: FloatStates) -> FloatStates:
 
 
 @torch.no_grad()
-def float_states(model: nn.Module, windows: Tensor, batch_size: int) -> FloatStates:
+def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | None = None) -> FloatStates:
     """Compute the states by one pass of the full-precision model, in evaluation mode.
 
     Args:
         windows: token ids, int64 [windows, tokens].
         batch_size: windows in a forward pass.
+        bos: the token that a window does not begin with after a prefix that holds it; see `batches_of`.
     """
     device, parts = next(model.parameters()).device, []
     with task("full precision", "window", len(windows)) as under_way, OneDNNLinear():
-        for batch in windows.split(batch_size):
-            parts.append(base_model(model)(input_ids=batch.to(device), use_cache=False).last_hidden_state.cpu())
-            under_way.advance(len(batch))
+        for batch, skipped in batches_of(model, windows, batch_size, bos):
+            ids = windows[batch, skipped:].to(device)
+            states = base_model(model)(input_ids=ids, use_cache=False).last_hidden_state.cpu()
+            parts.append(nn.functional.pad(states, (0, 0, skipped, 0), value=math.nan))
+            under_way.advance(len(ids))
     cap = logit_cap(model)
     head = lm_head(model) if cap is None else nn.Sequential(lm_head(model), _Cap(cap))
     return FloatStates(windows, torch.cat(parts), head)
+
+
+def batches_of(model: nn.Module, windows: Tensor, batch_size: int, bos: int | None) -> Iterator[tuple[slice, int]]:
+    """Batches of windows, int64 [windows, tokens], and how many tokens at their head the model does not read: 1 where
+    they begin with BOS and its prefix holds one, which is the window's then, else 0."""
+    skipped = (windows[:, 0] == (bos if prefix_holds(model, bos) else -1)).int()
+    first = 0
+    for alike in skipped.unique_consecutive(return_counts=True)[1].tolist():
+        for start in range(first, first + alike, batch_size):
+            yield slice(start, min(start + batch_size, first + alike)), int(skipped[start])
+        first += alike
 
 
 class _Cap(nn.Module):

@@ -3,7 +3,7 @@
 The whole text is tokenized once with a single leading BOS, where the tokenizer has one, and cut into non-overlapping
 windows, the tail is dropped, and exp of the mean negative log-likelihood over each window's predicted tokens is
 reported. lm-eval's `wikitext` task is another metric (word perplexity with BOS per document) and is never mixed with
-this one.
+this one. Where the model's prefix holds BOS, that is the BOS of the text or window, which gets no other.
 
 Where the full-precision model's last states are given, the same pass yields each window's KL divergence from it
 (`metrics.divergence`).
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.progress import task
-from rotquant.metrics.divergence import FloatStates, divergence
+from rotquant.metrics.divergence import FloatStates, batches_of, divergence
 from rotquant.models.architectures import config_of
 from rotquant.models.limits import metric_windows
+from rotquant.models.simulation.prefix import BOS_OF_PREFIX, prefix_holds
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
@@ -38,7 +39,8 @@ class PerplexityResult:
     """perplexity = exp(nll); nll in nats per predicted token; `standard_error` of nll over windows (nan for one).
 
     by_window: each window's nll, whose mean is nll: windows have equally many tokens.
-    note: what a reader of the number should know: that the tokenizer has no BOS to put where the metric asks for one.
+    note: what a reader of the number should know, as that the tokenizer has no BOS to put where the metric asks for
+        one.
     kl: each window's mean KL divergence from the full-precision model, nats; flips: each window's share of positions
     at which the likeliest next token is another one. Both are empty where that model was not asked.
     """
@@ -91,13 +93,14 @@ def paired_ratio(result: PerplexityResult, base: PerplexityResult) -> tuple[floa
 
 
 @torch.no_grad()
-def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None = None) -> Tensor:
+def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None = None, skipped: int = 0) -> Tensor:
     """Scores of a network on each window's tokens after its first, means over them.
 
     Args:
         model: causal language model whose forward returns `.logits` [batch, tokens, vocabulary].
         windows: token ids, int64 [batch, tokens].
         exact: the full-precision model's last states of these windows.
+        skipped: how many tokens at their head the network does not read, so that it predicts one less.
 
     Returns:
         float64 [batch, 3]: negative log-likelihood and KL divergence, nats, and share of flips. The last two are zero
@@ -105,13 +108,14 @@ def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None =
     """
     scores = windows.new_zeros(len(windows), 3, dtype=torch.float64)
     with OneDNNLinear():
-        logits = model(input_ids=windows, use_cache=False).logits
+        logits = model(input_ids=windows[:, skipped:], use_cache=False).logits
         for place, (row, target) in enumerate(zip(logits, windows, strict=True)):  # which bounds the float32 copies
             found = row[:-1].float().log_softmax(-1)
-            scores[place, 0] = -found.gather(1, target[1:, None]).double().mean()
+            scores[place, 0] = -found.gather(1, target[skipped + 1 :, None]).double().mean()
             if exact is not None:
-                logits_of_exact = exact.head(exact.states[place, :-1].to(row.device)).float()
-                kl, flips = divergence(logits_of_exact, found)
+                states = exact.states[place, skipped:-1].to(row.device)
+                unread = int(not skipped and bool(states[0].isnan().any()))
+                kl, flips = divergence(exact.head(states[unread:]).float(), found[unread:])
                 scores[place, 1] = kl.double().mean()
                 scores[place, 2] = flips.double().mean() + 0 * scores[place, 1]
     return scores
@@ -152,19 +156,21 @@ def perplexity(
     batch_size = max(1, min(batch_size, limit // (metric.sequence_length * vocabulary)))
     was_training = model.training
     model.eval()
-    parts = []
+    parts, unread = [], 0
     with task(description, "window", len(windows)) as under_way:
-        for first in range(0, len(windows), batch_size):
-            batch = windows[first : first + batch_size]
-            known = exact and exact.of(first, batch_size)
-            parts.append(window_scores(model, batch.to(device), known).cpu())
-            under_way.advance(len(batch))
+        for batch, skipped in batches_of(model, windows, batch_size, tokens.bos):
+            known = exact and exact.of(batch)
+            parts.append(window_scores(model, windows[batch].to(device), known, skipped).cpu())
+            unread += skipped * len(parts[-1])
+            under_way.advance(len(parts[-1]))
     model.train(was_training)
     losses, kl, flips = torch.cat(parts).T
     nll = losses.mean().item()
     error = standard_error(losses)
     value = math.exp(nll) if nll < 700 else math.inf if nll == nll else math.nan
-    predicted = losses.numel() * (metric.sequence_length - 1)
-    note = NO_BOS if tokens.bos is None and metric.bos != "none" else ""
+    predicted = losses.numel() * (metric.sequence_length - 1) - unread
+    note = ""
+    if metric.bos != "none":
+        note = NO_BOS if tokens.bos is None else BOS_OF_PREFIX if prefix_holds(model, tokens.bos) else ""
     by_window = [tuple(column.tolist()) for column in (losses, kl, flips)[: 1 if exact is None else 3]]
     return PerplexityResult(value, nll, error, predicted, len(losses), note, *by_window)

@@ -14,6 +14,10 @@ from rotquant.foundation.data import Frozen
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
+BOS = Literal["text", "window", "none"]
+"""Where BOS stands: once at the head of a whole text (the papers' codes), at the head of each of its windows, or
+nowhere. `rotquant.text.windows` applies it."""
+
 CALIBRATION_CHARACTERS = 2_000_000
 """How much of the train split calibration reads at least: 128 samples of 2048 tokens are about 0.9 million."""
 

@@ -9,10 +9,10 @@ code does).
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from rotquant.foundation.data import Frozen
-from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
+from rotquant.recipes.corpus import BOS, CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
 from rotquant.recipes.transforms import Kind, Location, Transform
 
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
@@ -76,6 +76,10 @@ class Calibration(Frozen):
     """Tokens of a window."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Added to a run's seed it draws the windows: the papers' codes draw them with the run's seed, 0 by default."""
+    bos: Annotated[BOS, Field(exclude_if=lambda bos: bos == "text")] = "text"
+    """`text` puts one BOS at the head of the text that windows are drawn from (the papers' codes), which hardly any
+    window begins with; `window` at the head of each window, in the place of its last token; `none` nowhere. A tokenizer
+    without BOS puts none at the head of the text either."""
 
     @property
     def characters(self) -> int:
@@ -176,10 +180,23 @@ class Perplexity(Frozen):
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
     """Number of windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
-    bos: Literal["text", "window", "none"] = "text"
+    bos: BOS = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
-    the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
+    the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either, and
+    a text after a prefix that holds BOS gets no other."""
 
+
+def _items_bos(given: object) -> object:
+    """Where items of tasks have BOS: each is a text of its own, so `window`, and true, are `text`; false is `none`."""
+    return "none" if given is False else "text" if given is True or given == "window" else given
+
+
+ItemsBOS = Annotated[
+    BOS,
+    BeforeValidator(_items_bos, json_schema_input_type=BOS | bool),
+    PlainSerializer(lambda bos: bos != "none", return_type=bool),
+]
+"""`BOS` of texts that are read one by one; true and false in files and keys."""
 
 Normalization = Literal["length", "unconditional"]
 
@@ -200,9 +217,10 @@ class ZeroShot(Frozen):
     """`shipped`: the text that the tasks are made from, a key of the configuration's `corpora`."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Number of items of each task, the first ones; null takes all."""
-    bos: bool = True
-    """Whether each item begins with BOS. lm-eval's default depends on the tokenizer; here it is always said. Where the
-    tokenizer has none, items begin without."""
+    bos: ItemsBOS = "text"
+    """Whether each item begins with BOS: `text`, `window` and true mean that it does, `none` and false that it does
+    not. lm-eval's default depends on the tokenizer; here it is always said. Where the tokenizer has none, or a prefix
+    holds one, items begin without."""
     normalization: Normalization = "length"
     """`paper`: by what a choice's likelihood counts in ARC and OpenBookQA. `length`, per byte, which is lm-eval's
     acc_norm (QuaRot); `unconditional`, over its likelihood after "Answer:" alone (Brown et al. 2020, Sec. 2.4)."""
@@ -241,7 +259,7 @@ class SNR(Frozen):
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
     """Number of windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
-    bos: Literal["text", "window", "none"] = "text"
+    bos: BOS = "text"
     """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
     the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
 
@@ -263,7 +281,7 @@ class OutlierTokens(Frozen):
     """Tokens of a window."""
     max_windows: Annotated[int, Field(gt=0)] | None = None
     """Number of windows, spread evenly over the text; null takes all."""
-    bos: Literal["text", "window", "none"] = "none"
+    bos: BOS = "none"
     """Where the text has a BOS; see `token_maxima`."""
 
 

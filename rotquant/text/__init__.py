@@ -6,6 +6,7 @@ foreign code, and importing this package loads neither torch nor datasets.
 """
 
 from rotquant.recipes.corpus import (
+    BOS,
     CALIBRATION_CHARACTERS,
     DOCSTRINGS,
     MODULES,
@@ -15,7 +16,16 @@ from rotquant.recipes.corpus import (
     content_hash,
 )
 from rotquant.text.loading import check_split, corpus_identity, load_rows, load_text, split_of_file, text_files
-from rotquant.text.windows import BOS, NO_BOS, Tokens, bos_of, calibration_samples, evaluation_windows, tokenize
+from rotquant.text.windows import (
+    NO_BOS,
+    Tokens,
+    adds_bos,
+    bos_of,
+    calibration_samples,
+    evaluation_windows,
+    tokenize,
+    without_bos,
+)
 
 __all__ = [
     "BOS",
@@ -27,6 +37,7 @@ __all__ = [
     "CorpusSpec",
     "Split",
     "Tokens",
+    "adds_bos",
     "bos_of",
     "calibration_samples",
     "check_split",
@@ -38,4 +49,5 @@ __all__ = [
     "split_of_file",
     "text_files",
     "tokenize",
+    "without_bos",
 ]

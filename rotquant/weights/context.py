@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, Site, architecture_of, decoder_layers, linear_of
+from rotquant.models.simulation.prefix import bos_of, without_bos
 from rotquant.models.simulation.runtime import RuntimeQuantization, SiteKey, wrap
 from rotquant.models.statistics import Statistic, collect_statistics
 from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
@@ -87,10 +88,14 @@ class QuantizationContext:
     def capture(self, ids: Tensor | None = None, *, exact: bool = False) -> LayerStream:
         """The calibration samples, or others, at the entrance of the first layer; `exact`: layers compute in float64.
 
+        Samples that begin with BOS lose it where the prefix that was found holds one.
+
         Raises:
             RecipeError: there are none.
         """
         dtype, ids = torch.float64 if exact else None, self.calibration_samples if ids is None else ids
+        if self.online.prefix is not None and bos_of(self.model) in self.online.prefix.ids:
+            ids = without_bos(ids, bos_of(self.model))
         return capture_layer_inputs(self.model, ids, self.device, self.batch_size, dtype)
 
     @property

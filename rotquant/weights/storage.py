@@ -41,6 +41,7 @@ from rotquant.models.simulation.runtime import SiteKey
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.tensors.devices import in_threads
 from rotquant.tensors.quantization import QParams
+from rotquant.text import bos_of, without_bos
 from rotquant.training.state import Record
 from rotquant.weights.actions import hooks
 from rotquant.weights.packing import Weight, all_weight_tensors, named, take, take_weight
@@ -139,6 +140,13 @@ class StoredTensors:
     state: QuantizedState
 
 
+def ids_of_prefix(state: QuantizedState) -> tuple[int, ...]:
+    """The tokens that stand before every text, by what the method that chose them stored."""
+    names = (name for name, method in state.recipe.methods.items() if "prefix" in method.roles)
+    stored = (state.tensors.get(name, {}).get("ids") for name in names)
+    return tuple(token for ids in stored if ids is not None for token in ids.tolist())
+
+
 @task("saving the model")
 def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, Any] | None = None) -> None:
     """Write a model folder; an existing one is replaced once the new one is complete, and nothing else.
@@ -155,6 +163,8 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
     with atomic_directory(folder) as temporary:
         write_shards(temporary, tensors, _STEM)
         _write_settings(temporary, stored.model, stored.tokenizer, stored.companions)
+        if stored.tokenizer is not None and bos_of(stored.tokenizer) in ids_of_prefix(stored.state):
+            without_bos(stored.tokenizer).save_pretrained(temporary)
         manifest = stored.manifest.model_copy(
             update={"format_version": FORMAT_VERSION, "source": source or stored.manifest.source}
         )

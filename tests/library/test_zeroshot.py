@@ -85,14 +85,14 @@ def test_unknown_tasks_are_refused_with_the_nearest_names():
 # Evaluation
 
 
-@pytest.mark.parametrize("bos", [True, False])
-def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: bool):
+@pytest.mark.parametrize("bos", ["text", "none"])
+def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos: str):
 
     tokenizer = shipped.tokenizer
     scorer = Scorer(shipped.network, tokenizer, bos, batch_size=4)
     pairs = [("Return the", " value"), ("Return the ", "value"), ("Return", " a new list"), ("", "Return")]
     encoded = scorer.encode(pairs)
-    start = [tokenizer.bos_token_id] if bos else []
+    start = [tokenizer.bos_token_id] if bos == "text" else []
     for (context, continuation), (context_ids, continuation_ids) in zip(pairs, encoded, strict=True):
         assert tokenizer.bos_token_id not in continuation_ids
         plain = tokenizer.encode(context + continuation, add_special_tokens=False)
@@ -300,7 +300,7 @@ def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shallow: api.Model
 
 
 def test_a_text_that_is_not_finite_leaves_those_of_its_batch_alone(shipped: api.Model):
-    scorer = Scorer(shipped.network, shipped.tokenizer, bos=True, batch_size=8)
+    scorer = Scorer(shipped.network, shipped.tokenizer, bos="text", batch_size=8)
     prompts = ["def add(first, second):\n    return", "import os\nclass Maximum:\n", "for index in"]
     asked = prompts, [((), 6)] * 3, ["complete_return", "complete_line", "complete_import"]
     (one, _), _, (other, _) = scorer.generate(*asked)
@@ -341,7 +341,7 @@ def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model
     tokenizer = copy.deepcopy(shipped.tokenizer)
     tokenizer.bos_token = None
     metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)
-    without = metric.model_copy(update={"bos": False})
+    without = metric.model_copy(update={"bos": "none"})
     found = evaluate(shipped.network, tokenizer, metric, folder)
     assert found == evaluate(shipped.network, shipped.tokenizer, without, folder)
 

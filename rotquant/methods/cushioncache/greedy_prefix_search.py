@@ -18,7 +18,14 @@ from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import base_model, config_of
 from rotquant.models.limits import ModelLimits
-from rotquant.models.simulation.prefix import Prefix, check_prefix, compute_prefix, empty_prefix
+from rotquant.models.simulation.prefix import (
+    Prefix,
+    bos_of,
+    check_prefix,
+    compute_prefix,
+    empty_prefix,
+    without_bos,
+)
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
@@ -74,6 +81,8 @@ class _Search:
     def __init__(self, context: QuantizationContext) -> None:
         self.context, self.settings = context, CushionCache.of(context.recipe)
         samples = context.calibration_samples
+        if self.settings.start == "bos":
+            samples = without_bos(samples, bos_of(context.model))
         self.found = SearchState(_start(context.model, self.settings))
         self.texts = search_texts(context.model, self.settings, samples, context.seed)
         self.tried = candidate_tokens(context.model, self.settings, samples)
@@ -103,7 +112,7 @@ class _Search:
 
 
 def _start(model: nn.Module, settings: CushionCache) -> list[int]:
-    bos = config_of(model).bos_token_id
+    bos = bos_of(model)
     if settings.start == "nothing":
         return []
     if bos is None:

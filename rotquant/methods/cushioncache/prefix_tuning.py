@@ -21,7 +21,7 @@ from rotquant.methods.cushioncache.greedy_prefix_search import search
 from rotquant.models.architectures import Architecture, config_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import ModelLimits
-from rotquant.models.simulation.prefix import Prefix, stored_prefix, stored_shapes, stored_tensors
+from rotquant.models.simulation.prefix import Prefix, bos_of, stored_prefix, stored_shapes, stored_tensors, without_bos
 from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
@@ -48,12 +48,16 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
         return prefix, []
     dtype = cast(torch.dtype, model.dtype)
     exact = torch.promote_types(dtype, torch.float32)
-    trained = Prefix(*(part.to(context.device, exact, copy=True) for part in (prefix.keys, prefix.values)))
+    trained = replace(
+        prefix, **{name: getattr(prefix, name).to(context.device, exact, copy=True) for name in ("keys", "values")}
+    )
     parts = {"keys": trained.keys.requires_grad_(), "values": trained.values.requires_grad_()}
     optimizer = torch.optim.AdamW(parts.values(), lr=settings.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, settings.steps)
     longest = ModelLimits.of(config_of(model)).context
-    samples = context.calibration_samples[:, : None if longest is None else longest - prefix.tokens]
+    samples, bos = context.calibration_samples, bos_of(model)
+    samples = without_bos(samples, bos) if bos in prefix.ids else samples
+    samples = samples[:, : None if longest is None else longest - prefix.tokens]
     batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, settings.seed + context.seed)
     with (
         on_device(model, context.device),
@@ -73,7 +77,7 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
             checkpoint=context.checkpoint,
             not_finite="the loss of a prefix is {loss} after {step} steps: lower methods.cushioncache.learning_rate.",
         )
-    return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values())), history
+    return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values()), prefix.ids), history
 
 
 def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:

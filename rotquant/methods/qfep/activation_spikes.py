@@ -47,12 +47,14 @@ class Spikes:
 
 
 def measure(model: nn.Module, samples: Tensor, device: torch.device | str = "cpu") -> Spikes:
-    """Scales of calibration samples, int64 [samples, tokens], whose last token makes room for BOS at their head.
+    """Scales of calibration samples, int64 [samples, tokens], whose last token makes room for BOS at their head, unless
+    they begin with it.
 
     Raises:
         RecipeError, CheckpointError: the model has no BOS and no end of text, or cannot read the samples.
     """
-    windows = torch.cat([samples.new_full((len(samples), 1), first_token(model)), samples[:, :-1]], dim=1)
+    headed = torch.cat([samples.new_full((len(samples), 1), first_token(model)), samples[:, :-1]], dim=1)
+    windows = torch.where(samples[:, :1] == first_token(model), samples, headed)
     return Spikes(windows, token_scales(model, windows, device))
 
 

@@ -1,7 +1,8 @@
 """Log-likelihoods of continuations and greedy generation by a model in memory, as lm-eval defines them.
 
-BOS is added or left out as asked, whatever the tokenizer's default. No item is truncated. Texts are written by one
-rule for all models (`rotquant.models.generation.greedy`), whatever a checkpoint's own settings. Log-probabilities are
+BOS is added or left out as asked, whatever the tokenizer's default; none is added to an item that begins with it, or
+after a prefix that holds it. No item is truncated. Texts are written by one rule for all models
+(`rotquant.models.generation.greedy`), whatever a checkpoint's own settings. Log-probabilities are
 float32. Questions whose contexts begin alike share a row, in which each sees its own context and itself. Nothing here
 imports lm-eval.
 """
@@ -23,8 +24,11 @@ from rotquant.foundation import progress
 from rotquant.foundation.errors import TaskError
 from rotquant.models.generation import greedy
 from rotquant.models.limits import ModelLimits
+from rotquant.models.simulation.prefix import prefix_holds
+from rotquant.recipes.corpus import BOS
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.text import bos_of
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
 _LOGITS_AT_ONCE = 2**28
@@ -95,9 +99,10 @@ class Scorer:
         logits would not fit.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: bool, batch_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bos: BOS, batch_size: int) -> None:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        self.bos = bos and tokenizer.bos_token_id is not None
+        self.prefixed = prefix_holds(model, bos_of(tokenizer))
+        self.bos = bos != "none" and bos_of(tokenizer) is not None and not self.prefixed
         self.limits = ModelLimits.of(model.config)
         #: Whether a row may hold more than one text from its first column on: a decoder takes no masks.
         self.takes_masks: bool = getattr(model, "takes_masks", True)
@@ -169,7 +174,7 @@ class Scorer:
 
         Spaces at the end of a context go to its continuation. With `bos` every context begins with one BOS if the
         tokenizer has one; without, no token is added, but for an empty context, since a model needs something to
-        predict from (EOS where there is no BOS).
+        predict from (EOS where there is no BOS). After a prefix that holds BOS a context loses its own.
 
         Raises:
             CheckpointError: a token lies beyond the model's vocabulary.
@@ -193,7 +198,7 @@ class Scorer:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         # a tokenizer in Python has no complete description to tell it from others
         identity = str(id(self.tokenizer)) if backend is None else backend.to_str()
-        return _Asked(self.tokenizer, identity, self.first_token, self.bos, tuple(pairs))
+        return _Asked(self.tokenizer, identity, self.first_token, self.bos, self.prefixed, tuple(pairs))
 
     @property
     def _tokens(self) -> int:
@@ -291,6 +296,7 @@ class _Asked:
     identity: str
     first_token: int
     bos: bool
+    prefixed: bool
     pairs: tuple[tuple[str, str], ...]
 
 
@@ -304,7 +310,10 @@ def _encoded(asked: _Asked) -> tuple[Encoded, ...]:
     encoded = []
     for context, rest in stripped:
         whole, length = ids[context + rest], len(ids[context])
-        start = [asked.first_token] if asked.bos or length == 0 else []
+        headed = length > 0 and whole[0] == asked.first_token
+        if headed and asked.prefixed and length > 1:
+            whole, length = whole[1:], length - 1
+        start = [asked.first_token] if (asked.bos and not headed) or length == 0 else []
         encoded.append((start + whole[:length], whole[length:]))
     return tuple(encoded)
 

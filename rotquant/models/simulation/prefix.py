@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import Architecture, architecture_of
+from rotquant.models.architectures import Architecture, architecture_of, config_of
 from rotquant.models.limits import ModelLimits
 from rotquant.models.stream import capture_layer_inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Keys, after RoPE at the positions from 0 and without R3, and values, each [layers, kv heads, tokens, head_dim].
+    """Keys, after RoPE at the positions from 0 and without R3, and values, each [layers, kv heads, tokens, head_dim],
+    and the ids of its tokens, as far as they are known.
 
     Two are equal only if they are one: a cache that was filled after one prefix does not fit another. Tensors that ask
     for a gradient get it, and may change between two calls.
@@ -27,6 +28,7 @@ class Prefix:
 
     keys: Tensor
     values: Tensor
+    ids: tuple[int, ...] = ()
     _placed: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False
     )
@@ -80,7 +82,50 @@ def stored_ids(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 def stored_prefix(tensors: Mapping[str, Tensor]) -> Prefix | None:
     """The prefix of `stored_tensors`, or None where it has no token."""
-    return Prefix(tensors["keys"], tensors["values"]) if len(tensors["ids"]) else None
+    return Prefix(tensors["keys"], tensors["values"], stored_ids(tensors)) if len(tensors["ids"]) else None
+
+
+#: What results say where BOS was asked for and the prefix holds one.
+BOS_OF_PREFIX = "no BOS of the text: the prefix holds one"
+
+
+class Standing:
+    """A mark on a model, until it is removed, of the prefix that stands before every text: `prefix_holds` reads it."""
+
+    def __init__(self, model: nn.Module, prefix: Prefix) -> None:
+        self.model, self.before = model, prefix_ids(model)
+        vars(model)["prefix_ids"] = prefix.ids
+
+    def remove(self) -> None:
+        """Restore what stood before."""
+        vars(self.model)["prefix_ids"] = self.before
+
+
+def prefix_ids(model: nn.Module) -> tuple[int, ...]:
+    """The tokens that stand before every text in a model's KV cache: of a wrapped one, or of a decoder."""
+    return getattr(model, "prefix_ids", ())
+
+
+def prefix_holds(model: nn.Module, bos: int | None) -> bool:
+    """Whether a model's prefix holds BOS, so that a text after it has none of its own: a second BOS would be an outlier
+    again (PrefixQuant Sec. 5.1)."""
+    return bos is not None and bos in prefix_ids(model)
+
+
+def after_prefix(model: nn.Module, ids: Tensor, bos: int | None) -> Tensor:
+    """Token ids of texts, int64 [..., tokens], as a model reads them: `without_bos` where its prefix holds BOS."""
+    return without_bos(ids, bos) if prefix_holds(model, bos) else ids
+
+
+def without_bos(ids: Tensor, bos: int | None) -> Tensor:
+    """Token ids of texts, int64 [..., tokens], without their first token where one of them begins with BOS."""
+    return ids[..., 1:] if bos is not None and bool((ids[..., :1] == bos).any()) else ids
+
+
+def bos_of(model: nn.Module) -> int | None:
+    """The token that begins texts by a model's configuration, None where it names none."""
+    bos = config_of(model).bos_token_id
+    return bos[0] if isinstance(bos, list) else bos
 
 
 @torch.no_grad()
@@ -102,7 +147,7 @@ def compute_prefix(model: nn.Module, ids: Sequence[int], device: torch.device | 
         stream.kwargs[index]["past_key_values"] = _Recorder(found)
         stream.advance(index)
     keys, values = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Prefix(keys, values)
+    return Prefix(keys, values, tuple(ids))
 
 
 class _Recorder:

@@ -24,7 +24,7 @@ from rotquant.models.architectures import (
 from rotquant.models.fitting import check_transforms
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
-from rotquant.models.simulation.prefix import Prefix, check_prefix
+from rotquant.models.simulation.prefix import Prefix, Standing, check_prefix
 from rotquant.models.transforms import Chain, check_tensors, of_layer
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at_site
@@ -146,6 +146,8 @@ def wrap(
     if quantization.prefix is not None:
         check_prefix(model, quantization.prefix)
     handle = Handle()
+    if quantization.prefix is not None:
+        handle.add(Standing(model, quantization.prefix))
     for index, layer in enumerate(decoder_layers(model)):
         tensors = of_layer(quantization.tensors, index)
         for site in architecture.sites:

@@ -32,7 +32,7 @@ from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nea
 from rotquant.foundation.files import read_object
 from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
-from rotquant.recipes.corpus import CorpusSpec
+from rotquant.recipes.corpus import BOS, CorpusSpec
 from rotquant.recipes.recipe import find_method, settings_by_name
 from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
@@ -86,6 +86,10 @@ class Amounts(Written):
     """Text that methods which calibrate read: windows of the train split."""
     evaluation: EvaluationText = Field(default_factory=dict)
     """Text that models are evaluated on: windows of the test split, all or `max_windows` of them, spread evenly."""
+    bos: BOS | None = None
+    """Where BOS stands in texts that models read, where a table's row does not say: at the head of the whole text
+    (`text`, the papers' way, also without this key), of each window and item (`window`), or nowhere (`none`). For
+    models that need BOS, such as Gemma, and for calibration, perplexity, SNR and tasks alike."""
     methods: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""

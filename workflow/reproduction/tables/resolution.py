@@ -50,11 +50,20 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         raise ConfigError(f"{where}: {error}") from None
     said = said or {}
     if recipe.calibration is not None:
-        changes["calibration"] = merge(slot.calibration, _text(said.get("calibration") or {}, slot))
+        texts = merge(_place_of_bos(slot), slot.calibration)
+        changes["calibration"] = merge(texts, _text(said.get("calibration") or {}, slot))
     own = said.get("methods") or {}
     for name, scaled in changes["methods"].items():
-        changes["methods"][name] = merge(merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot)), scaled)
+        amounts = merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot))
+        if recipe.methods[name].own_text is not None and slot.bos is not None:
+            amounts = merge({"text": _place_of_bos(slot)}, amounts)
+        changes["methods"][name] = merge(amounts, scaled)
     return override(recipe, changes, where)
+
+
+def _place_of_bos(slot: Slot) -> dict[str, Any]:
+    """The slot's own place of BOS, as a field of texts and metrics; none where it has none."""
+    return {} if slot.bos is None else {"bos": slot.bos}
 
 
 def _groups(recipe: Recipe) -> str:
@@ -82,6 +91,8 @@ def resolve_metric(fields: dict[str, Any], slot: Slot, where: str) -> Metric:
     texts = dict.fromkeys(("perplexity", "snr", "token_maxima", "outlier_tokens"), slot.evaluation)
     by_kind = {**texts, "zero_shot": slot.zero_shot, "weight_kurtosis": slot.weight_kurtosis}
     shared = by_kind.get(fields["kind"], {})
+    if fields["kind"] in ("perplexity", "snr", "zero_shot"):
+        shared = {**_place_of_bos(slot), **shared}
     fields = {**shared, **fields}
     # by suite, since suites differ; the slot's own values come first
     for name, default in (("tasks", ()), ("normalization", "length")):

@@ -85,7 +85,8 @@ def settings(recipe: Recipe) -> str:
             parts.append(f"{words} {_scheme(scheme)}{'' if scheme.dynamic else ', static'}")
     if recipe.needs_calibration and recipe.calibration:
         text = recipe.calibration
-        parts.append(f"calibration {text.samples} x {text.sequence_length} tokens")
+        where = "" if text.bos == "text" else f", bos {text.bos}"
+        parts.append(f"calibration {text.samples} x {text.sequence_length} tokens{where}")
     return "; ".join(parts) or "the model as it is"
 
 
