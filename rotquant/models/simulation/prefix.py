@@ -93,12 +93,12 @@ class Standing:
     """A mark on a model, until it is removed, of the prefix that stands before every text: `prefix_holds` reads it."""
 
     def __init__(self, model: nn.Module, prefix: Prefix) -> None:
-        self.model, self.before = model, prefix_ids(model)
+        self.model = model
         vars(model)["prefix_ids"] = prefix.ids
 
     def remove(self) -> None:
-        """Restore what stood before."""
-        vars(self.model)["prefix_ids"] = self.before
+        """Take the mark away."""
+        del vars(self.model)["prefix_ids"]
 
 
 def prefix_ids(model: nn.Module) -> tuple[int, ...]:
