@@ -122,7 +122,8 @@ def _full_precision(
             windows = metric_windows(model, tokens, metric)
             prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
             with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
-                known = divergence.keep_states(about, divergence.float_states(model, windows, batch_size))
+                states = divergence.float_states(model, windows, batch_size, tokens.bos)
+            known = divergence.keep_states(about, states)
         found[run.key] = of_text[about] = known
     return found
 
