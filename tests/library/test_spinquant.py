@@ -34,7 +34,7 @@ from rotquant.tensors.stiefel import orthonormality_error, tangent
 from tests.helpers.borders import tokens_off_borders
 from tests.helpers.interrupting import Interrupted
 from tests.helpers.invariance import invariance_error, norms_in_model_dtype
-from tests.helpers.models import FAMILIES, VOCABULARY, tiny_model, tiny_tokens
+from tests.helpers.models import FAMILIES, FURTHER, VOCABULARY, tiny_model, tiny_tokens
 from tests.helpers.offloading import only_what_is_fetched
 
 INPUTS = QuantizationScheme(bits=4, symmetric=False)
@@ -77,8 +77,8 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
     if SpinQuant.of(of).network == "all":
         for layer in decoder_layers(model):
             for name in architecture_of(model).linears:
-                weight = layer.get_submodule(name).weight
-                weight.data = fake_quantize(weight.data, of.weights.scheme)
+                weight = layer.get_submodule(name).weight.data  # of an expert a part of what is stacked
+                weight.copy_(fake_quantize(weight, of.weights.scheme))
     quantization = RuntimeQuantization(
         transforms=of.transforms,
         activations=of.activations,
@@ -135,6 +135,19 @@ def test_the_learning_network_is_the_rotated_quantized_network(family: str, vari
     assert (logits - plain).abs().max() >= 1e-2
     if not of.rotation.center_embeddings:
         assert (exact - plain).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("variant", ["hard", "weights too"])
+@pytest.mark.parametrize("shape", ["mixtral", "qwen3-moe"])
+def test_experts_and_their_router_see_what_they_see_in_the_rotated_network(shape: str, variant: str) -> None:
+    """In float64, as above."""
+    model, of = tiny_model(**FURTHER[shape], dtype=torch.float64), VARIANTS[variant]
+    rotations = drawn(model, of)
+    with rotated_network(model, of, rotations) as rotated:
+        tokens = tokens_off_borders(partial(logits_of, rotated))
+        expected = logits_of(rotated, tokens)
+    with norms_in_model_dtype(model), learning_network(model, of, rotations):
+        assert (logits_of(model, tokens) - expected).abs().max() <= 1e-9
 
 
 def learn(model: nn.Module, of: Recipe | None = None, seed: int = 0, **settings: Any) -> LearnedRotations:

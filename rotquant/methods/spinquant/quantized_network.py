@@ -251,6 +251,9 @@ class _Layer:
                     stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
                 factor = 1 if gain is None or self._weight_scheme else gain
                 handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
+            if gain is not None and self._weight_scheme and site.router is not None:
+                router = self.layer.get_submodule(site.router)  # whose weight is not quantized, and lacks the gain
+                handle.add(router.register_forward_pre_hook(lambda _m, inputs, gain=gain: (inputs[0] * gain,)))
             for name in site.linears:
                 module = linear_of(self.layer, name)
                 if site.norm is None:
@@ -292,7 +295,7 @@ class _Layer:
     def _basis_of_rows(self, name: str) -> Basis:
         """The basis of a linear layer's output as its weights know it: R3 acts later."""
         shape = self.architecture
-        if name in (shape.attention_output, shape.mlp_output):
+        if name in (shape.attention_output, *shape.site("mlp_output").linears):
             return self.bases.residual
         if name != shape.value.name:
             return UNCHANGED
