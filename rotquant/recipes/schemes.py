@@ -36,7 +36,8 @@ class QuantizationScheme(Frozen):
     range includes zero or not (SpinQuant Eq. 1). Stored weights have whole ones."""
     granularity: Granularity = "token"
     """Which elements share a scale, always along the last axis: `tensor` one scale for all (of activations that are
-    quantized dynamically, for all tokens of a text); `channel` (weights, [out,
+    quantized dynamically, for all tokens of the pass that begins a text; each token that is decoded after it has its
+    own); `channel` (weights, [out,
     in]: one per output row) and `token` (activations, [..., features]: one per token) one per row; `group` one per
     `group_size` consecutive elements of a row, of which the last group may have fewer; `head` the same with the head
     dimension as group size."""

@@ -205,25 +205,71 @@ def fake_quantize(
         return ungrouped(values.mul_(qparams.scale), x.shape).to(x.dtype)
 
 
-def fake_quantize_texts(x: Tensor, scheme: QuantizationScheme, scale_gradients: bool = False) -> Tensor:
-    """`fake_quantize` of texts [batch, tokens, features] with dynamic scales: of granularity `tensor`, one a text.
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Which text each token belongs to: numbers below `count`, int64 of the tokens' shape.
 
-    So a text's codes do not depend on what else is in its batch.
+    Tokens that fill rows up have numbers of their own.
     """
-    if scheme.granularity != "tensor" or x.ndim < 3:
+
+    numbers: Tensor
+    count: int
+
+    @classmethod
+    def of_rows(cls, batch: int, tokens: int, device: torch.device) -> "Texts":
+        """Each row [batch, tokens] is a text."""
+        return cls(torch.arange(batch, device=device)[:, None].expand(batch, tokens), batch)
+
+    def at(self, tokens: Tensor) -> "Texts":
+        """The texts of some tokens, by their places in all rows one after another."""
+        return Texts(self.numbers.flatten()[tokens], self.count)
+
+
+def fake_quantize_texts(
+    x: Tensor, scheme: QuantizationScheme, scale_gradients: bool = False, texts: Texts | None = None
+) -> Tensor:
+    """`fake_quantize` of texts with dynamic scales: of granularity `tensor`, one a text, of all its tokens in `x`.
+
+    So a text's codes do not depend on what else is in its batch, nor on what fills its row up.
+
+    Args:
+        x: [batch, tokens, features]; with `texts` any [..., features].
+        texts: of the tokens [...]; None where each row of a batch is one.
+    """
+    if scheme.granularity != "tensor" or (texts is None and x.ndim < 3):
         return fake_quantize(x, scheme, scale_gradients=scale_gradients)
     rows = scheme.model_copy(update={"granularity": "token"})
-    return fake_quantize(x.flatten(1), rows, scale_gradients=scale_gradients).reshape(x.shape)
+    if texts is None:
+        return fake_quantize(x.flatten(1), rows, scale_gradients=scale_gradients).reshape(x.shape)
+    with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
+        qparams = text_qparams(x, scheme, texts)
+    return fake_quantize(x, rows, qparams)
+
+
+def text_qparams(x: Tensor, scheme: QuantizationScheme, texts: Texts) -> QParams:
+    """`choose_qparams` of each text's tokens in x [..., features]: [..., 1], equal for all tokens of a text."""
+    numbers, ends = texts.numbers.to(x.device).flatten(), []
+    for token, reduction, start in ((x.amin(-1), "amin", torch.inf), (x.amax(-1), "amax", -torch.inf)):
+        of_texts = token.new_full((texts.count,), start).scatter_reduce(0, numbers, token.flatten(), reduction)
+        ends.append(of_texts[numbers].reshape(token.shape))
+    return choose_qparams(torch.stack(ends, -1), scheme.model_copy(update={"granularity": "token"}))
 
 
 def fake_quantize_split(
-    x: Tensor, scheme: QuantizationScheme, split: ColumnSplit, qparams: QParams | None = None
+    x: Tensor,
+    scheme: QuantizationScheme,
+    split: ColumnSplit,
+    qparams: QParams | None = None,
+    texts: Texts | None = None,
 ) -> Tensor:
     """`fake_quantize` of the normal columns of `x` [..., features]; outlier columns stay, or become 8-bit per row.
 
     Groups are formed among the normal columns in the order of the split. No column moves: the result lines up with `x`.
+    texts: of the tokens [...], each with a scale of its own where granularity is `tensor` and no `qparams` are given.
     """
     split = split.to(x.device)
+    if texts is not None and qparams is None and scheme.granularity == "tensor":
+        qparams = text_qparams(_take_columns(x, split.normal_columns), scheme, texts)
     kept = x.index_select(-1, split.outlier_columns)
     if split.outlier_bits == 8:
         kept = fake_quantize(kept, OUTLIER_SCHEME)

@@ -25,6 +25,7 @@ from rotquant.foundation.errors import TaskError
 from rotquant.models.generation import greedy
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import prefix_holds
+from rotquant.models.simulation.runtime import scales_by_text
 from rotquant.recipes.corpus import BOS
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
@@ -106,6 +107,8 @@ class Scorer:
         self.limits = ModelLimits.of(model.config)
         #: Whether a row may hold more than one text from its first column on: a decoder takes no masks.
         self.takes_masks: bool = getattr(model, "takes_masks", True)
+        #: Whether inputs have a scale for each text: then a row is one, and says which of its tokens fill it up.
+        self.by_text = self.takes_masks and scales_by_text(model)
 
     @property
     def first_token(self) -> int:
@@ -209,7 +212,7 @@ class Scorer:
     @property
     def _shared(self) -> int | None:
         """The longest texts that may share a row; None where all may."""
-        if not self.takes_masks:
+        if self.by_text or not self.takes_masks:
             return 0
         return getattr(self.model.config, "sliding_window", None)
 
@@ -234,6 +237,9 @@ class Scorer:
         places, columns, targets = torch.tensor(asked, device=self.model.device).T
         kept, columns = columns.unique(return_inverse=True)
         mask = {} if all(row.is_text for row in rows) else _branching(rows, width, self.model.dtype)
+        if self.by_text:
+            lengths = torch.tensor([row.length for row in rows])
+            mask = {"attention_mask": (torch.arange(width) < lengths[:, None]).long()}
         with OneDNNLinear():
             logits = self.model(
                 input_ids=ids.to(self.model.device),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.simulation.prefix import Prefix
@@ -51,6 +51,10 @@ class KVQuantizer:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     _chains: dict[tuple[int, str], Chain] = field(default_factory=dict, init=False, compare=False)
     _placed: dict[tuple[int, str, torch.device], QParams] = field(default_factory=dict, init=False, compare=False)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> "KVQuantizer":
+        """Itself: a copy of a cache, as of a prompt that several texts continue, is of the same quantizer."""
+        return self
 
     def qparams(self, layer: int, what: str, device: torch.device) -> QParams | None:
         """A layer's static scales of `keys` or `values`, None where each token has its own."""
@@ -114,15 +118,27 @@ def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: s
     check_groups(head_dim, scheme, f"an attention head ({what})")
 
 
-class QuantizedCache(Cache):
+class QuantizedCache(DynamicCache):
     """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate().
 
     A prefix is in front of each layer's text and not part of its length; masks alone know of it.
     """
 
     def __init__(self, quantizer: KVQuantizer) -> None:
-        super().__init__(layer_class_to_replicate=self._next_layer)  # pyright: ignore[reportArgumentType]  # only called
-        self.quantizer = quantizer
+        super().__init__()
+        self._begin(quantizer)
+
+    @classmethod
+    def made_of(cls, cache: Cache, quantizer: KVQuantizer) -> "QuantizedCache":
+        """An empty cache of another kind, which becomes this one: who passed it keeps it, as with transformers."""
+        cache.__class__ = cls
+        made = cast(QuantizedCache, cache)
+        made._begin(quantizer)
+        return made
+
+    def _begin(self, quantizer: KVQuantizer) -> None:
+        self.quantizer, self.layers = quantizer, []
+        self.layer_class_to_replicate = self._next_layer  # pyright: ignore[reportAttributeAccessIssue]  # only called
 
     def _next_layer(self) -> "QuantizedCacheLayer":
         return QuantizedCacheLayer(self.quantizer, len(self.layers))
@@ -171,6 +187,7 @@ class QuantizedCacheLayer(DynamicLayer):
     """
 
     is_croppable = True
+    max_batch_size = max_cache_len = -1  # transformers asks before it takes a static cache again
 
     def __init__(self, quantizer: KVQuantizer, index: int = 0) -> None:
         super().__init__()

@@ -7,10 +7,12 @@ Inputs of linear layers are quantized where they arise, once for all linear laye
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import (
@@ -31,6 +33,7 @@ from rotquant.recipes.transforms import Transform, at_site
 from rotquant.tensors.quantization import (
     ColumnSplit,
     QParams,
+    Texts,
     check_groups,
     fake_quantize,
     fake_quantize_split,
@@ -45,7 +48,15 @@ if TYPE_CHECKING:
         def remove(self) -> None: ...
 
 
-__all__ = ["ColumnSplit", "Handle", "RuntimeQuantization", "SiteKey", "check_quantization", "wrap"]
+__all__ = [
+    "ColumnSplit",
+    "Handle",
+    "RuntimeQuantization",
+    "SiteKey",
+    "check_quantization",
+    "scales_by_text",
+    "wrap",
+]
 
 #: Index of a decoder layer and name of a site in it.
 SiteKey = tuple[int, str]
@@ -145,7 +156,7 @@ def wrap(
     check_quantization(architecture, quantization)
     if quantization.prefix is not None:
         check_prefix(model, quantization.prefix)
-    handle = Handle()
+    handle, texts = Handle(), _Texts()
     if quantization.prefix is not None:
         handle.add(Standing(model, quantization.prefix))
     for index, layer in enumerate(decoder_layers(model)):
@@ -154,7 +165,9 @@ def wrap(
             chain = Chain(at_site(quantization.transforms, site.name), tensors, architecture.num_heads)
             hook_site(handle, layer, site, chain or None)
             hook_site(handle, layer, site, observe and partial(_observed, observe, site))
-            hook_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim))
+            hook_site(handle, layer, site, _quantizer(index, site, quantization, architecture.head_dim, texts))
+    if texts.needed:
+        texts.watch(handle, model)
     if any(part is not None for part in (quantization.keys, quantization.values, quantization.prefix)):
         _wrap_cache(handle, model, architecture, quantization.cache())
     return handle
@@ -205,7 +218,8 @@ def hook_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[
     else:
         for name in site.linears:
             linear = layer.get_submodule(name)
-            handle.add(linear.register_forward_pre_hook(lambda _module, inputs: (function(inputs[0]), *inputs[1:])))
+            own = function.of_expert(linear) if site.experts and isinstance(function, _Quantizer) else function
+            handle.add(linear.register_forward_pre_hook(lambda _module, inputs, own=own: (own(inputs[0]), *inputs[1:])))
 
 
 def _observed(observe: Callable[[Site, Tensor], object], site: Site, x: Tensor) -> Tensor:
@@ -213,8 +227,109 @@ def _observed(observe: Callable[[Site, Tensor], object], site: Site, x: Tensor) 
     return x
 
 
+def scales_by_text(model: nn.Module) -> bool:
+    """Whether inputs of a model have one dynamic scale for each text, so that it must know which tokens are one.
+
+    Each row is a text then, but for the tokens that its `attention_mask` [batch, tokens] hides.
+    """
+    return hasattr(base_model(model), _BY_TEXT)
+
+
+#: Where a base model says that its inputs' scales are those of texts.
+_BY_TEXT = "_rotquant_scales_by_text"
+
+
+class _Texts:
+    """The texts of the pass that runs, for quantizers with one dynamic scale for each.
+
+    A text is what a row holds, or one of several that its positions count from the start. The tokens of a pass that
+    begins texts share each text's scale; after it each token has its own, as it is decoded alone.
+    """
+
+    def __init__(self) -> None:
+        self.needed = False
+        self.current: Texts | None = None
+        self._shape = (0, 0)
+        self._model: nn.Module
+
+    def of(self, x: Tensor, routed: Tensor | None = None) -> Texts | None:
+        """The texts of x [batch, tokens, features], or of an expert's tokens [routed, features]; None: of rows."""
+        if routed is None:
+            return self.current
+        return (self.current or Texts.of_rows(*self._shape, x.device)).at(routed)
+
+    def watch(self, handle: Handle, model: nn.Module) -> None:
+        """See every pass of a model, and of its decoder layers where these run by themselves."""
+        self._model = base_model(model)
+        setattr(self._model, _BY_TEXT, True)
+        handle.add(self)
+        handle.add(self._model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        handle.add(self._model.register_forward_hook(self._end, always_call=True))
+        for layer in decoder_layers(model):
+            handle.add(layer.register_forward_pre_hook(self._enter))
+
+    def remove(self) -> None:
+        """The model's inputs have no scales of texts any more."""
+        delattr(self._model, _BY_TEXT)
+
+    def _enter(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._shape = tuple(args[0].shape[:2])
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _, given = named(module, args, kwargs)
+        kept = given.get("use_cache")
+        self.current = _texts_of(given, cast(Any, module).config.use_cache if kept is None else kept)
+
+    def _end(self, *_: Any) -> None:
+        self.current = None
+
+
+def _texts_of(kwargs: dict[str, Any], kept: bool) -> Texts | None:
+    """The texts of a pass of a base model; None where each row is one.
+
+    Args:
+        kept: whether the pass keeps a cache.
+
+    Raises:
+        RotquantError: a text's later tokens come several at a time, or the mask is of pairs of tokens.
+    """
+    text, mask, cache = _text(kwargs), kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    batch, new = text.shape[:2]
+    if new > 1 and cache is not None and cache.get_seq_length():
+        raise RotquantError(
+            "inputs have one dynamic scale for each text, which pieces of it would change: pass a text at once, and "
+            "after it one token at a time."
+        )
+    if mask is not None and getattr(mask, "ndim", 0) != 2:
+        raise RotquantError(
+            "inputs have one dynamic scale for each text, and a mask of pairs does not say which tokens are one: pass "
+            "attention_mask [batch, tokens], a text in each row."
+        )
+    numbers, texts = torch.zeros(batch, new, dtype=torch.long, device=text.device), 1
+    if mask is None:
+        packed = None if kept else packed_texts(kwargs.get("position_ids"), cache)
+        if packed is None:
+            return None
+        numbers, texts = packed.to(text.device).expand(batch, new), int(packed.max()) + 1
+    else:
+        numbers = numbers.masked_fill(mask[:, -new:].to(text.device) == 0, texts)
+    rows = torch.arange(batch, device=text.device)[:, None] * (texts + 1)
+    return Texts(rows + numbers, batch * (texts + 1))
+
+
+def packed_texts(positions: Tensor | None, cache: Any) -> Tensor | None:
+    """Which text of its row each token belongs to, int64 [rows, tokens], where positions begin anew within rows.
+
+    As transformers finds them, where there is neither mask nor cache. None: each row is one text.
+    """
+    if positions is None or positions.ndim != 2 or (cache is not None and not isinstance(cache, TransientCache)):
+        return None
+    numbers = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    return numbers if bool(numbers[:, -1].any()) else None
+
+
 def _quantizer(
-    index: int, site: Site, quantization: RuntimeQuantization, head_dim: int
+    index: int, site: Site, quantization: RuntimeQuantization, head_dim: int, texts: _Texts
 ) -> Callable[[Tensor], Tensor] | None:
     """The quantizer of one site of layer `index`."""
     scheme = quantization.scheme_of(site, head_dim)
@@ -222,25 +337,43 @@ def _quantizer(
         return None
     static = None if scheme.dynamic else quantization.static[index, site.name]
     split = quantization.outliers.get((index, site.name))
-    if split is None and static is None:
-        return partial(fake_quantize_texts, scheme=scheme, scale_gradients=quantization.scale_gradients)
-    return _StoredQuantizer(scheme, split, static)
+    by_text = scheme.dynamic and scheme.granularity == "tensor"
+    texts.needed |= by_text
+    return _Quantizer(scheme, split, static, quantization.scale_gradients, texts if by_text else None)
 
 
-class _StoredQuantizer:
-    """A quantizer with tensors of its own, which follow the activations from device to device (layers stream)."""
+@dataclass
+class _Quantizer:
+    """The quantizer of a site, whose tensors follow the activations from device to device (layers stream).
 
-    def __init__(self, scheme: QuantizationScheme, split: ColumnSplit | None, static: QParams | None) -> None:
-        self.scheme, self.split, self.static = scheme, split, static
+    texts: of the pass that runs, where each has its own scale. expert: the linear layer whose input is quantized, which
+    reads the tokens that are routed to it.
+    """
+
+    scheme: QuantizationScheme
+    split: ColumnSplit | None
+    static: QParams | None
+    scale_gradients: bool
+    texts: _Texts | None
+    expert: Any = None
+
+    def of_expert(self, linear: nn.Module) -> "_Quantizer":
+        """The same for one expert's linear layer."""
+        return replace(self, expert=linear)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.static is not None and self.static.scale.device != x.device:
             self.static = self.static.to(x.device)
+        texts = self.texts and self.texts.of(x, self.expert and self.expert.routed)
         if self.split is None:
-            return fake_quantize(x, self.scheme, self.static)
+            if self.static is not None:
+                return fake_quantize(x, self.scheme, self.static)
+            return fake_quantize_texts(x, self.scheme, self.scale_gradients, texts)
         if self.split.permutation.device != x.device:
             self.split = self.split.to(x.device)
-        return fake_quantize_split(x, self.scheme, self.split, self.static)
+        if self.texts and texts is None:
+            texts = Texts.of_rows(*x.shape[:2], x.device)
+        return fake_quantize_split(x, self.scheme, self.split, self.static, texts)
 
 
 def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, quantizer: KVQuantizer) -> None:
@@ -253,19 +386,20 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
     limits = ModelLimits.of(cast(Any, model).config)
 
     def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        args, kwargs = named(module, args, kwargs)
         cache, use_cache = kwargs.get("past_key_values"), kwargs.get("use_cache")
         if use_cache is None:
             use_cache = cast(Any, module.config).use_cache
         prefix = quantizer.prefix
         if cache is None and not use_cache and prefix is None:
             return args, kwargs
-        _check_rope(module, args, kwargs, 0 if prefix is None else prefix.tokens)
+        _check_rope(module, kwargs, 0 if prefix is None else prefix.tokens)
         if prefix is not None and prefix.tokens:
             known = 0 if cache is None else cache.get_seq_length()  # padding too: a window counts places
-            limits.check_prefix(prefix.tokens, known + _text(args, kwargs).shape[1])
+            limits.check_prefix(prefix.tokens, known + _text(kwargs).shape[1])
         kept = cache is not None or use_cache
         cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix)
-        shifted = {} if prefix is None else _after_prefix(prefix, args, kwargs, cache)
+        shifted = {} if prefix is None else _after_prefix(prefix, kwargs, cache, next(module.parameters()).dtype)
         return args, {**kwargs, **shifted, "past_key_values": cache}
 
     def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -275,33 +409,50 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
         return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer, replace=False)}
 
     handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
+    handle.add(base_model(model).register_forward_hook(_without_transient))
     for layer in decoder_layers(model):
         attention = layer.get_submodule(architecture.attention)
         handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
 
 
-def _after_prefix(prefix: Prefix, args: tuple[Any, ...], kwargs: dict[str, Any], cache: Any) -> dict[str, Any]:
+def _without_transient(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    """The output of a base model as without a cache, where it had one that stores nothing."""
+    if not isinstance(getattr(output, "past_key_values", None), TransientCache):
+        return output
+    return type(output)(**{name: value for name, value in output.items() if name != "past_key_values"})
+
+
+def _after_prefix(prefix: Prefix, kwargs: dict[str, Any], cache: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Positions and mask of a text, by which the model sees it after the prefix, and all of its tokens see that.
 
     A mask [batch, tokens] or one of every pair [batch, heads, tokens, tokens seen] is the caller's, of the text alone:
     the latter true or, of floating-point numbers, which are added to scores, zero where a token is seen.
     """
-    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    mask, positions, text = kwargs.get("attention_mask"), kwargs.get("position_ids"), _text(kwargs)
+    packed = packed_texts(positions, cache) if mask is None else None
     if positions is None:
-        text = _text(args, kwargs)
         positions = torch.arange(text.shape[1], device=text.device)[None] + cache.get_seq_length()
+    if packed is not None:
+        seen = (packed[:, :, None] == packed[:, None, :]).tril().expand(len(text), -1, -1)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=text.device)
+        mask = mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
     if mask is not None:
         seen = mask.new_zeros if mask.is_floating_point() and mask.ndim == 4 else mask.new_ones
         mask = torch.cat([seen(*mask.shape[:-1], prefix.tokens), mask], dim=-1)
     return {"position_ids": positions + prefix.tokens, "attention_mask": mask}
 
 
-def _text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    """The arguments of a module's forward by their names."""
+    return (), {**dict(zip(signature(module.forward).parameters, args, strict=False)), **kwargs}
+
+
+def _text(kwargs: dict[str, Any]) -> Tensor:
     """The input of a base model, [batch, tokens] or [batch, tokens, hidden]."""
-    return next(x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+    return next(x for x in (kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
 
 
-def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], prefix: int) -> None:
+def _check_rope(module: nn.Module, kwargs: dict[str, Any], prefix: int) -> None:
     """Raise one clear error where a cached text grows past the point at which LongRoPE changes its frequencies.
 
     transformers' generate() drops the cache there, without computing it anew, and its continuation is nonsense.
@@ -309,7 +460,7 @@ def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     limit = short_rope_tokens(module)
     if limit is None:
         return
-    new = _text(args, kwargs).shape[1]
+    new = _text(kwargs).shape[1]
     positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if positions is not None:
         before = int(positions.max()) + 1 - new
@@ -324,11 +475,14 @@ def _check_rope(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _own_cache(cache: Any, quantizer: KVQuantizer, replace: bool = True) -> Any:
-    """`cache` if `quantizer` made it, a new one in place of none or an empty one of another kind; else an error."""
+    """`cache` if `quantizer` made it, a new one in place of none, or an empty one of another kind, which becomes one;
+    else an error."""
     if isinstance(cache, QuantizedCache | TransientCache) and cache.quantizer == quantizer:
         return cache
-    if replace and (cache is None or cast(Any, cache).get_seq_length() == 0):
+    if replace and cache is None:
         return QuantizedCache(quantizer)
+    if replace and isinstance(cache, Cache) and cache.get_seq_length() == 0:
+        return QuantizedCache.made_of(cache, quantizer)
     raise RotquantError(
         f"the model quantizes its KV cache, but was given a {type(cache).__name__} filled by something else; "
         "pass past_key_values=None and keep the cache that the first call returns."
