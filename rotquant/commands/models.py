@@ -33,6 +33,7 @@ from rotquant.commands.options import (
     with_options,
 )
 from rotquant.commands.outputs import Writes
+from rotquant.commands.targets import For, check_target
 from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size
@@ -79,6 +80,7 @@ def quantize(
         typer.Option(help="File of learned rotations: read where it exists, else written; continues what it began."),
         Writes(OutputKind("a file of rotations", lambda _: True)),  # one that is there is read
     ] = None,
+    target: For = None,
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -104,12 +106,14 @@ def quantize(
         check_split(spec, "train")
     with task("starting"):
         from rotquant import api
-        from rotquant.models.checkpoints import local_folder
+        from rotquant.models.checkpoints import load_config, local_folder
         from rotquant.models.companions import left_out, left_out_note
 
     place = local_folder(model)
     left = left_out(place)
     recipe, changed_to_fit = recipe_for(place, method, samples, sequence_length, changes, bos)
+    if target is not None:
+        check_target(target, recipe, load_config(place), place)
     if changed_to_fit:
         typer.echo(f"note: {changed_to_fit}")
     quantized = api.quantize(

@@ -18,6 +18,7 @@ from rotquant.commands.options import (
     named_recipe,
     with_options,
 )
+from rotquant.commands.targets import For, check_target
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 
@@ -57,6 +58,7 @@ def plan(
         str, typer.Option(help="cpu, cuda, which need not be here, or auto, a GPU where there is one.")
     ] = "auto",
     dtype: Dtype = "float32",
+    target: For = None,
 ) -> CommandResult:
     """Print what `rotquant quantize` with the same options takes: memory, time, disk space. Nothing is computed.
 
@@ -76,6 +78,8 @@ def plan(
 
         folder = settings_folder(model)
         recipe, note = recipe_for(folder, method, samples, sequence_length, changes)
+        if target is not None:
+            check_target(target, recipe, load_config(folder))
         here = _gpu_here()
         work = Work(shapes_of(load_config(folder)), recipe, dtype, kind, next(iter(here.values())))
         found = costs_of(work, folder, here)

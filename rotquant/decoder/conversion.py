@@ -19,6 +19,7 @@ from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.kernels.products.w4a16 import HalfWeight
 from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
+from rotquant.models.checkpoints import load_config
 from rotquant.models.integrity import check_changed
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
@@ -28,7 +29,7 @@ from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.build import runtime_quantization
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import StoredModel, StoredTensors, read_quantized
+from rotquant.weights.storage import StoredModel, StoredTensors, read_manifest, read_quantized
 
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -46,16 +47,32 @@ def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device:
         CheckpointError, ResultError: a missing or damaged folder, or numbers too large for `dtype`.
     """
     if isinstance(source, StoredModel):
-        check_config(source.model.config)
-        precision = precision_of(source.manifest.recipe, dtype)
+        precision = check_convertible(source.manifest.recipe, source.model.config, dtype)
         stored = StoredTensors(source.model.config, source.model.state_dict(), source.weights, source.state)
     else:
+        precision = check_convertible(read_manifest(source).recipe, load_config(Path(source)), dtype)
         stored = read_quantized(source)
-        check_config(stored.config)
-        precision = precision_of(stored.state.recipe, dtype)
     decoder = _Conversion(stored, precision).decoder(device)
     check_changed(decoder, f"conversion to {dtype}")
     return decoder
+
+
+def check_convertible(recipe: Recipe, config: Any, dtype: str = "float16") -> Precision:
+    """The precision of a decoder of a recipe and a transformers configuration, which need no tensors to say it.
+
+    Raises:
+        RecipeError: the kernels do not compute it.
+    """
+    check_config(config)
+    precision = precision_of(recipe, dtype)
+    if precision.weights in ("int4-grouped", "lut2"):
+        for site in architecture_of(config).sites:
+            _refuse(
+                bool(site.features % GROUP_SIZE),
+                f"{site.features} features of {site.name} for groups of {GROUP_SIZE} weights",
+                "the kernels' groups are whole ones",
+            )
+    return precision
 
 
 def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
@@ -68,12 +85,21 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     for method in recipe.methods.values():
         unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
+        ordered = any(method.orders_columns(recipe, behind) for behind in (True, False))
+        _refuse(
+            ordered, f"groups of columns that {method.title} has reordered", "the kernels' groups are of neighbours"
+        )
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs = cast(WeightQuantization, recipe.weights).scheme, recipe.activations
     online = tuple(one for one in recipe.transforms if one.online)
     for one in online:
         _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform the whole input of down_proj")
     _check_weights(weights)
+    kind = next((one.stored_as for one in recipe.methods.values() if "rounding" in one.roles), "integers")
+    if weights.bits == 2:
+        _refuse(kind != "codebook", "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
+    else:
+        _refuse(kind != "integers", "4-bit weights without scales", "the kernels multiply integers and scale the sums")
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
     return Precision(
@@ -274,18 +300,10 @@ class _Conversion:
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:
-    """Stored weights that read one input, by name, as the buffers of the linear layer that they are together.
-
-    Raises:
-        RecipeError: weights of another kind than the layer's.
-    """
+    """Stored weights that read one input, by name, as the buffers of the linear layer that they are together."""
     if precision.weights == "lut2":
-        tables = all(isinstance(part, CodebookWeight) for part in parts.values())
-        _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
         lut = pack_tables(parts)
         return {"codes": lut.codes, "table": lut.table}
-    scaled = all(isinstance(part, QuantizedWeight) for part in parts.values())
-    _refuse(not scaled, "4-bit weights without scales", "the kernels multiply integers and scale the sums")
     kind = HalfWeight if precision.inputs is None else PackedWeight
     packed = kind.pack(*joined(list(parts.values())))
     return {"codes": packed.codes, "scale": packed.scale}

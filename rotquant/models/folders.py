@@ -6,6 +6,7 @@ workflow can compute digests for every job it plans.
 
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,6 +142,11 @@ def kind_of(folder: str | Path) -> Kind | None:
 def check_kind(folder: str | Path, wanted: Kind) -> None:
     """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
     found = kind_of(folder)
+    if found in (None, "plain") and wanted != "plain" and (packed := _packed_by(Path(folder))):
+        raise CheckpointError(
+            f"{folder} holds packed weights ({packed}), which `rotquant evaluate` and `compare` read as they are: give "
+            "the quantized folder that it was exported from, or quantize the checkpoint that it was made from."
+        )
     if found is None and not Path(folder).exists():
         raise CheckpointError(f"model folder {folder} does not exist.")
     if found is None or found == wanted:
@@ -157,6 +163,16 @@ def check_kind(folder: str | Path, wanted: Kind) -> None:
         ("decoder", "quantized"): "is a converted decoder: give the quantized folder that it was made from",
     }[found, wanted]
     raise CheckpointError(f"{folder} {problem}.")
+
+
+def _packed_by(folder: Path) -> str | None:
+    """What a folder's config.json says that quantized its weights; None where it says nothing or is not there."""
+    path = folder / "config.json"
+    with suppress(CheckpointError):
+        quantization = read_object(path, "configuration", CheckpointError).get("quantization_config")
+        if isinstance(quantization, dict):
+            return str(quantization.get("quant_method"))
+    return None
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:

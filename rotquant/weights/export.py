@@ -127,8 +127,7 @@ def export_compressed(
     check_output_folder(output, needed=folder_size(source, "*.safetensors"), inputs=[source])
     manifest = read_manifest(source)
     recipe = running(manifest.recipe, changes)
-    architecture = architecture_of(load_config(source))
-    check_engine(recipe, architecture, engine)
+    architecture = check_compressed(recipe, load_config(source), engine)
     stored = read_quantized(source)
     kept = {*static_schemes(recipe, architecture)}
     static = {place: qparams for place, qparams in stored.state.static.items() if place[1] in kept}
@@ -172,6 +171,27 @@ def sealed_content(config: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in section.items() if name not in DIGESTS}
     whole = {**config, "quantization_config": {**quantization, "rotquant": rest}}
     return {"config": whole, **{name: section[name] for name in DIGESTS if name in section}}
+
+
+def check_compressed(recipe: Recipe, config: Any, engine: str) -> Architecture:
+    """Refuse what compressed-tensors or an engine cannot say, from the recipe and the configuration alone.
+
+    Returns:
+        The model's architecture.
+
+    Raises:
+        RecipeError: naming the format or the engine, and what would do.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    architecture = architecture_of(config)
+    check_engine(recipe, architecture, engine)
+    if engine != "transformers" or not acts_at_run_time(recipe):
+        with torch.device("meta"):
+            model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)  # pyright: ignore
+        described = compressed.describe(recipe, architecture, [], storage(recipe, engine))
+        _check_biases(described, (name for name, _ in model.named_parameters()))
+    return architecture
 
 
 def running(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -221,7 +241,6 @@ def _content(
         acting = recipe.model_dump(mode="json", include=set(RUNTIME_FIELDS))
         ours = {"quant_method": METHOD, "runs_with": RUNS_WITH, "rotquant": section, "running": acting}
         return described.config | ours, tensors | state_tensors(stored.state)
-    _check_biases(described, tensors)
     for name, matrix in described.matrices.items():
         tensors[name] = matrix()
     return described.config, tensors | _input_scales(stored.state, architecture)

@@ -19,13 +19,13 @@ from rotquant import __version__
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import atomic_path, check_output_file
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import architecture_of
+from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer
 from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
 from rotquant.recipes.transforms import at
 from rotquant.weights.engines import check_methods
 from rotquant.weights.packing import Weight
@@ -36,6 +36,7 @@ from rotquant.weights.storage import StoredTensors, read_manifest, read_quantize
 BLOCK = 32
 #: Most that rounding its scale to float16 may move a weight, in steps of its codes.
 MOVED = 1 / 4
+_REMEDY = "write dequantized numbers with --format gguf --dtype float16, or quantize otherwise"
 #: Families by the names of llama.cpp's architectures. Llama's rotary embedding pairs neighbours there.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _PAIRED = "llama"
@@ -72,7 +73,7 @@ def export_gguf(source: str | Path, output: str | Path, dtype: torch.dtype | Non
     source, output = Path(source), Path(output)
     check_output_file(output, GGUF, [source])
     recipe, config = read_manifest(source).recipe, load_config(source)
-    _check(recipe, config)
+    check_gguf(recipe, config, dtype)
     words = _tokenizer(source)
     gguf = _library()
     stored = read_quantized(source)
@@ -105,8 +106,20 @@ def _library() -> Any:
         raise RecipeError("GGUF files are written by the package gguf: pip install 'rotquant[serve]'.") from None
 
 
-def _check(recipe: Recipe, config: Any) -> None:
-    """Refuse what GGUF or llama.cpp cannot say, from the recipe and the configuration alone."""
+def check_tokenizer(source: Path) -> None:
+    """Raise `CheckpointError` where a model's tokenizer is not written as GGUF here."""
+    _tokenizer(source)
+
+
+def check_gguf(recipe: Recipe, config: Any, dtype: torch.dtype | None = None) -> None:
+    """Refuse what GGUF or llama.cpp cannot say, from the recipe and the configuration alone.
+
+    Args:
+        dtype: of dequantized weights; None of integers.
+
+    Raises:
+        RecipeError: naming what cannot be said, and what would do.
+    """
     online = at(recipe.transforms, "across_heads", "mlp_output", online=True)
     if online:
         fields = ", ".join(f"rotation.{ROTATION_FIELDS[one.name]}" for one in online)
@@ -133,6 +146,35 @@ def _check(recipe: Recipe, config: Any) -> None:
             f"rotary embeddings of type {kind} are not written as GGUF here: export with --format plain, and let "
             "llama.cpp convert it."
         )
+    if dtype is None and recipe.weights is not None:
+        _check_integers(recipe, recipe.weights.scheme, architecture_of(config))
+
+
+def _check_integers(recipe: Recipe, scheme: QuantizationScheme, architecture: Architecture) -> None:
+    """Refuse quantized weights that blocks of GGUF do not hold."""
+    for method in recipe.methods.values():
+        stored = method.stored_as if "rounding" in method.roles else "integers"
+        if stored != "integers" or method.outlier_features:
+            raise RecipeError(
+                f"the method {method.name} stores no matrix of integers with scales alone, as blocks of GGUF are: "
+                f"{_REMEDY}."
+            )
+        if any(method.orders_columns(recipe, behind) for behind in (True, False)):
+            raise RecipeError(
+                f"the method {method.name} forms groups of reordered columns, which GGUF cannot say: {_REMEDY}."
+            )
+    if scheme.bits > (8 if scheme.symmetric else 4):
+        kind = "symmetric" if scheme.symmetric else "asymmetric"
+        raise RecipeError(
+            f"the weights have {kind} codes of {scheme.bits} bits, which no type of GGUF holds: {_REMEDY}."
+        )
+    if scheme.group_size and scheme.group_size % BLOCK:
+        raise RecipeError(
+            f"the weights have groups of {scheme.group_size}, and blocks of GGUF hold {BLOCK}: {_REMEDY}."
+        )
+    for site in architecture.sites:
+        if site.features % BLOCK:
+            raise RecipeError(f"{site.name} has {site.features} features, and blocks of GGUF hold {BLOCK}: {_REMEDY}.")
 
 
 def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str, GGUFTensor], str]:
@@ -179,39 +221,31 @@ def _floats(tensor: Tensor, exact: bool = False) -> GGUFTensor:
 
 
 def integers(name: str, weight: Weight, rows: Tensor) -> GGUFTensor:
-    """A weight as GGUF's blocks, its rows in the order `rows`.
+    """A weight of integers, as `check_gguf` has them, as GGUF's blocks, its rows in the order `rows`.
 
     Raises:
-        RecipeError: it has no such form; the sentence says why.
+        RecipeError: float16 does not hold its scales.
     """
-    remedy = "write dequantized numbers with --dtype float16, or quantize otherwise"
     if not isinstance(weight, QuantizedWeight) or weight.outlier_values is not None:
-        raise RecipeError(f"{name} is no matrix of integers with scales alone, as blocks of GGUF are: {remedy}.")
-    scheme, features = weight.scheme, weight.shape[1]
-    size = scheme.group_size or features
-    if features % BLOCK or size % BLOCK:
-        what = f"has {features} inputs" if features % BLOCK else f"has groups of {size}"
-        raise RecipeError(f"{name} {what}, and blocks of GGUF hold {BLOCK}: {remedy}.")
-    if scheme.bits > (8 if scheme.symmetric else 4):
-        kind = "symmetric" if scheme.symmetric else "asymmetric"
-        raise RecipeError(f"{name} has {kind} codes of {scheme.bits} bits, which no type of GGUF holds: {remedy}.")
-    codes = weight.codes
-    if weight.columns is not None:
-        if size < features:
-            raise RecipeError(f"{name} has groups of reordered columns, which GGUF cannot say: {remedy}.")
+        raise RecipeError(f"{name} is no matrix of integers with scales alone, as blocks of GGUF are: {_REMEDY}.")
+    codes, scheme = weight.codes, weight.scheme
+    if weight.columns is not None:  # of one group a row, so that the order means nothing
         codes = torch.empty_like(codes).index_copy_(1, weight.columns, codes)
     scale, zero = (
-        None if part is None else _by_block(part, codes.shape)[rows]
+        None if part is None else _by_block(part, codes.shape, scheme.group_size)[rows]
         for part in (weight.qparams.scale, weight.qparams.zero_point)
     )
     return _packed(name, codes[rows].unflatten(1, (-1, BLOCK)), scale, zero, scheme.bits)
 
 
-def _by_block(part: Tensor, shape: torch.Size) -> Tensor:
-    """Scales or zero points of any granularity as one for each block: float32 [out, in / 32]."""
+def _by_block(part: Tensor, shape: torch.Size, group_size: int | None) -> Tensor:
+    """Scales or zero points of any granularity as one for each block: float32 [out, in / 32].
+
+    The last of a row's groups may be smaller than the others.
+    """
     rows, columns = shape
     groups = part.float().expand(rows, 1) if part.dim() == 0 else part.float().reshape(rows, -1)
-    return groups.repeat_interleave(columns // BLOCK // groups.shape[1], dim=1)
+    return groups.repeat_interleave((group_size or columns) // BLOCK, dim=1)[:, : columns // BLOCK]
 
 
 def _packed(name: str, codes: Tensor, scale: Any, zero: Tensor | None, bits: int) -> GGUFTensor:

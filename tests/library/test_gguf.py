@@ -62,6 +62,7 @@ def read(file: Path) -> tuple[dict[str, np.ndarray], Any]:
     ("scheme", "kind"),
     [
         (GROUPS, "Q4_0"),
+        ({**GROUPS, "group_size": 64}, "Q4_0"),
         ({**GROUPS, "bits": 3, "granularity": "channel", "group_size": None}, "Q4_0"),
         ({**GROUPS, "symmetric": False}, "Q4_1"),
         ({**GROUPS, "bits": 8, "granularity": "channel", "group_size": None}, "Q8_0"),
@@ -92,13 +93,17 @@ def test_blocks_read_back_are_the_stored_weights_with_scales_in_float16(
 
 def with_float16_scales(weight: QuantizedWeight) -> torch.Tensor:
     """The weight dequantized in float32 from a float16 scale, and of asymmetric ones a float16 value of code 0."""
-    groups = weight.qparams.scale.shape[1]
-    codes = weight.codes.float().reshape(weight.shape[0], groups, -1)
-    scale = weight.qparams.scale.reshape(-1, groups, 1)
-    values = codes * scale.half().float()
+    rows, columns = weight.shape
+
+    def by_column(part: torch.Tensor) -> torch.Tensor:
+        """Of groups of which the last may be smaller."""
+        return part.reshape(rows, -1).repeat_interleave(weight.scheme.group_size or columns, dim=1)[:, :columns]
+
+    scale = by_column(weight.qparams.scale)
+    values = weight.codes.float() * scale.half().float()
     if weight.qparams.zero_point is not None:
-        values = values + (-weight.qparams.zero_point.reshape(-1, groups, 1) * scale).half().float()
-    return values.reshape(weight.shape)
+        values = values + (-by_column(weight.qparams.zero_point) * scale).half().float()
+    return values
 
 
 def test_dequantized_numbers_are_those_that_are_loaded(tmp_path: Path) -> None:
@@ -143,8 +148,8 @@ def test_paired_rows_make_llamas_rotation_one_of_neighbours() -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "sentence"),
     [
-        ({**GROUPS, "group_size": 16}, {}, "has groups of 16, and blocks of GGUF hold 32"),
-        (GROUPS, {"intermediate_size": 80}, "has 80 inputs, and blocks of GGUF hold 32"),
+        ({**GROUPS, "group_size": 16}, {}, "the weights have groups of 16, and blocks of GGUF hold 32"),
+        (GROUPS, {"intermediate_size": 80}, "mlp_output has 80 features, and blocks of GGUF hold 32"),
         ({**GROUPS, "bits": 8, "symmetric": False}, {}, "asymmetric codes of 8 bits, which no type of GGUF holds"),
         (GROUPS, {"mlp_bias": True}, "the MLP has biases, which llama.cpp does not add"),
         (GROUPS, {"family": "phi3"}, "phi3 models are not written as GGUF here"),
