@@ -7,6 +7,7 @@ transforms and quantizers of its recipe. Long work says on standard error how fa
 import time
 import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
-from rotquant.foundation.errors import RecipeError, ResultError
+from rotquant.foundation.errors import CorpusError, RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.metrics.bos import bos_note
+from rotquant.metrics.cost import QuantizationCost, Reference, cost, reference
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
     config_of,
@@ -34,7 +36,7 @@ from rotquant.models.checkpoints import (
 from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
-from rotquant.models.folders import check_kind, check_weight_files
+from rotquant.models.folders import check_kind, check_weight_files, embedding_type
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.placement import current_gpu, fits
 from rotquant.models.rotation.matrices import (
@@ -46,6 +48,7 @@ from rotquant.models.rotation.matrices import (
     save_rotations,
 )
 from rotquant.models.simulation.runtime import Handle
+from rotquant.recipes.corpus import CHARACTERS_PER_TOKEN
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
@@ -57,6 +60,7 @@ from rotquant.text import (
     CorpusSpec,
     adds_bos,
     calibration_samples,
+    check_split,
     load_text,
     tokenize,
 )
@@ -70,6 +74,7 @@ from rotquant.weights.storage import (
     is_quantized_folder,
     load_quantized,
     prefix_tokens,
+    round_ends,
     save_quantized,
 )
 
@@ -82,6 +87,10 @@ if TYPE_CHECKING:
 
 #: Characters of calibration text on which a model is tried with and without BOS.
 _BOS_CHARACTERS = 4000
+#: Windows and their tokens by which `quantize` tells what it cost.
+CHECKED_WINDOWS, CHECKED_TOKENS = 2, 512
+#: How many times the text of those windows is read, so that they are apart.
+_READ_FOR_CHECK = 8
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class Model:
     network: the transformers model, or a converted decoder in its place; `handle.remove()` removes the online
         transforms and quantizers from the former.
     stored: integers and manifest, where weights were quantized in this process; `save` writes them.
+    reference: what the full-precision model said of the text that `cost` compares on.
     """
 
     network: "PreTrainedModel"
@@ -98,6 +108,15 @@ class Model:
     recipe: Recipe
     handle: "Handle"
     stored: "StoredModel | None" = None
+    reference: Reference | None = None
+
+    def cost(self, device: torch.device | str = "cpu") -> QuantizationCost | None:
+        """What quantization cost on the text that `quantize` was told to check; None where it was told of none.
+
+        Args:
+            device: where the model runs meanwhile.
+        """
+        return None if self.reference is None else cost(self.network, self.reference, device)
 
     def save(self, folder: str | Path, source: dict[str, Any] | None = None) -> None:
         """Write packed weights, manifest, tokenizer and the checkpoint's other files to `folder`.
@@ -121,6 +140,7 @@ def quantize(
     batch_size: int | None = None,
     training: "Checkpoint | None" = None,
     placed: bool = True,
+    check: Perplexity | None = None,
 ) -> Model:
     """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
@@ -134,6 +154,8 @@ def quantize(
             them; an interrupted learning continues.
         batch_size: sequences that pass the model together, where weights are made; default by their length.
         training: where a method that trains weights continues if it was interrupted.
+        check: windows of the corpus that the full-precision model reads before the work, so that `Model.cost` can tell
+            what it cost; without, nothing is read and kept.
         placed: whether the quantized network ends on the device, if it fits there; else it stays on the host.
 
     The model passes the device one layer at a time.
@@ -168,6 +190,7 @@ def quantize(
     files = companions(folder)
     check_settings(network, tokenizer, files)  # before rotations are learned
     _warn_of_bos(network, tokenizer, recipe, corpus)
+    known = None if check is None else _reference(network, tokenizer, corpus, check, device)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:
         source["corpus"] = corpus.model_dump(mode="json")
@@ -190,6 +213,7 @@ def quantize(
             checkpoint=training,
             companions=files,
         )
+        round_ends(network, getattr(torch, embedding_type(folder)))
     state = replace(stored.state, manifest=stored.manifest.model_copy(update={"source": source}))
     if placed and fits(network, device):
         network.to(device)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
@@ -198,7 +222,38 @@ def quantize(
             f"{device} has no room for the model, which stays on the host: save it, or run it there", stacklevel=2
         )
     handle = quantized_forward(network, recipe, state)
-    return Model(network, tokenizer, recipe, handle, replace(stored, state=state))
+    return Model(network, tokenizer, recipe, handle, replace(stored, state=state), known)
+
+
+def check_metric(checkpoint: str | Path, corpus: CorpusSpec) -> Perplexity | None:
+    """Two windows of at most 512 tokens of a corpus, for `quantize(check=...)`: of its validation split, or else of its
+    test split, which nothing is calibrated on; None where it has neither."""
+    limits = limits_of(checkpoint)
+    length = limits.length(usual=min(CHECKED_TOKENS, (limits.context or 2 * CHECKED_TOKENS) // 2))  # room for a prefix
+    for split in ("validation", "test"):
+        with suppress(CorpusError):
+            check_split(corpus, split)
+            return Perplexity(corpus=corpus.name, split=split, sequence_length=length, max_windows=CHECKED_WINDOWS)
+    return None
+
+
+def _reference(
+    network: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    corpus: CorpusSpec,
+    metric: Perplexity,
+    device: torch.device | str,
+) -> Reference | None:
+    """What the network says of windows of the head of a split; None where that is too short for one."""
+    wanted = metric.sequence_length * (metric.max_windows or 1)
+    try:
+        text = load_text(corpus, metric.split, max_characters=_READ_FOR_CHECK * CHARACTERS_PER_TOKEN * wanted)
+        tokens = tokenize(text, tokenizer)
+        begins = "none" if tokens.bos is None else "window"
+        with current_gpu(device):
+            return reference(network, tokens, metric.model_copy(update={"bos": begins}), device)
+    except CorpusError:
+        return None
 
 
 def _warn_of_bos(

@@ -1,5 +1,7 @@
 """`rotquant quantize`, `export` and `evaluate`: one model from the command line."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -23,6 +25,7 @@ from rotquant.commands.options import (
     SequenceLength,
     Split,
     WrittenDtype,
+    changed,
     changes_of,
     chosen_split,
     corpus_spec,
@@ -40,6 +43,7 @@ from rotquant.foundation.files import OutputKind, check_output_file, check_outpu
 from rotquant.foundation.progress import task
 from rotquant.metrics.zeroshot import check_allowed, prepare, task_names
 from rotquant.models.folders import GGUF, QUANTIZED
+from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
 from rotquant.tensors.devices import torch_device, torch_dtype
@@ -47,6 +51,7 @@ from rotquant.text import NO_BOS, bos_of, check_split
 
 if TYPE_CHECKING:
     from rotquant import api
+    from rotquant.metrics.cost import QuantizationCost
     from rotquant.weights.storage import StoredModel
 
 _MADE = {
@@ -64,6 +69,7 @@ _MADE = {
         "note": "where the rotation was changed to fit",
         "weights": "how many",
         "seconds": "by stage",
+        "check": "perplexity in full_precision and quantized, kl in nats, flips in percent, tokens, metric; or null",
     }
 )
 def quantize(
@@ -81,6 +87,13 @@ def quantize(
         Writes(OutputKind("a file of rotations", lambda _: True)),  # one that is there is read
     ] = None,
     target: For = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            help="Say at the end what it cost, perplexity and KL divergence from full precision, on two windows of at "
+            "most 512 tokens of the corpus's validation split (or test split) where it has one."
+        ),
+    ] = True,
     seed: Seed = 0,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -125,6 +138,7 @@ def quantize(
         dtype=torch_dtype(dtype),
         rotations=rotations,
         placed=False,  # it is saved, not run
+        check=api.check_metric(place, spec) if check else None,
     )
     quantized.save(output)
     stored = cast("StoredModel", quantized.stored)
@@ -134,8 +148,46 @@ def quantize(
     stages = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
     found = f"{method}: {len(stored.weights)} weights quantized ({stages}); {output}, {size / 2**20:.1f} MiB"
     data = {"model": model, "output": str(output), "bytes": size, "method": method, "note": changed_to_fit}
-    data |= {"left_out": left, "weights": len(stored.weights), "seconds": seconds}
-    return CommandResult(data, (*left_out_note(model, left), found))
+    data |= {"left_out": left, "weights": len(stored.weights), "seconds": seconds, "check": None}
+    shown, judged = [*left_out_note(model, left), found], {}
+    if (cost := quantized.cost(torch_device(device))) is not None:
+        data["check"] = cost.as_data()
+        judged = {"perplexity of the quantized model": cost.quantized, "KL divergence": cost.kl}
+        shown += _cost_in_words(cost)
+        if cost.is_extraordinary:
+            shown.append(
+                f"KL divergence of {cost.kl:.2f} nats is out of the ordinary, 4 bits usually cost less than 1: "
+                f"`rotquant diagnose {model}` shows what costs it{_way_out(place, recipe)}."
+            )
+    return CommandResult(data, tuple(shown), judged=judged)
+
+
+def _cost_in_words(cost: "QuantizationCost") -> list[str]:
+    metric, windows = cost.metric, cost.tokens // (cost.metric.sequence_length - 1)
+    return [
+        f"cost: perplexity {cost.full_precision:.4g} in full precision, {cost.quantized:.4g} quantized, KL divergence "
+        f"{cost.kl:.3g} nats a token, on {windows} windows of {metric.sequence_length} tokens of "
+        f"{metric.corpus} {metric.split}"
+    ]
+
+
+def _way_out(place: Path, recipe: Recipe) -> str:
+    """The end of a sentence: options that would cost less and that this model and recipe take, or nothing."""
+    from rotquant import api
+
+    inputs, weights = recipe.activations, recipe.weights
+    ways: list[tuple[str, Callable[[], Recipe]]] = []
+    if recipe.rotation is None and inputs is not None:
+        ways.append(("--method quarot", lambda: api.limits_of(place).shorten(preset("quarot"))))
+    for path, scheme in (("activations", inputs), ("weights.scheme", weights and weights.scheme)):
+        if scheme is not None and scheme.bits < 8:
+            option = f"{path}.bits={min(8, 2 * scheme.bits)}"
+            ways.append((f"--set {option}", lambda option=option: changed(recipe, [option])))
+    for words, make in ways:
+        with suppress(RecipeError):
+            api.fit(place, make())
+            return f"; `{words}` costs less"
+    return ""
 
 
 def recipe_for(

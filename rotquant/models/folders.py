@@ -122,6 +122,19 @@ def check_weight_files(folder: Path, stem: str = "model") -> dict[Path, dict[str
     return headers
 
 
+#: Names of floating-point types in headers of safetensors files, and torch's.
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def embedding_type(folder: Path) -> str:
+    """Floating-point type, by torch's name, in which a checkpoint's files have its token embedding."""
+    for header in check_weight_files(folder).values():
+        for name, tensor in header.items():
+            if name.endswith("embed_tokens.weight"):
+                return _TORCH_NAMES[tensor["dtype"]]
+    raise CheckpointError(f"{folder} has no token embedding (embed_tokens.weight).")
+
+
 Kind = Literal["plain", "quantized", "decoder"]
 
 

@@ -1,8 +1,8 @@
 """Quantized models on disk: a folder of packed integers, scales and everything that stayed floating point.
 
 quantized.safetensors (or shards) holds each quantized linear layer as `weights.packing` names its parts, and all other
-tensors under their Hugging Face names; rotquant.json says what they are. A loaded model equals the saved one bit for
-bit.
+tensors under their Hugging Face names, in 16 bits where these hold their numbers exactly; rotquant.json says what they
+are. A loaded model equals the saved one bit for bit.
 """
 
 import tempfile
@@ -20,7 +20,14 @@ from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.foundation.files import atomic_directory, check_output_folder, read_json, write_json
 from rotquant.foundation.progress import task
-from rotquant.models.architectures import Architecture, architecture_of, attention_implementation, decoder_layers
+from rotquant.models.architectures import (
+    Architecture,
+    architecture_of,
+    attention_implementation,
+    base_model,
+    decoder_layers,
+    lm_head,
+)
 from rotquant.models.checkpoints import check_loading, first_line, load_config, load_tokenizer, quiet_transformers
 from rotquant.models.companions import GENERATION, has_tokenizer, write_companions
 from rotquant.models.experts import stack_experts, stacked_names
@@ -155,7 +162,10 @@ def save_quantized(folder: str | Path, stored: StoredModel, source: dict[str, An
         source: what the manifest shall say of the origin, as plain data.
     """
     check_output_folder(folder, QUANTIZED)
-    tensors = _floating_tensors(stored.model, stacked_names(stored.weights))
+    tensors = {
+        name: narrowed(tensor)
+        for name, tensor in _floating_tensors(stored.model, stacked_names(stored.weights)).items()
+    }
     tensors |= all_weight_tensors(stored.weights)
     tensors |= state_tensors(stored.state)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -313,7 +323,8 @@ def read_quantized(folder: str | Path, device: torch.device | str = "cpu") -> St
             return take_weight(folder, name, shape, scheme, tensors, device)
 
         weights = dict(zip(manifest.quantized, in_threads(taken, manifest.quantized), strict=True))
-    return StoredTensors(config, tensors, weights, state)
+    own: torch.dtype = getattr(torch, manifest.dtype)
+    return StoredTensors(config, {name: tensor.to(own) for name, tensor in tensors.items()}, weights, state)
 
 
 def read_method_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
@@ -374,6 +385,30 @@ def prefix_tokens(folder: str | Path) -> int:
 def is_quantized_folder(path: str | Path) -> bool:
     """Whether a path is a folder that `save_quantized` wrote."""
     return (Path(path) / MANIFEST).is_file()
+
+
+@torch.no_grad()
+def round_ends(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round a model's embedding and head to the type that its checkpoint has them in, where that has fewer bits.
+
+    They are the large tensors that are not quantized. In a rotated model they are no longer numbers of that type; their
+    rounding is as small as the one that the checkpoint's own went through. Call it before the model is measured or
+    saved, so that what is loaded equals it.
+    """
+    for weight in {base_model(model).embed_tokens.weight, lm_head(model).weight}:
+        if dtype.itemsize < weight.dtype.itemsize:
+            weight.copy_(weight.to(dtype))
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """The same numbers in 16 bits, where bfloat16 or float16 has each of them exactly; else the tensor as it is.
+
+    Embeddings and norms of a 16-bit checkpoint need no more, in whatever type they were loaded.
+    """
+    for dtype in (torch.bfloat16, torch.float16) if tensor.dtype in (torch.float32, torch.float64) else ():
+        if torch.equal((found := tensor.to(dtype)).to(tensor.dtype), tensor):
+            return found
+    return tensor
 
 
 def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor]:

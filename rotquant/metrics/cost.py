@@ -1,0 +1,113 @@
+"""What quantization costs a model, on a few windows of a text: the full-precision model reads them before the work, the
+quantized one after it.
+
+In between the full-precision model's logits are kept on the host, in float16: of two windows of 512 tokens and 128,256
+entries 0.25 GiB. They move KL divergence by some 1e-5 nats. There are never two models.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.progress import task
+from rotquant.metrics.divergence import FloatStates
+from rotquant.metrics.perplexity import perplexity
+from rotquant.models.architectures import base_model
+from rotquant.models.limits import metric_windows
+from rotquant.models.placement import placed
+from rotquant.recipes.schemes import Perplexity
+from rotquant.text import Tokens
+
+#: Nats a token of KL divergence from full precision above which a result is out of the ordinary: what 4 bits cost with
+#: any of the papers' methods is below.
+EXTRAORDINARY = 1.0
+#: Copies of a window's logits in float32 that scoring it takes.
+_COPIES = 5
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the full-precision model says of windows of a text.
+
+    exact: its logits in float16, [windows, tokens, vocabulary], on the host. nll: nats per predicted token.
+    """
+
+    tokens: Tokens
+    metric: Perplexity
+    exact: FloatStates
+    nll: float
+
+
+@dataclass(frozen=True)
+class QuantizationCost:
+    """Cost of quantization on windows of a text.
+
+    tokens: predicted. full_precision, quantized: perplexities. kl: KL(full precision || quantized) of the next token,
+    nats. flips: share of positions at which the likeliest next token is another one, percent.
+    """
+
+    metric: Perplexity
+    tokens: int
+    full_precision: float
+    quantized: float
+    kl: float
+    flips: float
+
+    @property
+    def is_extraordinary(self) -> bool:
+        """Whether it is so much that something is likely to be wrong; also where it is no number."""
+        return not self.kl <= EXTRAORDINARY
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {**vars(self), "metric": self.metric.model_dump(mode="json")}
+
+
+@torch.no_grad()
+def reference(model: nn.Module, tokens: Tokens, metric: Perplexity, device: torch.device | str) -> Reference | None:
+    """Let the full-precision model read the windows that a metric asks for; None where a GPU has no room for that.
+
+    Args:
+        model: where it is afterwards too.
+        device: where it runs, layers that do not fit coming from the host.
+
+    Raises:
+        CorpusError, RecipeError, CheckpointError: the text is too short, or the model cannot read it.
+    """
+    windows = metric_windows(model, tokens, metric)
+    logits: list[Tensor] = []
+    losses: list[float] = []
+    with task("full precision", "window", len(windows)) as under_way:
+        try:
+            with placed(model, device, _working(model, metric)):
+                place = base_model(model).embed_tokens.weight.device
+                for window in windows:
+                    found = model(input_ids=window[None].to(place), use_cache=False).logits[0]
+                    losses.append(cross_entropy(found[:-1].float(), window[1:].to(found.device)).item())
+                    logits.append(found.half().cpu())
+                    under_way.advance()
+        except RecipeError:  # of `placed`: not even layer by layer
+            return None
+    exact = FloatStates(windows, torch.stack(logits), nn.Identity())
+    return Reference(tokens, metric, exact, fmean(losses))
+
+
+def cost(model: nn.Module, known: Reference, device: torch.device | str) -> QuantizationCost:
+    """Let the quantized model, with what acts at run time, read the same windows."""
+    with placed(model, device, _working(model, known.metric)):
+        found = perplexity(model, known.tokens, known.metric, batch_size=1, description="quantized", exact=known.exact)
+    full = math.exp(known.nll) if known.nll < 700 else math.inf
+    return QuantizationCost(
+        known.metric, found.tokens, full, found.perplexity, fmean(found.kl), 100 * fmean(found.flips)
+    )
+
+
+def _working(model: nn.Module, metric: Perplexity) -> int:
+    vocabulary = base_model(model).embed_tokens.weight.shape[0]
+    return _COPIES * 4 * metric.sequence_length * vocabulary
