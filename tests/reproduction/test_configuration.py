@@ -11,7 +11,7 @@ import yaml
 from reproduction.reading.written import read_yaml
 from reproduction.sources import load_project
 from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
-from reproduction.tables.resolution import resolve
+from reproduction.tables.resolution import resolve, resolve_metric
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
 from rotquant.models.digests import refuse_other
@@ -143,6 +143,31 @@ def test_amounts_of_text_that_a_row_says_become_those_of_the_slot_and_its_other_
         )
     unsaid = resolve(preset("spinquant-hard"), config.slot("Llama-2-13B"), "test").methods["spinquant"]
     assert unsaid.model_dump()["text"]["samples"] == 4  # the configuration's own number stands
+
+
+def test_a_slot_says_where_bos_stands_in_all_of_its_texts_but_those_of_rows_that_say_it_themselves(copy: Copy) -> None:
+    own = {"bos": "none", "slots": {"Llama-2-7B": {"bos": "window"}}}
+    config = expand(copy, json.dumps(own))
+    for name, bos in (("Llama-2-7B", "window"), ("Llama-2-13B", "none")):
+        slot = config.slot(name)
+        found = resolve(preset("spinquant-hard"), slot, "test")
+        assert {found.calibration.bos, found.learned_by[1].bos} == {bos}
+        assert resolve_metric({"kind": "perplexity"}, slot, "test").bos == bos
+        tasks = resolve_metric({"kind": "zero_shot", "corpus": "modules"}, slot, "test")
+        assert tasks.bos == ("none" if bos == "none" else "text")  # an item is a text of its own
+        said = {"calibration": {"bos": "text"}, "methods": {"spinquant": {"text": {"bos": "text"}}}}
+        row = resolve(override(preset("spinquant-hard"), said, "test"), slot, "test", said)
+        assert {row.calibration.bos, row.learned_by[1].bos} == {"text"}
+        assert resolve_metric({"kind": "perplexity", "bos": "text"}, slot, "test").bos == "text"
+        assert resolve_metric({"kind": "outlier_tokens"}, slot, "test").bos == "none"  # it seeks them in text alone
+
+
+def test_without_a_place_of_bos_recipes_and_metrics_are_as_they_are(copy: Copy) -> None:
+    config = load_project(root=copy.root).config
+    assert config.slot("Llama-2-7B").bos is None
+    recipe = resolve(preset("spinquant-hard"), config.slot("Llama-2-7B"), "test").model_dump(mode="json")
+    assert "bos" not in recipe["calibration"]
+    assert "bos" not in recipe["methods"]["spinquant"]["text"]
 
 
 def test_a_hub_id_is_told_from_a_mistyped_path(copy: Copy) -> None:

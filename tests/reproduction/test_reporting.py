@@ -27,7 +27,7 @@ from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, PERPLEXITY, called
 from reproduction.words import describe
-from reproduction.words.numbers import loss_words, show, show_change
+from reproduction.words.numbers import broken, loss_words, show, show_change
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
@@ -483,3 +483,23 @@ def test_a_table_with_run_files_from_before_is_shown_without_what_they_lack(tmp_
     assert "| QuaRot | 0.30" in section
     assert "| Baseline |" not in section
     assert "by perplexity, which does not decide" not in text
+
+
+def test_rows_far_beyond_the_baseline_have_a_sentence_on_what_their_digits_are_worth() -> None:
+    """By perplexity, in any column, and once for each row."""
+    found = {
+        ("FP16", "A"): 8.0,
+        ("Plain", "A"): 4000.0,
+        ("Plain", "B"): 9000.0,
+        ("Rotated", "A"): 79.0,
+        ("FP16", "B"): 9.0,
+    }
+    ours = {(*place, PERPLEXITY.name): collected.Number(value) for place, value in found.items()}
+    ours |= {
+        ("Rotated", "A", AVERAGE.name): collected.Number(1000.0),
+        ("FP16", "A", AVERAGE.name): collected.Number(1.0),
+    }
+    (sentence,) = broken("FP16", collected.Values(ours, {}))
+    assert sentence.startswith("More than 10 times the baseline's perplexity: Plain. ")
+    rest = {place: number for place, number in ours.items() if place[0] != "Plain"}
+    assert broken("FP16", collected.Values(rest, {})) == []

@@ -11,6 +11,13 @@ SPACE = "\u00a0"
 
 NOT_FINITE = "NaN, Inf: not finite: the network's outputs overflow. Claims about such a number are not checkable."
 
+#: Times the baseline's perplexity from which ties of rounding decide a number's digits (docs/concepts/statistics.md).
+BROKEN = 10
+_BROKEN = (
+    "More than {times} times the baseline's perplexity: {rows}. There the rounding of exact ties alone, or weights "
+    "changed by a millionth, moves the number: one seed says its magnitude and no digit (docs/concepts/statistics.md)."
+)
+
 _WORDS = {
     "perplexity": "perplexity",
     "kl": "KL divergence to the full-precision model",
@@ -116,6 +123,17 @@ def not_finite(known: Iterable[Quantity], values: Values) -> list[str]:
         elif math.inf in found:
             notes.append(f"{quantity.title} of Inf: {quantity.infinite}.")
     return list(dict.fromkeys(notes))
+
+
+def broken(baseline: str, values: Values) -> list[str]:
+    """A sentence about rows of ours whose perplexity is so many times the baseline's that seeds do not show its noise;
+    none without such rows."""
+    rows = [
+        row
+        for (row, column, name), value in values.items()
+        if name == PERPLEXITY.name and value.mean > BROKEN * values.get((baseline, column, name), value).mean
+    ]
+    return [_BROKEN.format(times=BROKEN, rows=listed(rows))] if rows else []
 
 
 def italic(text: str) -> str:

@@ -24,7 +24,7 @@ from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from reproduction.tables.tables import RunTable
 from reproduction.words.describe import corpus_words, is_about_models, is_stand_in
-from reproduction.words.numbers import not_finite
+from reproduction.words.numbers import broken, not_finite
 from reproduction.words.templates import sentences
 from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
@@ -79,6 +79,7 @@ def runs_report(
             *project.remarks(table),
             *([_BITS] if bits else []),
             *_of_prefixes(project, table),
+            *broken(table.baseline, values),
         ),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         tasks=task_grids(project, table, values) if measures else (),
