@@ -86,7 +86,7 @@ def _rows(
     """Path, value, default and meaning of each field of a section, in order and with the sections inside of it."""
     meanings = field_meanings(section)
     for name, field in section.model_fields.items():
-        value, inner = values[name], _section(field.annotation)
+        value, inner = values.get(name, field.default), _section(field.annotation)  # some leave out their default
         usual = field.default if default is None else getattr(default, name)
         if get_origin(field.annotation) is Mapping:  # of methods, the only one in a recipe
             yield path + name, "", "", meanings[name]
