@@ -17,7 +17,7 @@ from rotquant.text import CorpusSpec
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY
-from tests.helpers.sinks import BOS, SINK, planted
+from tests.helpers.sinks import BOS, HEIGHT, SINK, planted
 
 SMALL = ("--sequence-length", "32", "--samples", "6", "--device", "cpu")
 
@@ -84,6 +84,10 @@ def test_its_record_is_what_the_library_finds(folder: Path, text: str, run: Any,
         (place, int(count)) for place, count in enumerate((windows == SINK).sum(0)) if count
     }
     assert found["settings"]["threshold"] == 8
+    residual = token_maxima(planted(), windows).residual_ratios
+    assert found["residual"]["the first token"] == pytest.approx(residual[..., 0].amax(dim=1).tolist())
+    assert found["residual"]["after the first token"] == pytest.approx(residual[..., 1:].amax(dim=(1, 2)).tolist())
+    assert found["residual"]["the prefix"] == pytest.approx([HEIGHT] * 2)  # SINK is in it
     assert found["text"]["splits"]
     assert ElementTree.fromstring(figure.read_text()).tag.endswith("svg")
 
@@ -102,9 +106,29 @@ def test_no_outlier_token_is_a_result(folder: Path, run: Any, tmp_path: Path) ->
     quiet = write_text(tmp_path / "quiet.txt", sinks=False)
     status, printed, _ = run(str(folder), "--corpus", quiet, *SMALL, "--figure", str(tmp_path / "none.svg"))
     assert status == 0
-    assert "no outlier token found, prefix of 1 token: `<s>` (" in printed
+    assert "no outlier token found at the input of down_proj, prefix of 1 token: `<s>` (" in printed
+    assert "times the median: the first token 1 (layer 1)" in printed  # all of a planted model's tokens but the sink
     assert "positions" not in printed
     assert "none elsewhere" in (tmp_path / "none.svg").read_text()
+
+
+def test_outliers_of_the_residual_stream_alone_are_shown_with_what_takes_them_away(
+    text: str, run: Any, tmp_path: Path
+) -> None:
+    """Gemma's BOS is thousands of times the median there; a norm's gain of zero keeps it from down_proj here."""
+    model = planted()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight[0] = 0  # the channel of the sink
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    record = tmp_path / "found.json"
+    status, printed, _ = run(str(tmp_path / "model"), "--corpus", text, *SMALL, "--threshold", "8", "-o", str(record))
+    assert status == 0
+    assert "no outlier token found at the input of down_proj" in printed
+    assert f"after the first token {HEIGHT:.0f} (layer 1)" in printed
+    assert "outlier tokens there and none at the input of down_proj: norms divide by them" in printed
+    assert max(json.loads(record.read_text())["found"]["no prefix"]["ratios"]) < 8
 
 
 def test_a_tokenizer_without_bos_is_said(folder: Path, text: str, run: Any, tmp_path: Path) -> None:
@@ -122,7 +146,7 @@ def test_a_tokenizer_without_bos_is_said(folder: Path, text: str, run: Any, tmp_
     assert "`<s>`" not in printed
     quiet = write_text(tmp_path / "quiet.txt", sinks=False)
     assert (
-        "no outlier token found, and no prefix; no BOS"
+        "no outlier token found at the input of down_proj, and no prefix; no BOS"
         in run(str(tmp_path / "model"), "--corpus", quiet, *SMALL, "--threshold", "8")[1]
     )
 

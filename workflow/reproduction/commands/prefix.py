@@ -21,6 +21,8 @@ from rotquant.text import NO_BOS, check_split, corpus_identity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rotquant.models.outlier_tokens import TokenMaxima
+
 #: Characters of a bar, and of the strip of positions: tables fit into 80 columns.
 _BAR, _STRIP = 12, 32
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -36,6 +38,7 @@ Found = dict[str, Any]
         "text": "its digest",
         "prefix": "ids, content, and both in words",
         "found": "by what stands in front: ratios and outlier tokens by layer, positions, contents",
+        "residual": "of tokens in the residual stream, the largest ratio by layer, without and with the prefix",
     },
     file=True,
 )
@@ -56,8 +59,9 @@ def prefix(
 ) -> CommandResult:
     """Show which tokens of a text are MODEL's outlier tokens, and which prefix takes them to itself (PrefixQuant).
 
-    The prefix is the one that a recipe with the same text, samples, seed and threshold finds; nothing is written into
-    MODEL.
+    The prefix is the one that a recipe with the same text, samples, seed and threshold finds. The threshold is of the
+    input of down_proj, which is quantized. The residual stream is shown too: norms take a large token out of it before
+    linear layers read it. Nothing is written into MODEL.
 
     Example: `rotquant prefix workflow/resources/models/rq-7b --figure outliers.svg`
     """
@@ -80,14 +84,17 @@ def prefix(
     windows = api.calibration_tokens(spec, text, tokenizer, seed)
     network, _ = api.load_checkpoint(folder, kind, place)
     decode, bos = cast("Callable[[int], str]", tokenizer.decode), network.config.bos_token_id
-    ratios = token_maxima(network, windows, device=place).ratios
-    chosen = detect_prefix(ratios, windows, bos, threshold)
-    found = {"no prefix": look(ratios, windows, decode, threshold)}
+    maxima = token_maxima(network, windows, device=place)
+    chosen = detect_prefix(maxima.ratios, windows, bos, threshold)
+    found = {"no prefix": look(maxima.ratios, windows, decode, threshold)}
+    residual = _residual(maxima, "the first token", 1)
     if chosen:
-        behind = token_maxima(network, windows, chosen, place).ratios[..., len(chosen) :]
-        found["behind the prefix"] = look(behind, windows, decode, threshold)
+        behind = token_maxima(network, windows, chosen, place)
+        found["behind the prefix"] = look(behind.ratios[..., len(chosen) :], windows, decode, threshold)
+        residual |= _residual(behind, "the prefix", len(chosen))
     outliers = found["no prefix"]["first"] + found["no prefix"]["others"]
     words = "; ".join([_chosen(chosen, decode, outliers)] + [NO_BOS] * (tokenizer.bos_token_id is None))
+    streams = _in_the_residual_stream(residual, outliers, threshold)
     on = f"on {samples} windows of {length} tokens from the train split of {spec.name}, seed {seed}"
     if figure:
         from reproduction.render.figures.tokens import outliers_of_model
@@ -96,10 +103,31 @@ def prefix(
     settings = {"samples": samples, "sequence_length": length, "threshold": threshold, "seed": seed, "dtype": dtype}
     told = {"ids": chosen, "content": [decode(token) for token in chosen], "words": words}
     about = corpus_identity(spec, ["train"], max_characters=text.characters)
-    tables = [_layers(found, threshold)] + [_positions(found)] * bool(outliers)
+    tables = [_layers(found, threshold), _residual_layers(residual)] + [_positions(found)] * bool(outliers)
     tables += [_contents(found["no prefix"])] if found["no prefix"]["others"] else []
-    data = {"model": model, "settings": settings, "text": about, "prefix": told, "found": found}
-    return CommandResult(data, (*tables, f"{words}; {on}"))
+    data = {"model": model, "settings": settings, "text": about, "prefix": told, "found": found, "residual": residual}
+    return CommandResult(data, (*tables, streams, f"{words}; {on}"))
+
+
+def _residual(maxima: "TokenMaxima", name: str, first: int) -> dict[str, list[float]]:
+    """The largest ratios of the residual stream by layer: of the first so many tokens, and of those after them."""
+    ratios = maxima.residual_ratios
+    parts = {name: ratios[..., :first], f"after {name}": ratios[..., first:]}
+    return {part: found.amax(dim=(1, 2)).tolist() for part, found in parts.items()}
+
+
+def _in_the_residual_stream(residual: "Mapping[str, list[float]]", outliers: int, threshold: float) -> str:
+    """Where the residual stream is largest, and what that means where down_proj shows no outlier token."""
+    largest = {name: max(ratios) for name, ratios in residual.items()}
+    layers = {name: ratios.index(largest[name]) + 1 for name, ratios in residual.items()}
+    shown = ", ".join(f"{name} {ratio:,.0f} (layer {layers[name]})" for name, ratio in largest.items())
+    found = f"in the residual stream, times the median: {shown}"
+    if outliers or not max(largest.values()) > threshold:
+        return found
+    return (
+        f"{found}; outlier tokens there and none at the input of down_proj: norms divide by them before linear layers "
+        "read them, so no static scale suffers from them"
+    )
 
 
 def _check(threshold: float, figure: Path | None) -> None:
@@ -116,7 +144,7 @@ def _chosen(prefix: tuple[int, ...], decode: "Callable[[int], str]", outliers: i
     """The result in words, and the tokens as a recipe is told them."""
     from rotquant.commands.diagnosis import token_text
 
-    said = "" if outliers else "no outlier token found, "
+    said = "" if outliers else "no outlier token found at the input of down_proj, "
     if not prefix:
         return f"{said}no prefix: none is frequent and the model has no BOS" if outliers else f"{said}and no prefix"
     tokens = " ".join(token_text(decode(token)) for token in prefix)
@@ -144,6 +172,20 @@ def _layers(found: "Mapping[str, Found]", threshold: float) -> Table:
             ratio, number = one["ratios"][layer], one["by_layer"][layer]
             cells += [_bar(ratio, most), f"{ratio:.1f}", f"{number:.2f}" if number else ""]
         table.add_row(str(layer + 1), *cells)
+    return table
+
+
+def _residual_layers(residual: "Mapping[str, list[float]]") -> Table:
+    """The largest ratios of the residual stream, layer by layer."""
+    table = Table(
+        "layer",
+        title="residual stream by layer",
+        caption="largest value of a token after the layer to the median value of its window",
+    )
+    for name in residual:
+        table.add_column(name, justify="right")
+    for layer, ratios in enumerate(zip(*residual.values(), strict=True), 1):
+        table.add_row(str(layer), *(f"{ratio:,.1f}" for ratio in ratios))
     return table
 
 
