@@ -97,9 +97,20 @@ def _rotation(work: Work) -> Phase:
 
 
 def _stream(work: Work, name: str, text: Calibration, more: tuple[Part, ...] = ()) -> Phase:
-    """A text on its way through the decoder layers, one of which lies on the device."""
+    """A text on its way through the decoder layers, one of which lies on the device; before, through the embedding."""
     here, there = _hidden(work, text, work.itemsize)
-    return Phase(name, (*_layer(work), *here, *more, _activations(work, text)), there)
+    passing = (*_layer(work), *here, *more, _activations(work, text))
+    return Phase(name, max(passing, _embedding(work, text, work.itemsize), key=total), there)
+
+
+def _embedding(work: Work, text: Calibration, itemsize: int) -> tuple[Part, ...]:
+    """What lies on the device while a text is embedded, before the first layer: the embedding comes there whole."""
+    if work.device == "cpu" or work.resident:
+        return ()
+    count = work.shapes.embedding
+    embedding = Part("the embedding", count * work.itemsize, f"{count:,} numbers of {work.dtype}")
+    batch = _batch_tokens(work, text) * work.shapes.architecture.hidden_size * work.itemsize
+    return (embedding, *_hidden(work, text, itemsize)[0], Part("a batch that is embedded", 2 * batch, "with its copy"))
 
 
 def _of_stream(work: Work, method: Method) -> Phase:
@@ -118,7 +129,20 @@ def _of_stream(work: Work, method: Method) -> Phase:
             Part("outputs, queries, keys, values", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,}"),
             Part("attention of a sequence", scores, f"3 x {shape.num_heads} heads x {text.sequence_length}^2, float32"),
         )
+    if method.reads == "sites":
+        kept = (*kept, *_kept_inputs(work, text, work.itemsize, None))
     return _stream(work, method.title, text, kept)
+
+
+def _kept_inputs(work: Work, text: Calibration | None, itemsize: int, last: str | None) -> Iterator[Part]:
+    """Inputs of o_proj and down_proj that are kept until a layer is done, up to those of the site `last`."""
+    tokens = 0 if text is None else text.samples * text.sequence_length
+    for site in work.shapes.architecture.sites:
+        size = tokens * site.features * itemsize
+        if site.name.endswith("_output") and not site.experts and 0 < size <= of_device(_RECORD_BYTES, _device(work)):
+            yield Part(f"inputs of {site.name}", size, f"{tokens:,} tokens, kept until the layer is done")
+        if site.name == last:
+            return
 
 
 def _sites(work: Work, method: Method) -> Phase:
@@ -127,27 +151,38 @@ def _sites(work: Work, method: Method) -> Phase:
     itemsize = 8 if getattr(method, "arithmetic", "model") == "float64" else work.itemsize
     exact, shape = max(itemsize, 4), work.shapes.architecture
     here, there = ((), ()) if text is None else _hidden(work, text, itemsize)
-    kept, best = 0, Phase(method.title, ())
+    best = Phase(method.title, ())
     for site in shape.sites:
-        tokens = 0 if text is None else text.samples * text.sequence_length
-        inputs = tokens * site.features * itemsize
-        if site.name.endswith("_output") and not site.experts and inputs <= of_device(_RECORD_BYTES, _device(work)):
-            kept += inputs
         count, square = len(site.linears) if site.experts else 1, site.features**2
         matrices = Part(
             f"X^T X of {site.name}", count * square * exact, f"{count} x {site.features}^2, {8 * exact} bits"
         )
         rows = work.shapes.rows(site.linears[0])
-        copies = _copies(work, rows * site.features)
+        working = _copies(work, rows * site.features)
         if hasattr(method, "damping"):  # errors are spread by the inverse of X^T X, over all weights of the site
             every = rows * (1 if site.experts else len(site.linears)) * site.features
             factor = Part("its inverse's factor", 4 * 8 * square, f"4 x {site.features}^2 in float64")
             columns = Part("weights in columns", 3 * exact * every, f"3 x {every:,} numbers of {8 * exact} bits")
-            copies = max(factor, columns, key=lambda part: part.bytes)
-        inputs_kept = Part("inputs of o_proj and down_proj", kept, f"{tokens:,} tokens, kept until the layer is done")
-        parts = (*_layer(work), *here, *((inputs_kept,) if kept else ()), matrices, copies)
+            working = max(factor, columns, key=lambda part: part.bytes)
+        if text is not None:  # X^T X is summed while batches pass, before it is used
+            working = max(working, _activations(work, text), key=lambda part: part.bytes)
+        parts = (*_layer(work), *here, *_kept_inputs(work, text, itemsize, site.name), matrices, working)
         best = max(best, Phase(method.title, parts, there), key=lambda phase: phase.bytes)
     return best if text is None else max(best, _stream(work, method.title, text), key=lambda phase: phase.bytes)
+
+
+def _layers(work: Work, method: Method) -> Phase:
+    """X^T X of all sites of a layer, summed while the text passes, then used for one weight after the other."""
+    text, shape = text_of(method, work.recipe), work.shapes.architecture
+    exact = max(4, work.itemsize)
+    square = sum(site.features**2 for site in shape.sites)
+    moments = (Part("X^T X of all sites", square * exact, f"{square:,} numbers of {8 * exact} bits"),)
+    if text is None:
+        return Phase(method.title, (*_layer(work), *moments))
+    read = max(sum(work.shapes.rows(one) for one in site.linears) * site.features for site in shape.sites)
+    here, there = _hidden(work, text, work.itemsize)
+    searching = Phase(method.title, (*_layer(work), *here, *moments, _copies(work, read)), there)
+    return max(searching, _stream(work, method.title, text, moments), key=lambda phase: phase.bytes)
 
 
 def _blocks(work: Work, method: Method) -> Phase:
@@ -241,6 +276,7 @@ _OF_WAY: dict[Way, Callable[[Work, Any], Phase]] = {
     "training": _training,
     "blocks": _blocks,
     "sites": _sites,
+    "layers": _layers,
     "stream": _of_stream,
 }
 assert _OF_WAY.keys() == set(get_args(Way))
@@ -270,11 +306,16 @@ def _hidden(
     return (found, ()) if fits else ((), found)
 
 
+def _batch_tokens(work: Work, text: Calibration) -> int:
+    """Tokens that pass a layer at a time."""
+    length = text.sequence_length
+    bound = max(1, of_device(_TOKENS_AT_ONCE, _device(work)) // length) * length
+    return min(bound, text.samples * length)
+
+
 def _activations(work: Work, text: Calibration) -> Part:
     """What a layer has while a batch of the text passes it."""
-    shape, length = work.shapes.architecture, text.sequence_length
-    bound = max(1, of_device(_TOKENS_AT_ONCE, _device(work)) // length) * length
-    tokens = min(bound, text.samples * length)
+    shape, tokens = work.shapes.architecture, _batch_tokens(work, text)
     width = 3 * shape.intermediate_size + 4 * shape.hidden_size
     return Part("a batch in the layer", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,} features")
 

@@ -11,8 +11,9 @@ from rotquant.tensors.devices import torch_dtype
 #: How a method works, which decides what it holds in memory. `network`: runs the whole network on the device, and
 #: learns through it. `training`: trains all parameters of a copy in float32, with the model as its teacher. `blocks`:
 #: trains one decoder layer at a time on two streams of hidden states. `sites`: rounds one layer at a time by X^T X of
-#: its inputs. `stream`: passes the text through one layer at a time.
-Way = Literal["network", "training", "blocks", "sites", "stream"]
+#: its inputs, site by site, and `layers` by those of all of its sites at once. `stream`: passes the text through one
+#: layer at a time.
+Way = Literal["network", "training", "blocks", "sites", "layers", "stream"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def way_of(method: Method, recipe: Recipe) -> Way:
         return "training"
     if learns:
         return "blocks"
-    return "sites" if "rounding" in method.roles else "stream"
+    return (method.reads or "sites") if "rounding" in method.roles else "stream"
 
 
 def text_of(method: Method, recipe: Recipe) -> Calibration | None:

@@ -204,7 +204,8 @@ def test_how_methods_work_follows_from_their_roles() -> None:
         "prefixquant-tuned": {"prefixed_outliers": "stream", "block_ap": "blocks"},
         "cushioncache": {"cushioncache": "network"},
         "quip-sharp": {"quip": "sites"},
-        "qoq": {"qoq": "sites"},
+        "qoq": {"qoq": "layers"},
+        "awq": {"awq": "layers"},
         "atom-128g": {"outliers": "stream", "gptq": "sites"},
     }
     for name, ways in expected.items():

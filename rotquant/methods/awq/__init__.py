@@ -17,6 +17,7 @@ class AWQ(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
+    reads = "layers"
 
     grid: Annotated[int, Field(gt=0)] = 20
     """alpha is searched for among 0, 1/grid, ... below 1 for each group of layers that read one input (Eqs. 4-5)."""

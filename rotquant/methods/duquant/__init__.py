@@ -26,6 +26,7 @@ class DuQuant(Method):
     # A prefix is computed before smoothing, which changes what values are; kept features would be turned into others.
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
+    reads = "sites"
     seeded: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(ge=0.0, le=1.0)] | None = 0.6
