@@ -228,9 +228,13 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
     """
     display = _display.get() or _process
     under_way = ProgressTask(display, description, unit, total, done)
-    silent = _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
-    with nullcontext() if silent else display.running(under_way):
+    with nullcontext() if is_silent() else display.running(under_way):
         yield under_way
+
+
+def is_silent() -> bool:
+    """Whether nothing is said of work here."""
+    return _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
 
 
 def track(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:

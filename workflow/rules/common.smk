@@ -17,7 +17,18 @@ from reproduction.run.workers import visible_gpus
 
 
 def sentence(function, *arguments):
-    """Call a function of the library; its error becomes the workflow's, one sentence without a traceback."""
+    """Call a function of the library; its error ends this Snakemake with one sentence.
+
+    Around an error in an input function Snakemake prints where it was raised, which tells a user nothing.
+    """
+    try:
+        return function(*arguments)
+    except RotquantError as error:
+        raise SystemExit(f"rotquant: {error}") from None
+
+
+def checked(function, *arguments):
+    """The same once jobs have begun, which Snakemake then ends and unlocks."""
     try:
         return function(*arguments)
     except RotquantError as error:
@@ -48,7 +59,7 @@ onstart:
     from rotquant.tensors.devices import check_gpu
 
     if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
-        sentence(check_gpu, PLAN.device)
+        checked(check_gpu, PLAN.device)
 
 
 def say_lost_jobs(logs):

@@ -67,13 +67,14 @@ def exported(project: Project, name: str, form: TableForm) -> str:
         ConfigError: the table does not exist.
         ResultError: its numbers are not collected yet, or a file is damaged.
     """
+    from reproduction.frame.lines import as_csv
     from reproduction.render.pages.latex import latex
     from reproduction.render.pages.markdown import grids_markdown
 
     chosen, source = of_name(project, name)
     collected = source.written(project, chosen)
     if form == "csv":
-        return source.frame(collected).to_csv(index=False)
+        return as_csv(source.frame(collected))
     report = source.report(project, chosen, collected)
     return latex(report) if form == "latex" else grids_markdown(report)
 

@@ -3,7 +3,8 @@
 inf and nan are results; an empty field means no number.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, check_regular
+from rotquant.foundation.files import atomic_path, check_regular, write_text
 
 #: Origin of a line's number: `COMPUTED` here, recorded on another machine's device, measured elsewhere by somebody
 #: else, or `PUBLISHED` by the paper alone.
@@ -31,6 +32,10 @@ FIELDS = {
 }
 
 
+#: Texts that a spreadsheet would calculate, with the apostrophes that keep it from that; a number or a dash is none.
+_FORMULA = re.compile(r"'*([=@\t\r]|[+-](?!$|[0-9.]+(e[+-]?[0-9]+)?$))")
+
+
 def _schema(names: Iterable[str]) -> pa.Schema:
     return pa.schema([(name, FIELDS[name]) for name in names])
 
@@ -45,9 +50,26 @@ def to_frame(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataF
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as CSV, numbers with all digits, and as Parquet next to it; each file is whole or absent."""
-    for suffix, write in ((".parquet", frame.to_parquet), (".csv", frame.to_csv)):
-        with atomic_path(path.with_suffix(suffix)) as temporary:
-            write(temporary, index=False)
+    with atomic_path(path.with_suffix(".parquet")) as temporary:
+        frame.to_parquet(temporary, index=False)
+    write_text(path.with_suffix(".csv"), as_csv(frame))
+
+
+def as_csv(frame: pd.DataFrame) -> str:
+    """A frame as CSV, numbers with all digits.
+
+    A spreadsheet takes a text that begins with =, +, - or @ for a formula, so an apostrophe stands before it, which
+    `read_frame` takes off again.
+    """
+    return _with_texts(frame, lambda text: f"'{text}" if _FORMULA.match(text) else text).to_csv(index=False)
+
+
+def _with_texts(frame: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
+    """A frame with a change to each of its texts."""
+    names = [name for name in frame if pd.api.types.is_string_dtype(frame[name])]
+    return frame.assign(
+        **{name: frame[name].map(change, na_action="ignore").astype(frame[name].dtype) for name in names}
+    )
 
 
 def read_frame(path: Path, names: Sequence[str]) -> pd.DataFrame:
@@ -63,7 +85,8 @@ def read_frame(path: Path, names: Sequence[str]) -> pd.DataFrame:
             return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
         convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
         convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
-        return csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
+        found = csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
+        return _with_texts(found, lambda text: text[1:] if text[:1] == "'" and _FORMULA.match(text) else text)
     except FileNotFoundError:
         raise ResultError(f"table {path} does not exist.") from None
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:

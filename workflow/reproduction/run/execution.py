@@ -6,9 +6,11 @@ another has locked is left to it.
 """
 
 import functools
+import math
 import resource
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -261,6 +263,24 @@ def _gpu(device: str) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+class Heading:
+    """Lines on standard error that say which step of how many one process begins; few where steps are short.
+
+    clock: seconds, never going back.
+    """
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.begun, self._clock, self._said = total, 0, clock, -math.inf
+
+    def begins(self, label: str) -> None:
+        """Say that a step begins, unless another line is seconds old."""
+        self.begun = min(self.begun + 1, self.total)
+        now = self._clock()
+        if now - self._said >= progress.LINES[0] and not progress.is_silent():
+            self._said = now
+            print(f"step {self.begun} of {self.total}: {label}", file=sys.stderr, flush=True)
+
+
 class _Execution:
     """A running execution: known values, failures and messages.
 
@@ -275,11 +295,17 @@ class _Execution:
         self.peak = 0
         self.started = time.monotonic()
         self._open = [*asked.parts]
+        self._heading: Heading | None = None
         self._crowded: list[WorkUnit] = []
         self._alone: WorkUnit | None = None
 
     def run(self, todo: Sequence[WorkUnit], workers: Workers[WorkUnit, UnitOutcome], shown: bool) -> None:
-        """Give the units to workers, each when its dependencies exist, until none is left."""
+        """Give the units to workers, each when its dependencies exist, until none is left.
+
+        Args:
+            shown: whether progress is counted here; else the one worker shows its own, below the unit's name.
+        """
+        self._heading = None if shown else Heading(len(todo))
         waiting = {(unit.kind, unit.key): unit for unit in todo}
         later: dict[tuple[str, str], float] = {}
         under_way = progress.task("computing", "step", len(todo)) if shown else nullcontext()
@@ -323,6 +349,8 @@ class _Execution:
                 open_.remove(place)
             elif workers.free and later.get(place, 0) <= time.monotonic() and open_.isdisjoint(unit.after):
                 self._alone = None if workers.jobs else unit
+                if self._heading is not None:
+                    self._heading.begins(unit.label)
                 workers.give(waiting.pop(place))
 
     def _ended(self, unit: WorkUnit, outcome: UnitOutcome | str) -> None:

@@ -19,7 +19,7 @@ from reproduction.tables.configuration import Config, find_root, load_config
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project, no_slot
 from reproduction.tables.resolution import check_names
-from reproduction.tables.tables import OfPaper, RunTable, Table, in_order
+from reproduction.tables.tables import OfPaper, RunTable, Table, in_order, with_rows
 from rotquant.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ def load_project(
     config = config or load_config(overrides, root)
     runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
     check_names(config, runs, root)
+    for name, rows in config.rows.items():
+        runs[name] = tables[name] = with_rows(runs[name], rows, config.where("rows", name))
     left_out = {}
     for name, table in runs.items():
         if not any(column.slot in config.slots for column in table.columns):

@@ -14,27 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, ValidationError, field_validator
 
 from reproduction.metrics.settings import WeightKurtosis
-from reproduction.reading.written import Many, Written, by_name, read_yaml, some_of
+from reproduction.reading.written import Many, Written, read_yaml, some_of
+from reproduction.tables.method_settings import MethodSettings
+from reproduction.tables.tables import Row
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object
 from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
 from rotquant.recipes.corpus import BOS, CorpusSpec
-from rotquant.recipes.recipe import find_method, settings_by_name
-from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
 DEFAULT = Path("config/config.yaml")
@@ -57,26 +48,6 @@ Tables = dict[Annotated[int, Field(gt=0, strict=False)], Annotated[int, Field(ge
 _RULES = {"group_sizes": "groups_per_row", "outlier_features": "outlier_width"}
 _PAPER_GROUP = 128
 _PAPER_NUMBERS = {"group_sizes": (512, 256, 128, 64), "outlier_features": (256, 128)}
-
-
-class MethodSettings:
-    """Annotation for settings of methods by method name, each validated by its method."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The validation schema; only named methods are imported. A null is kept: a recipe removes a method by it."""
-        return core_schema.no_info_before_validator_function(self._checked, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The JSON schema of the settings of every method."""
-        every = by_name("Methods", {name: find_method(name) | None for name in method_names()})
-        return handler(TypeAdapter(Annotated[dict[str, Any], some_of(every)]).core_schema)
-
-    @staticmethod
-    def _checked(data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        found = settings_by_name(data, lambda method: Annotated[dict[str, Any], some_of(method)])
-        return found | {name: None for name in data if name not in found and find_method(name)}
 
 
 class Amounts(Written):
@@ -200,6 +171,8 @@ class Settings(Written):
     tracking: bool | Annotated[str, Field(pattern=PROJECT_NAME)] = True
     """Whether MLflow shows the runs of each report. A name does too, in experiments `name/paper` instead of `paper`: a
     server, which projects share, asks for one."""
+    rows: dict[str, Many[Row]] = Field(default_factory=dict)
+    """Further rows of single tables, which the papers do not have: `{quarot_table1: [{name: RTN, method: rtn}]}`."""
     allow_code_execution: bool = False
     """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
 

@@ -128,6 +128,7 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
         ("corpora", "corpus", corpora),
         ("dtypes", "paper", papers),
         ("table_seeds", "table of runs", {*tables}),
+        ("rows", "table of runs", {*tables}),
     )
     for section, kind, known in sections:
         for name in getattr(config, section):

@@ -6,16 +6,17 @@ Everything is validated on reading, including names that refer to each other. No
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from reproduction.metrics.settings import Metric
 from reproduction.reading.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from reproduction.tables.checks import Claim, Names, headline, named_by
-from reproduction.tables.configuration import MethodSettings
+from reproduction.tables.method_settings import MethodSettings
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
 from rotquant.recipes.recipe import Recipe
@@ -338,6 +339,20 @@ def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> I
         if isinstance(fields, RunTableFields):
             said["columns"] = tuple(with_path(column, relative.parent) for column in fields.columns)
         yield kind.model_validate({**said, "file": str(relative)})
+
+
+def with_rows(table: RunTable, rows: Sequence[Row], where: str) -> RunTable:
+    """A table with further rows; what they leave out of the label columns is a dash.
+
+    Raises:
+        ConfigError: a row has the name of another, or names a column or a metric that the table lacks.
+    """
+    labels = ("-",) * len(table.label_columns)
+    added = [row.model_copy(update={"labels": row.labels or labels}) for row in rows]
+    try:
+        return RunTable.model_validate({**dict(table), "rows": (*table.rows, *added)})
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {first_problem(error)}.") from None
 
 
 def with_path(part: P, folder: Path) -> P:

@@ -36,6 +36,12 @@ def is_of_the_paper(table: Table) -> bool:
     return table.label.startswith(("table", "figure", "lemma"))
 
 
+def has_hypotheses(table: Table) -> bool:
+    """Whether a table's claims are hypotheses: it is in no paper, and quotes none."""
+    claims = getattr(table, "claims", ())
+    return not is_of_the_paper(table) and table.published is None and not any(claim.quote for claim in claims)
+
+
 def is_about_models(table: RunTable) -> bool:
     """Whether models are measured; an illustration computes on its own numbers."""
     return any(metric["kind"] not in ("range_use", "hadamard_kurtosis") for metric in table.metrics)

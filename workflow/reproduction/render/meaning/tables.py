@@ -16,7 +16,7 @@ from reproduction.tables.checks import Claim, Statement
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, Quantity
 from reproduction.tables.tables import RunTable
-from reproduction.words.describe import is_about_models, is_of_the_paper, is_stand_in
+from reproduction.words.describe import has_hypotheses, is_about_models, is_of_the_paper, is_stand_in
 from reproduction.words.numbers import show, show_change
 
 Results = Mapping[str, RunResult]
@@ -40,10 +40,13 @@ def meaning_of(
 
 def words_of(project: Project, table: RunTable) -> Words:
     """The words of a table's page about its claims."""
+    nothing = "nothing that can be tested here speaks against that"
     said = (
         Words()
         if is_of_the_paper(table)
-        else Words("it is reported that", "nothing that can be tested here speaks against that")
+        else Words("the hypothesis is that", nothing, claims="hypotheses")
+        if has_hypotheses(table)
+        else Words("it is reported that", nothing)
     )
     if not is_about_models(table):
         return said

@@ -47,7 +47,8 @@ def grid_table(grid: Grid) -> str:
             ours = columns.pop()
             texts = [mine if text == "-" else f"{mine} ({text})" for mine, text in zip(ours, texts, strict=True)]
         else:
-            heads.append(column.head if column.published is None else f"*{column.published or 'published'}*")
+            ours = column.head + (f"<br>{column.remark}" if column.remark else "")
+            heads.append(ours if column.published is None else f"*{column.published or 'published'}*")
         columns.append(texts)
     rule = [":--"] * len(grid.stub) + ["--:"] * (len(heads) - len(grid.stub))
     return "\n".join(map(row, [heads, rule, *zip(*columns, strict=True)]))

@@ -14,7 +14,11 @@ from reproduction.claims.findings import Decision
 from reproduction.run.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
-ClaimsName = Literal["Claims of the paper", "Claims", "Goals"]
+ClaimsName = Literal["Claims of the paper", "Claims", "Hypotheses", "Goals"]
+
+
+#: What is counted of claims that are no paper's: those that hold, and those that do not.
+_DONE = {"Goals": ("reached", "missed"), "Hypotheses": ("confirmed", "refuted")}
 
 
 class GridCell(NamedTuple):
@@ -158,7 +162,7 @@ class FactLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a table, under their name: a paper's, a report's of ours, or our own goals."""
+    """The claims of a table, under their name: a paper's, a report's of ours, hypotheses, or our own goals."""
 
     lines: tuple[ClaimLine, ...]
     score: Score
@@ -172,11 +176,10 @@ class Claims:
 
     @property
     def title(self) -> str:
-        """Number of reproduced mechanisms; for goals the number reached."""
+        """Number of reproduced mechanisms; of hypotheses those confirmed, of goals those reached."""
         if not self.score.total:
             return self.name
-        goals = self.name == "Goals"
-        done, against = ("reached", "missed") if goals else ("mechanisms reproduced", "not reproduced")
+        done, against = _DONE.get(self.name, ("mechanisms reproduced", "not reproduced"))
         others = ((against, self.score.not_reproduced), ("undecided", self.score.undecided))
         named = (*others, ("not checkable", self.score.unchecked))
         counts = "".join(f", {count} {word}" for word, count in named if count)

@@ -5,6 +5,7 @@ on another machine name it. Nothing is printed that no result file has.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from reproduction.claims.claims import outcomes
@@ -23,13 +24,16 @@ from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from reproduction.tables.tables import RunTable
-from reproduction.words.describe import corpus_words, is_about_models, is_stand_in
+from reproduction.words.describe import corpus_words, has_hypotheses, is_about_models, is_stand_in
 from reproduction.words.numbers import broken, not_finite
 from reproduction.words.templates import sentences
 from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
 from rotquant.recipes.schemes import ZeroShot
 
 WORDS = "pages/runs.jinja"
+
+#: Where the models lie that ship with the project.
+SHIPPED = Path("workflow/resources/models")
 
 _BITS = (
     "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
@@ -70,6 +74,7 @@ def runs_report(
     return judged_report(
         table,
         decided,
+        "Hypotheses" if has_hypotheses(table) else "Claims",
         meaning=meaning_of(project, table, values, results, decided),
         reading=_reading(project, table, slots, stand_ins) if on_models else (),
         picture=None if picture == table.id else picture,
@@ -124,8 +129,19 @@ def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: lis
     """Guide to the numbers: whose they are, on which models, and what is missing here."""
     computed = project.columns(table)
     skipped = [column.name for column in table.columns if column.name not in computed]
-    shared = origins.shared_checkpoints(project, slots)
-    return sentences(WORDS, "reading", slots=slots, stand_ins=stand_ins, shared=shared, skipped=skipped)
+    places = [project.config.slot(name).checkpoint for name in stand_ins]
+    read = [cell.runs[0] for cell in project.cells(table.id)]
+    return sentences(
+        WORDS,
+        "reading",
+        slots=slots,
+        stand_ins=() if has_hypotheses(table) else stand_ins,
+        small=all(Path(place).is_relative_to(SHIPPED) for place in places),
+        other_text=any(corpus_words(run) != run.metric.corpus for run in read),
+        printed=bool(project.published(table)),
+        shared=origins.shared_checkpoints(project, slots),
+        skipped=skipped,
+    )
 
 
 def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[str]:
@@ -139,6 +155,7 @@ def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[st
         columns=project.columns(table),
         not_finite=not_finite(project.quantities(table), values),
         own={column for (_, column, _), number in printed if number.file == table.published},
+        added=[row.name for row in project.config.rows.get(table.id, ())],
     )
 
 
