@@ -234,7 +234,7 @@ def named_recipe(method: str) -> Recipe:
     path = Path(method).expanduser()
     if not is_written(method):
         return preset(method)
-    data = yaml_value(read_text(path, "recipe"), f"recipe {path}")
+    data = yaml_value(read_text(path, "recipe", "write it in UTF-8"), f"recipe {path}")
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path} holds no fields: write it as `rotquant recipe METHOD --format yaml` does.")
     return parse_recipe(data, f"recipe {path}")

@@ -394,12 +394,13 @@ def json_text(value: Any) -> str:
 
 
 def read_json(
-    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str = _RECOMPUTE
+    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str | None = None
 ) -> Any:
     """Read JSON that this project or another wrote.
 
     Args:
-        what: it is, and `remedy`: what to do where it is damaged, for the sentence.
+        what: it is, and `remedy`: what to do where it is damaged, for the sentence. By default results are to be deleted
+            and computed again, and all else, which somebody brought, is to be copied again.
 
     Raises:
         error: the file is missing, damaged or no regular file.
@@ -413,10 +414,15 @@ def read_json(
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}.") from None
     except ValueError as problem:
-        raise error(f"{what} {path} is damaged ({problem}); {remedy}.") from None
+        raise error(f"{what} {path} is damaged ({problem}); {remedy or _remedy(error)}.") from None
 
 
-def read_text(path: str | Path, what: str = "file") -> str:
+def _remedy(error: type[RotquantError]) -> str:
+    """What to do with a damaged file: results are ours, and can be computed again."""
+    return _RECOMPUTE if issubclass(error, ResultError) else "copy it again"
+
+
+def read_text(path: str | Path, what: str = "file", remedy: str = _RECOMPUTE) -> str:
     """Read a text in UTF-8.
 
     Raises:
@@ -428,16 +434,16 @@ def read_text(path: str | Path, what: str = "file") -> str:
     except FileNotFoundError:
         raise ResultError(f"{what} {path} does not exist.") from None
     except UnicodeDecodeError as error:
-        raise ResultError(f"{what} {path} is damaged ({error}); {_RECOMPUTE}.") from None
+        raise ResultError(f"{what} {path} is damaged ({error}); {remedy}.") from None
 
 
 def read_object(
-    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str = _RECOMPUTE
+    path: str | Path, what: str = "file", error: type[RotquantError] = ResultError, remedy: str | None = None
 ) -> dict[str, Any]:
     """`read_json` of a file that holds an object; anything else is damage too."""
     data = read_json(path, what, error, remedy)
     if not isinstance(data, dict):
-        raise error(f"{what} {path} is damaged (it is no JSON object); {remedy}.")
+        raise error(f"{what} {path} is damaged (it is no JSON object); {remedy or _remedy(error)}.")
     return data
 
 

@@ -22,6 +22,15 @@ def keep_to_files() -> None:
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
 
 
+def settings_of(name: str, revision: str | None = None) -> Path | None:
+    """The config.json of the hub's model, alone in its local copy; None where neither the hub nor a copy has it."""
+    from huggingface_hub import hf_hub_download
+
+    with suppress(Exception):  # no connection shows as one of many libraries' exceptions
+        return Path(hf_hub_download(name, "config.json", revision=revision))
+    return None
+
+
 @functools.cache
 def commit_of(kind: Literal["model", "dataset"], name: str, revision: str | None = None) -> str | None:
     """The commit of a repository: asked of the hub, or without it that of the local copy; None where neither answers.

@@ -23,6 +23,7 @@ from rotquant.foundation.files import (
     read_json,
     short_hash,
 )
+from rotquant.foundation.hub import settings_of
 from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
@@ -158,13 +159,8 @@ def configuration_alone(checkpoint: str | Path) -> Any | None:
     if folder is not None:
         base = deltas.base_folder(folder)
         return None if base is None and is_delta(folder) else load_config(base or folder)
-    from huggingface_hub import hf_hub_download
-
-    try:
-        file = Path(hf_hub_download(name, "config.json", revision=revision))
-    except Exception:  # no connection shows as one of many libraries' exceptions
-        return None
-    return load_config(file.parent)
+    file = settings_of(name, revision)
+    return file and load_config(file.parent)
 
 
 def model_max_length(checkpoint: str | Path) -> Any:

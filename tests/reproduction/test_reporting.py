@@ -179,7 +179,7 @@ def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
     assert "`0123456789abcdef`" in text
     assert "1,234 characters" in text
     assert "not the recorded text" in text
-    assert "All columns were computed on small models that stand for the paper's" in text
+    assert "All columns were computed on other models that stand for the paper's" in text
     assert "6 runs and 4 stored weights: 17 s" in text  # 6 times 1.5 s and 4 times 2 s
 
 

@@ -31,16 +31,13 @@ def project_with(root: Path, table: str) -> Project:
     (root / "text.txt").write_text("a text\n" * 100)
     names = NAMES.replace("/models/my-model", "workflow/resources/models/rq-7b")
     names = names.replace("/texts/my-text", str(root / "text.txt"))
-    shipped = Path("config/config.yaml").read_text(encoding="utf-8")
-    for section, lines in re.findall(r"^(\w+):\n((?:  .*\n)+)", names, re.MULTILINE):
-        shipped = shipped.replace(f"\n{section}:\n", f"\n{section}:\n{lines}", 1)
-    (root / "config/config.yaml").write_text(shipped)
-    (root / "config/mine.yaml").write_text(AMOUNTS)
-    return load_project([root / "config/mine.yaml"], root)
+    (root / "config/config.yaml").write_text(Path("config/config.yaml").read_text(encoding="utf-8"))
+    (root / "mine.yaml").write_text(names + AMOUNTS)
+    return load_project([root / "mine.yaml"], root)
 
 
 def test_the_pages_table_expands_to_the_cells_that_it_shows(tmp_path: Path) -> None:
-    cells = project_with(tmp_path, TABLE).cells("mine_table1")
+    cells = project_with(tmp_path, TABLE).cells("mine_bits")
     assert {(cell.row, cell.column): len(cell.runs) for cell in cells} == {
         ("Unquantized", "My model"): 1,
         ("RTN", "My model"): 1,

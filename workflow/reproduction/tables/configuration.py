@@ -23,8 +23,10 @@ from reproduction.tables.tables import Row
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
 from rotquant.foundation.files import read_object
+from rotquant.foundation.hub import settings_of
 from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
+from rotquant.models.folders import located
 from rotquant.recipes.corpus import BOS, CorpusSpec
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
@@ -126,7 +128,8 @@ class Slot(SlotFields):
         if whole:
             if self.hidden_size is None:
                 raise ConfigError(
-                    f"slots.{self.name}.{rule} needs the hidden size of a local checkpoint; "
+                    f"slots.{self.name}.{rule} needs the hidden size of the checkpoint, which is "
+                    "neither here nor on a hub that answers; "
                     f"add `{kind}: {{{number}: <number for this model>}}`."
                 )
             share = number / (_PAPER_GROUP * whole if kind == "group_sizes" else whole)
@@ -260,6 +263,8 @@ def load_config(
     for name, slot in said.slots.items():
         own = {name: _merged(getattr(said, name), getattr(slot, name)) for name in Amounts.model_fields}
         width = hidden_size(root / slot.checkpoint)
+        if width is None and any(own[rule] for rule in _RULES.values()):
+            width = _hidden_size_on_hub(slot.checkpoint)
         slots[name] = Slot.model_validate({**dict(slot), **own, "name": name, "hidden_size": width})
     corpora = {name: CorpusSpec.model_validate(dict(corpus)) for name, corpus in said.corpora.items()}
     shared = {key: getattr(said, key) for key in Settings.model_fields}
@@ -271,6 +276,15 @@ def hidden_size(folder: Path) -> int | None:
     with suppress(CheckpointError, OSError):
         found = read_object((base_folder(folder) or folder) / "config.json", error=CheckpointError).get("hidden_size")
         return found if isinstance(found, int) and found > 0 else None
+    return None
+
+
+def _hidden_size_on_hub(checkpoint: str) -> int | None:
+    """The same of the hub's model, asked only where it decides a size."""
+    with suppress(CheckpointError):
+        folder, name, revision = located(checkpoint)
+        if folder is None and (file := settings_of(name, revision)) is not None:
+            return hidden_size(file.parent)
     return None
 
 

@@ -83,10 +83,10 @@ def fit(
 
 def _reason(sentence: str) -> str:
     """A recipe's error without the options of a command, in whose place a slot has sizes of its own."""
-    reason, _, options = sentence.partition("; change the recipe, ")
-    if not options:
-        return sentence
-    return f"{reason}{'; set group_sizes or outlier_features of the slot' if 'group_size' in options else ''}."
+    reason, _, options = sentence.partition(": take another method")[0].partition("; change the recipe, ")
+    return (
+        f"{reason.rstrip('.')}{'; set group_sizes or outlier_features of the slot' if 'group_size' in options else ''}."
+    )
 
 
 def _lengths(recipe: Recipe, metric: Any) -> Iterator[tuple[int, str]]:
