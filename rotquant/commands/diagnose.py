@@ -109,7 +109,7 @@ def diagnose(
     """
     if card is not None:
         check_output_file(card)
-    if card and CARD_START not in read_text(card, "model card"):
+    if card and CARD_START not in read_text(card, "model card", "write it in UTF-8"):
         raise ResultError(f"{card} has no line {CARD_START} to write the diagnosis after.")
     spec, tasks = corpus_spec(corpus), _tasks(tasks_limit, bos)
     part = _part(split or split_of_file(spec))
@@ -250,7 +250,7 @@ def _table(part: "FigureTable") -> Table:
 
 def _write_card(card: Path, head: str, parts: "list[FigureTable]") -> None:
     """Replace what stands between the markers of a model card by the tables, in Markdown."""
-    before, _, rest = read_text(card, "model card").partition(CARD_START)
+    before, _, rest = read_text(card, "model card", "write it in UTF-8").partition(CARD_START)
     _, _, after = rest.partition(CARD_END)
     written = [head]
     for part in parts:

@@ -399,8 +399,8 @@ def read_json(
     """Read JSON that this project or another wrote.
 
     Args:
-        what: it is, and `remedy`: what to do where it is damaged, for the sentence. By default results are to be deleted
-            and computed again, and all else, which somebody brought, is to be copied again.
+        what: it is, and `remedy`: what to do where it is damaged, for the sentence. By default results are to be
+            deleted and computed again, and all else, which somebody brought, is to be copied again.
 
     Raises:
         error: the file is missing, damaged or no regular file.

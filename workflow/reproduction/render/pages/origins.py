@@ -16,6 +16,7 @@ from reproduction.tables.tables import RunTable
 from reproduction.words.describe import measurement, settings
 from reproduction.words.numbers import show
 from reproduction.words.templates import sentences
+from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import read_object
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
@@ -107,7 +108,7 @@ def _shape(project: Project, checkpoint: str) -> str:
     path = project.root / checkpoint / "config.json"
     if not path.is_file():
         return "-"
-    config = read_object(path, "model configuration")
+    config = read_object(path, "model configuration", CheckpointError)
     heads, kv = config.get("num_attention_heads"), config.get("num_key_value_heads")
     grouped = f", {kv} KV" if kv and kv != heads else ""
     width, ffn, layers = config.get("hidden_size"), config.get("intermediate_size"), config.get("num_hidden_layers")
