@@ -142,6 +142,12 @@ class Display:
                 self._due = now + self._interval
                 self._show(now)
 
+    def say(self, line: str) -> None:
+        """Show a line of text at once."""
+        with suppress(OSError, ValueError):
+            if (stream := self._choose()) is not None and not stream.closed:
+                print(line, file=stream, flush=True)
+
     def watch(self, stop: Event, pause: float) -> None:
         """Body of the display's thread: poll until the work is done."""
         while not stop.wait(pause):
@@ -235,6 +241,20 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
 def is_silent() -> bool:
     """Whether nothing is said of work here."""
     return _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
+
+
+class Headings:
+    """Lines that say which step of how many begins, above what each step shows of itself; few where steps are short."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.begun, self._display, self._said = total, 0, _display.get() or _process, -math.inf
+
+    def begins(self, step: str) -> None:
+        """Say that a step begins, unless the last such line is only seconds old."""
+        self.begun = min(self.begun + 1, self.total)
+        if not is_silent() and self._display.clock() - self._said >= LINES[0]:
+            self._said = self._display.clock()
+            self._display.say(f"step {self.begun} of {self.total}: {step}")
 
 
 def track(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:

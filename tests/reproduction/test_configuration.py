@@ -377,6 +377,39 @@ def test_a_row_that_does_not_fit_a_checkpoints_widths_is_told_before_any_job(
     assert sentence in remark
 
 
+def test_a_configuration_adds_rows_to_a_table_and_the_table_is_as_it_was_without_it(small: Copy) -> None:
+    rows = {"quarot_table1": [{"name": "Mine", "method": "rtn", "columns": {"Llama-2-7B": {"keys": None}}}]}
+    small.write("rows.yaml", json.dumps({"rows": rows}))
+    project = load_project([small.root / "rows.yaml"], small.root)
+    assert [cell.row for cell in project.cells("quarot_table1")][::2] == ["Baseline", "QuaRot", "Mine"]
+    assert [row.name for row in load_project(root=small.root).table("quarot_table1").rows] == ["Baseline", "QuaRot"]
+    for changes, sentence in (
+        ({"name": "QuaRot"}, "rows.yaml: rows.quarot_table1: a row name occurs twice"),
+        ({"columns": {"Llama": {}}}, "unknown column 'Llama'"),
+        ({"method": None}, "a row has a method, or says why it is not computed"),
+    ):
+        small.write("rows.yaml", json.dumps({"rows": {"quarot_table1": [{**rows["quarot_table1"][0], **changes}]}}))
+        with pytest.raises(ConfigError, match=sentence):
+            load_project([small.root / "rows.yaml"], small.root)
+    small.write("rows.yaml", json.dumps({"rows": {"quarot_tabel1": []}}))
+    with pytest.raises(ConfigError, match=r"rows\.quarot_tabel1: unknown table of runs; nearest: quarot_table1"):
+        load_project([small.root / "rows.yaml"], small.root)
+
+
+def test_the_width_of_the_hubs_model_is_asked_where_a_size_follows_from_it(
+    small: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    (small.root / "hub").mkdir(exist_ok=True)
+    small.write("hub/config.json", json.dumps({"hidden_size": 576}))
+    found = lambda name, revision: asked.append((name, revision)) or small.root / "hub/config.json"  # noqa: E731
+    monkeypatch.setattr("reproduction.tables.configuration.settings_of", found)
+    slot = {"slots": {"Llama-2-7B": {"checkpoint": "owner/name@v1", "outlier_width": 4096}}}
+    small.write("hub.yaml", json.dumps(slot))
+    assert load_config([small.root / "hub.yaml"], small.root).slot("Llama-2-7B").scaled("outlier_features", 256) == 36
+    assert asked == [("owner/name", "v1")]
+
+
 def test_single_tables_take_a_number_of_seeds_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text("table_seeds: {quarot_table1: 5, spinquant_figure4: 4}")
     project = load_project([tmp_path / "good.yaml"], root=REPOSITORY)

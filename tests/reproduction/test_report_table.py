@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from reproduction.claims.claims import Score
 from reproduction.commands.report import exported, report_app
+from reproduction.frame.lines import read_frame, to_frame, write_frame
 from reproduction.frame.values import collect, write_values
 from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
@@ -128,6 +129,23 @@ def test_csv_and_json_hold_the_frame(kinds: Project, monkeypatch: pytest.MonkeyP
     assert [(line["seed"], line["value"], line["published"]) for line in lines] == [(0, "nan", 8.37), (1, "inf", 8.37)]
     assert lines[0]["published_deviation"] is None
     assert len(data["values"]) == len(pd.read_csv(io.StringIO(text)))
+
+
+def test_a_text_that_a_spreadsheet_would_calculate_is_kept_from_it_and_read_back(tmp_path: Path) -> None:
+    texts = ["=HYPERLINK(1)", "+a", "-b", "@c", "'=d", "-", "-0.5", "1e-3", "x = -y", None]
+    frame = to_frame([(text, -0.5) for text in texts], ("row", "value"))
+    write_frame(tmp_path / "t.csv", frame)
+    lines = (tmp_path / "t.csv").read_text().splitlines()[1:]
+    assert [line.rpartition(",")[0] for line in lines] == [
+        *("'=HYPERLINK(1)", "'+a", "'-b", "'@c", "''=d", "-", "-0.5", "1e-3", "x = -y", ""),
+    ]
+    assert all(line.endswith(",-0.5") for line in lines)
+    for suffix in (".csv", ".parquet"):
+        assert read_frame((tmp_path / "t").with_suffix(suffix), ("row", "value")).equals(frame)
+
+
+def test_a_title_is_no_markup() -> None:
+    assert r"\caption{5 * 3 * 2 and *B*. " in latex(report("5 * 3 * 2 and *B*", "1.0"))
 
 
 def test_markdown_is_the_pages_table(kinds: Project) -> None:

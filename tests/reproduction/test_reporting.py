@@ -183,6 +183,17 @@ def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
     assert "6 runs and 4 stored weights: 17 s" in text  # 6 times 1.5 s and 4 times 2 s
 
 
+def test_claims_of_a_table_of_nobodys_paper_are_hypotheses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = load(tmp_path, monkeypatch, table("dither", published=None))
+    compute(project, "quarot_dither")
+    text = page(project, "quarot_dither")
+    assert "- The hypothesis is that the baseline is better than QuaRot" in text
+    assert "## Hypotheses: 1 of 1 confirmed" in text
+    assert "| 1 | The baseline is better than QuaRot. | ✅ confirmed |" in text
+    assert "| Method | Llama-2-7B<br>here: small | Llama-2-13B<br>here: larger |" in text
+    assert not any(words in text for words in ("paper's", "*published", "reported"))
+
+
 def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
     assert "6 runs and 2 stored weights: 13 s" in page(kinds, "quarot_table3")  # both metrics: 6 x 1.5 s + 2 x 2 s
 

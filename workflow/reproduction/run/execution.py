@@ -6,11 +6,9 @@ another has locked is left to it.
 """
 
 import functools
-import math
 import resource
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -263,24 +261,6 @@ def _gpu(device: str) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-class Heading:
-    """Lines on standard error that say which step of how many one process begins; few where steps are short.
-
-    clock: seconds, never going back.
-    """
-
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.begun, self._clock, self._said = total, 0, clock, -math.inf
-
-    def begins(self, label: str) -> None:
-        """Say that a step begins, unless another line is seconds old."""
-        self.begun = min(self.begun + 1, self.total)
-        now = self._clock()
-        if now - self._said >= progress.LINES[0] and not progress.is_silent():
-            self._said = now
-            print(f"step {self.begun} of {self.total}: {label}", file=sys.stderr, flush=True)
-
-
 class _Execution:
     """A running execution: known values, failures and messages.
 
@@ -295,7 +275,7 @@ class _Execution:
         self.peak = 0
         self.started = time.monotonic()
         self._open = [*asked.parts]
-        self._heading: Heading | None = None
+        self._heading: progress.Headings | None = None
         self._crowded: list[WorkUnit] = []
         self._alone: WorkUnit | None = None
 
@@ -305,7 +285,7 @@ class _Execution:
         Args:
             shown: whether progress is counted here; else the one worker shows its own, below the unit's name.
         """
-        self._heading = None if shown else Heading(len(todo))
+        self._heading = None if shown else progress.Headings(len(todo))
         waiting = {(unit.kind, unit.key): unit for unit in todo}
         later: dict[tuple[str, str], float] = {}
         under_way = progress.task("computing", "step", len(todo)) if shown else nullcontext()
