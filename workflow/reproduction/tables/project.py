@@ -34,6 +34,7 @@ from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import (
     CheckpointError,
     ConfigError,
+    CorpusError,
     RecipeError,
     UnsupportedArchitectureError,
     lookup,
@@ -43,7 +44,8 @@ from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
-from rotquant.text.digests import text_digest
+from rotquant.text import load_text
+from rotquant.text.digests import UNREAD, text_digest
 
 T = TypeVar("T", bound=Table)
 
@@ -313,6 +315,23 @@ class Project:
         corpus, split, characters = portion
         return text_digest(self.config.corpora[corpus], split, characters)
 
+    @functools.cache  # noqa: B019
+    def unreadable(self, portion: Portion) -> str:
+        """Why a text of this machine cannot be read; empty for one that can be, and for the hub's.
+
+        Texts lie relative to the working folder, so nothing is said where that is not the project's.
+        """
+        corpus, split, _ = portion
+        spec = self.config.corpora[corpus]
+        away = Path.cwd() != self.root.resolve() or any(part.source == "hub" for part in spec.sources)
+        if away or self.text(portion) != UNREAD:
+            return ""
+        try:
+            load_text(spec, split, max_characters=1)
+        except CorpusError as error:
+            return str(error)
+        return ""
+
     def run_of(self, data: dict[str, Any]) -> Run:
         """A run with the digests of the texts that it reads.
 
@@ -393,6 +412,9 @@ class Project:
             runs = [self.run_of({**data, "seed": seed}) for seed in self.seeds(table)]
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
+        for portion in runs[0].portions:
+            if problem := self.unreadable(portion):
+                raise ImpossibleCellError(problem)
         return tuple({run.key: run for run in runs}.values()), found.sentence
 
     def seeds(self, table: RunTable) -> tuple[int, ...]:
