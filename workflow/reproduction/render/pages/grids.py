@@ -211,7 +211,8 @@ def _grid(
         papers = [(each, [pair(row.name, each, quantity)[1] for row in rows]) for each in alike[name]]
         printed = [GridColumn(texts, published="" if one else each, **place) for each, texts in papers]
         columns += beside(GridColumn(ours, head, **place), *printed)
-    names = list(alike)
+    remarks = {name: _remark(project, table, name) for name in alike}
+    names = [f"{name} ({remark})" if remark else name for name, remark in remarks.items()]
     labels = [[row.name, *map(str, row.labels)] for row in rows]
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
 

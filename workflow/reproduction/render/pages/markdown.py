@@ -47,7 +47,10 @@ def grid_table(grid: Grid) -> str:
             ours = columns.pop()
             texts = [mine if text == "-" else f"{mine} ({text})" for mine, text in zip(ours, texts, strict=True)]
         else:
-            ours = column.head + (f"<br>{column.remark}" if column.remark else "")
+            named = (
+                column.remark and column.group in column.head
+            )  # where one column has all heads, the caption names it
+            ours = f"{column.head}<br>{column.remark}" if named else column.head
             heads.append(ours if column.published is None else f"*{column.published or 'published'}*")
         columns.append(texts)
     rule = [":--"] * len(grid.stub) + ["--:"] * (len(heads) - len(grid.stub))
