@@ -384,7 +384,7 @@ def test_a_configuration_adds_rows_to_a_table_and_the_table_is_as_it_was_without
     assert [cell.row for cell in project.cells("quarot_table1")][::2] == ["Baseline", "QuaRot", "Mine"]
     assert [row.name for row in load_project(root=small.root).table("quarot_table1").rows] == ["Baseline", "QuaRot"]
     for changes, sentence in (
-        ({"name": "QuaRot"}, "rows.yaml: rows.quarot_table1: a row name occurs twice"),
+        ({"name": "QuaRot"}, "rows.yaml: rows.quarot_table1: rows: a row name occurs twice"),
         ({"columns": {"Llama": {}}}, "unknown column 'Llama'"),
         ({"method": None}, "a row has a method, or says why it is not computed"),
     ):

@@ -47,9 +47,7 @@ def grid_table(grid: Grid) -> str:
             ours = columns.pop()
             texts = [mine if text == "-" else f"{mine} ({text})" for mine, text in zip(ours, texts, strict=True)]
         else:
-            named = (
-                column.remark and column.group in column.head
-            )  # where one column has all heads, the caption names it
+            named = column.remark and column.group in column.head  # else the caption names the column
             ours = f"{column.head}<br>{column.remark}" if named else column.head
             heads.append(ours if column.published is None else f"*{column.published or 'published'}*")
         columns.append(texts)
