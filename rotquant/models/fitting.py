@@ -12,9 +12,9 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import ROTATION_FIELDS
+from rotquant.recipes.schemes import ROTATION_FIELDS, RotationScheme
 from rotquant.recipes.traits import TRAITS
-from rotquant.recipes.transforms import Location, Transform
+from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.hadamard import is_supported
 
 #: Where a recipe has the scheme of what has groups.
@@ -22,6 +22,8 @@ _GROUPS = {"weights": "weights.scheme", "activations": "activations"}
 #: What the number of features at a location of a rotation is of the model.
 _SIZES: dict[Location, str] = {
     "residual": "hidden size",
+    "attention_input": "hidden size",
+    "mlp_input": "hidden size",
     "values": "head dimension",
     "across_heads": "number of attention heads",
     "queries_keys": "head dimension",
@@ -45,21 +47,36 @@ class Substitute:
 def substitutes(architecture: Architecture, transforms: Iterable[Transform]) -> tuple[Substitute, ...]:
     """Find replacements of the Hadamard matrices that a rotation needs and the model's sizes do not have.
 
-    R1 and R2 become random orthogonal matrices (QuaRot Table 8), R4 block-diagonal. The transform across heads goes:
-    R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no known model has. R1 goes where a
-    norm stands between a block's output and the residual stream: its gain does not commute with a rotation, and no
-    weight comes after it that could take the gain.
+    R1 and R2 become random orthogonal matrices (QuaRot Table 8), online transforms of the last axis block-diagonal. The
+    transform across heads goes: R2 still turns each head, as in SpinQuant. So does R3, of a head dimension that no
+    known model has.
+
+    R1 becomes online transforms of what the linear layers read where a norm stands between a block's output and the
+    residual stream. The norm's gain does not commute with a rotation, and no weight comes after it that could take the
+    gain. They are Hadamard transforms, and matrices where R1 is learned or random orthogonal.
     """
     found = []
     for one in transforms:
-        if one.location == "residual" and "post_norms" in architecture.traits:
-            found.append(Substitute(ROTATION_FIELDS["R1"], "none"))
-            continue
         size = features_at(architecture, one.location)
-        if one.name in ROTATION_FIELDS and "hadamard" in one.kind and one.size is None and not is_supported(size):
-            value = _largest_block(size) if one.name == "R4" else False if one.online else "orthogonal"
+        if one.location == "residual" and "post_norms" in architecture.traits:
+            dense = one.kind == "orthogonal" or one.origin == "learned"
+            scheme = RotationScheme.model_validate({"residual": "none", "inputs": one.kind if dense else "hadamard"})
+            inputs = Substitute("inputs", scheme.inputs)
+            found += [Substitute(ROTATION_FIELDS["R1"], "none"), inputs]
+            found += substitutes(architecture, at(scheme.transforms, "attention_input"))
+        elif one.name in ROTATION_FIELDS and "hadamard" in one.kind and one.size is None and not is_supported(size):
+            value = _substitute(one, size)
             found.append(Substitute(ROTATION_FIELDS[one.name], value, f"{size} ({_SIZES[one.location]})"))
-    return tuple(found)
+    return tuple({one.field: one for one in found}.values())
+
+
+def _substitute(transform: Transform, size: int) -> Any:
+    """The value of the field of a transform whose Hadamard matrix is missing."""
+    if transform.name == "R4":
+        return _largest_block(size)
+    if transform.location in ("attention_input", "mlp_input"):
+        return "orthogonal" if transform.tensors else _largest_block(size) or "orthogonal"
+    return False if transform.online else "orthogonal"
 
 
 def check_transforms(architecture: Architecture, transforms: Iterable[Transform]) -> None:
@@ -73,8 +90,10 @@ def check_transforms(architecture: Architecture, transforms: Iterable[Transform]
         features = features_at(architecture, one.location)
         size = one.size or features
         if features % size or ("hadamard" in one.kind and not is_supported(size)):
-            fitting = options({"rotation.mlp": is_supported(features) or _largest_block(features)})
-            way = f"change the recipe, {fitting}" if one.name == "R4" else "choose a size that divides them"
+            field = ROTATION_FIELDS.get(one.name)
+            whole = True if field == "mlp" else "hadamard"
+            fitting = options({f"rotation.{field}": whole if is_supported(features) else _largest_block(features)})
+            way = f"change the recipe, {fitting}" if field in ("mlp", "inputs") else "choose a size that divides them"
             raise RecipeError(f"{one.name} cannot have blocks of {size} of {features} features: {way}.")
 
 

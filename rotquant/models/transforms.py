@@ -91,6 +91,12 @@ def features_at(architecture: Architecture, location: Location) -> int:
     return inner[location] if location in inner else shape.site(location).features
 
 
+def tensor_shapes(architecture: Architecture, transforms: Iterable[Transform]) -> dict[str, tuple[int, int, int]]:
+    """Shapes of the matrices of a rotation's online transforms by name, stacked over layers."""
+    sizes = {one.tensors[0]: features_at(architecture, one.location) for one in transforms if one.online and one.tensors}
+    return {name: (architecture.num_layers, size, size) for name, size in sizes.items()}
+
+
 def check_tensors(architecture: Architecture, transforms: Iterable[Transform], tensors: Mapping[str, Tensor]) -> None:
     """Raise `RecipeError` where a tensor of online transforms is missing or does not fit the model.
 

@@ -120,7 +120,7 @@ class Training:
         student = self.engine.student(self.model)
         with (
             wrap(teacher, self.context.online),
-            wrap(student, RuntimeQuantization(**self.recipe.runtime)),
+            wrap(student, RuntimeQuantization(tensors=self.context.online.tensors, **self.recipe.runtime)),
             self._factorization(student) as factorized,
             quantized_linears(student, self.quantizers, factorized),
         ):

@@ -19,7 +19,7 @@ from rotquant.foundation.files import canonical_json
 from rotquant.recipes.registry import find_class
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.recipes.traits import Trait
-from rotquant.recipes.transforms import Transform
+from rotquant.recipes.transforms import Transform, at
 
 #: Fields that act while the model runs; all others decide the stored weights.
 RUNTIME_FIELDS = ("activations", "attention_output", "keys", "values")
@@ -131,6 +131,12 @@ class Method(Frozen):
         """Raise ValueError where clip search is on (called by `check`): the method clips weights itself."""
         if recipe.rounded.clip_search:
             raise ValueError(f"{self.name} rounds weights in its own way: set weights.clip_search to false")
+
+    def refuse_rotated_inputs(self, recipe: "Recipe") -> None:
+        """Raise ValueError where what norms give is transformed online (called by `check`): the method divides its
+        features by the norms' gains, before the transform, and multiplies the weights' after it."""
+        if at(recipe.transforms, "attention_input", "mlp_input", online=True):
+            raise ValueError(f"{self.name} scales features that rotation.inputs mixes: set that to none")
 
     def refuse_static(self, recipe: "Recipe") -> None:
         """Raise ValueError where activations have static scales, which come after the method (called by `check`)."""

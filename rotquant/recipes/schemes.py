@@ -6,6 +6,7 @@ disputed detail of a paper is a field with a documented default (as the paper sa
 code does).
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from rotquant.foundation.data import Frozen
 from rotquant.recipes.corpus import BOS, CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
-from rotquant.recipes.transforms import Kind, Location, Transform
+from rotquant.recipes.transforms import Kind, Location, SiteName, Transform
 
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
 
@@ -89,7 +90,19 @@ class Calibration(Frozen):
 
 
 #: The field of `RotationScheme` that says whether a model carries a transform, by the transform's name.
-ROTATION_FIELDS = {"R1": "residual", "R2": "values", "heads": "heads", "R3": "keys", "R4": "mlp"}
+ROTATION_FIELDS = {
+    "R1": "residual",
+    "R1_attention": "inputs",
+    "R1_mlp": "inputs",
+    "R2": "values",
+    "heads": "heads",
+    "R3": "keys",
+    "R4": "mlp",
+}
+
+
+#: The sites of `RotationScheme.inputs`, by the names of the transforms there.
+_INPUTS: dict[str, SiteName] = {"R1_attention": "attention_input", "R1_mlp": "mlp_input"}
 
 
 class RotationScheme(Frozen):
@@ -100,6 +113,13 @@ class RotationScheme(Frozen):
     `hadamard` is a randomized Hadamard matrix (QuaRot), `orthogonal` a Haar-random one from a QR decomposition (QuaRot
     Table 8, SpinQuant's floating-point rotation). `none` leaves norms and tied embeddings as they are: a scheme with
     everything off is a recipe without rotation."""
+    inputs: Literal["none", "hadamard", "random_hadamard", "orthogonal"] | Annotated[int, Field(gt=1)] = Field(
+        default="none", exclude_if=lambda value: value == "none"
+    )
+    """Online transforms of what q, k, v and gate, up read, in place of R1, whose inverses are fused into these weights.
+    They need nothing of the norms, so that layers with norms after attention and MLP take them (Gemma 2 and 3, OLMo2).
+    `hadamard` is the exact Hadamard matrix, and a number its blocks of so many features, as for `mlp`;
+    `random_hadamard` and `orthogonal` are dense matrices, drawn or learned for each layer and site. They are stored."""
     values: Literal["none", "hadamard", "random_hadamard", "orthogonal"] = "hadamard"
     """R2 for each head's values, fused into v_proj and o_proj. `hadamard` is the exact Hadamard matrix (QuaRot);
     `random_hadamard` and `orthogonal` are drawn for each layer (SpinQuant)."""
@@ -123,6 +143,12 @@ class RotationScheme(Frozen):
             raise ValueError("center_embeddings is a part of R1: it needs residual")
         return self
 
+    @model_validator(mode="after")
+    def _inputs_stand_in_for_the_residual_stream(self) -> "RotationScheme":
+        if self.inputs != "none" and self.residual != "none":
+            raise ValueError("inputs takes the place of R1: set residual to none")
+        return self
+
     @property
     def fuses_norms(self) -> bool:
         """Whether norms give their gains to the weights that read them."""
@@ -142,6 +168,8 @@ class RotationScheme(Frozen):
         if self.values != "none":
             found.append(_fused("R2", self.values, "values"))
         online = partial(Transform, kind="hadamard", online=True, dtype=self.online_dtype)
+        if self.inputs != "none":
+            found += self._inputs()
         if self.heads:
             found.append(online(name="heads", location="across_heads"))
         if self.keys:
@@ -149,6 +177,15 @@ class RotationScheme(Frozen):
         if self.mlp:
             found.append(online(name="R4", location="mlp_output", size=None if self.mlp is True else self.mlp))
         return tuple(found)
+
+    def _inputs(self) -> Iterator[Transform]:
+        """The transforms of `inputs`; matrices have the names of their sites."""
+        for name, site in _INPUTS.items():
+            if self.inputs in ("random_hadamard", "orthogonal"):
+                matrix = {"kind": self.inputs, "origin": "drawn", "tensors": (site,)}
+            else:
+                matrix = {"kind": "hadamard", "size": None if self.inputs == "hadamard" else self.inputs}
+            yield Transform(name=name, location=site, online=True, dtype=self.online_dtype, **matrix)
 
 
 def _fused(name: str, kind: Kind, location: Location) -> Transform:

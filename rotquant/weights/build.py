@@ -22,7 +22,7 @@ from rotquant.models.fitting import check_fits
 from rotquant.models.integrity import check_changed, check_finite
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.rotation.matrices import Rotations
+from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
@@ -91,10 +91,14 @@ def _build(
 ) -> StoredModel:
     """The stored part of the context's recipe, one phase after the other."""
     model, recipe, device = context.model, context.recipe, context.device
-    costs, tensors = _Costs(device), {}
+    costs, tensors, matrices = _Costs(device), {}, dict[str, Tensor]()
     if recipe.rotation is not None:
         with costs.of("rotation"):
+            rotations = rotations or initial_rotations(context.architecture, recipe.rotation, context.seed)
             rotate(model, recipe.rotation, context.seed, device, rotations=rotations)
+            exact = torch.promote_types(model.dtype, torch.float32)
+            matrices = rotations.online(exact)
+            context.online = replace(context.online, tensors=matrices)
         check_changed(model, "rotation")
     for role in ROLES:
         for name, method in recipe.methods.items():
@@ -120,9 +124,8 @@ def _build(
         peak_bytes=costs.peak_bytes,
         versions={**versions()},
     )
-    return StoredModel(
-        model, tokenizer, context.weights, QuantizedState(manifest, tensors, context.static), context.history
-    )
+    state = QuantizedState(manifest, tensors, context.static, matrices)
+    return StoredModel(model, tokenizer, context.weights, state, context.history)
 
 
 def _check_integers(context: QuantizationContext) -> None:
@@ -173,7 +176,7 @@ def quantized_forward(model: nn.Module, recipe: Recipe, state: QuantizedState | 
 
 def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuantization:
     """All transforms and quantizers that act while a model of stored weights runs, with their tensors, as data."""
-    quantization = RuntimeQuantization(static=state.static, **recipe.runtime)
+    quantization = RuntimeQuantization(static=state.static, tensors=state.rotations, **recipe.runtime)
     for name, method in recipe.methods.items():
         quantization = hooks(method).runtime(method, quantization, state.tensors.get(name, {}))
     return quantization

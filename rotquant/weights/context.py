@@ -50,7 +50,7 @@ class QuantizationContext:
     samples: calibration token ids, int64 [samples, tokens], or None.
     texts: those of methods' own texts, by the methods' names.
     device: where the work is done. seed: the run's.
-    online: the online transforms, and a prefix once it is found, without quantizers.
+    online: the online transforms with what they are made of, and a prefix once it is found, without quantizers.
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
     static: static scales of sites, and of `keys` and `values`, by (layer, name).

@@ -45,6 +45,7 @@ from rotquant.models.integrity import (
 from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.runtime import SiteKey
+from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.tensors.devices import in_threads
 from rotquant.tensors.quantization import QParams
@@ -65,6 +66,7 @@ _SITES = "rotquant.sites"
 _METHODS = "rotquant.methods"
 _AGAIN = "quantize the model again"
 _CHANGES = "quantize again, with --set or from a changed checkpoint"
+_ROTATIONS = "rotquant.rotation"
 
 
 class Manifest(Frozen):
@@ -98,11 +100,13 @@ class QuantizedState:
 
     tensors: what methods read at run time, by the method's name and their own.
     static: static scales of sites, and of `keys` and `values`, by (layer, name); of those alone that are not dynamic.
+    rotations: matrices of the recipe's online transforms by name, [layers, features, features] (`Rotations.online`).
     """
 
     manifest: Manifest
     tensors: dict[str, dict[str, Tensor]]
     static: dict[SiteKey, QParams]
+    rotations: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -424,7 +428,7 @@ def _floating_tensors(model: nn.Module, quantized: set[str]) -> dict[str, Tensor
 
 def state_tensors(state: QuantizedState) -> dict[str, Tensor]:
     """The tensors that quantizers and methods read at run time, by the names under which they are stored."""
-    tensors = {}
+    tensors = named(_ROTATIONS, state.rotations)
     for method, kept in state.tensors.items():
         tensors |= named(f"{_METHODS}.{method}", kept)
     for (layer, site), qparams in state.static.items():
@@ -434,7 +438,7 @@ def state_tensors(state: QuantizedState) -> dict[str, Tensor]:
 
 def is_state_tensor(name: str) -> bool:
     """Whether a stored tensor is one of `state_tensors`."""
-    return name.startswith((f"{_METHODS}.", f"{_SITES}."))
+    return name.startswith((f"{_METHODS}.", f"{_SITES}.", f"{_ROTATIONS}."))
 
 
 def take_state(
@@ -447,7 +451,11 @@ def take_state(
     """
     recipe = manifest.recipe
     kept = {name: _take_tensors(folder, method, architecture, tensors) for name, method in recipe.methods.items()}
-    return QuantizedState(manifest, kept, _take_static(folder, recipe, architecture, tensors))
+    matrices = {
+        name: take(folder, f"{_ROTATIONS}.{name}", shape, tensors)
+        for name, shape in tensor_shapes(architecture, recipe.transforms).items()
+    }
+    return QuantizedState(manifest, kept, _take_static(folder, recipe, architecture, tensors), matrices)
 
 
 def _take_tensors(

@@ -29,6 +29,7 @@ class AWQ(Method):
     def check(self, recipe: Recipe) -> None:
         """Weights of granularity channel or group, without clip search of their own."""
         self.refuse_clip_search(recipe)
+        self.refuse_rotated_inputs(recipe)
         if recipe.rounded.scheme.granularity == "tensor":
             raise ValueError("awq takes weights of granularity channel or group")
 

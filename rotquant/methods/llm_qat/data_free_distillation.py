@@ -6,6 +6,8 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -161,6 +163,7 @@ def train_model(
     device: torch.device | str = "cpu",
     *,
     checkpoint: Checkpoint | None = None,
+    tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> list[Record]:
     """Generate text with a model and train it on that, in place.
 
@@ -173,6 +176,7 @@ def train_model(
         seed: the run's: with the method's own it draws the text and its order.
         device: where to work.
         checkpoint: where an interrupted training continues; the text, which the seed decides, is generated again.
+        tensors: of the recipe's online transforms.
 
     Returns:
         The number and the loss of each step, in nats per token.
@@ -182,11 +186,11 @@ def train_model(
     """
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
-    with on_device(teacher, device), wrap(teacher, RuntimeQuantization(transforms=recipe.transforms)):
+    with on_device(teacher, device), wrap(teacher, RuntimeQuantization(recipe.transforms, tensors=tensors)):
         with OneDNNLinear():
             ids = _text(teacher, recipe, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
-        with on_device(model, device), wrap(model, RuntimeQuantization(**recipe.runtime)):
+        with on_device(model, device), wrap(model, RuntimeQuantization(tensors=tensors, **recipe.runtime)):
             history = train(model, teacher, ids, recipe, seed, checkpoint=checkpoint)
     model.to(dtype)
     return history
@@ -200,6 +204,11 @@ def check_model(settings: LLMQAT, recipe: Recipe, architecture: Architecture, li
 def apply(settings: LLMQAT, context: QuantizationContext) -> None:
     """Train the whole model, then round to nearest."""
     context.history = train_model(
-        context.model, context.recipe, context.seed, context.device, checkpoint=context.checkpoint
+        context.model,
+        context.recipe,
+        context.seed,
+        context.device,
+        checkpoint=context.checkpoint,
+        tensors=context.online.tensors,
     )
     context.round_to_nearest()

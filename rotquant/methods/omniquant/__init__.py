@@ -46,6 +46,7 @@ class OmniQuant(Method):
     def check(self, recipe: Recipe) -> None:
         """Weights without clip search, activations with dynamic scales."""
         self.refuse_clip_search(recipe)
+        self.refuse_rotated_inputs(recipe)
         self.refuse_static(recipe)
 
     def describe(self, recipe: Recipe) -> str:

@@ -30,5 +30,9 @@ class SmoothQuant(Method):
             "bare_inputs": "divides what those norms give and nothing else: take duquant, whose division acts online"
         }
 
+    def check(self, recipe: Recipe) -> None:
+        """No transform between norms and what reads them."""
+        self.refuse_rotated_inputs(recipe)
+
     def describe(self, recipe: Recipe) -> str:
         return f"smoothing alpha {self.alpha:g}"

@@ -2,11 +2,13 @@
 
 Row-vector convention throughout: an activation x becomes x Q, so a weight W [out, in] that reads it becomes W Q and one
 that writes it Q^T W. Each weight is computed once in float64 and stored in its own type. The online half of the
-transforms lives in `simulation.runtime`; a rotated model without it computes nonsense unless `heads` and `mlp` are off.
+transforms lives in `simulation.runtime`; a rotated model without it computes nonsense unless `inputs`, `heads` and
+`mlp` are off.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +37,8 @@ from rotquant.recipes.transforms import Location, Transform, at
 if TYPE_CHECKING:
     from rotquant.models.architectures import RMSNorm
 
+#: No transform.
+NOTHING = Chain(())
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 _BLOCK_ELEMENTS = 2**26
 
@@ -56,7 +60,7 @@ def fuse_norms(model: nn.Module) -> None:
     The function of the model does not change. `rotate` does it where R1 comes between the two: diag(g) does not
     commute with Q.
     """
-    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), (), Chain(()), None, gains=True))
+    _fuse(model, Rotations(None, None), _Fusion(architecture_of(model), (), NOTHING, None, gains=True))
 
 
 @torch.no_grad()
@@ -71,7 +75,7 @@ def rotate(
     """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
-    online transforms (R4, heads) into down_proj and o_proj. Together with these (`RuntimeQuantization.transforms`) the
+    online transforms (`inputs`, heads, R4) into q, k, v, gate, up, the router, o_proj and down_proj. Together with these (`RuntimeQuantization.transforms`) the
     logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
     now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
 
@@ -80,7 +84,7 @@ def rotate(
         scheme: which rotations.
         seed: of the random rotations, where none are given.
         device: where the float64 products are computed; default, where each weight lies.
-        rotations: R1 and R2, for example learned ones; default, those that the scheme draws with the seed.
+        rotations: all matrices, for example learned ones; default, those that the scheme draws with the seed.
 
     Raises:
         RecipeError: some Hadamard matrix is not known, or the rotations do not fit. No weight has been touched then.
@@ -106,7 +110,7 @@ def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
         _untie_embeddings(model)
     fusion.rotate_embedding(embedding(model).weight)
     for index, layer in enumerate(track(decoder_layers(model), "rotating", "layer")):
-        fusion.rotate_layer(layer, rotations.values[index] if rotations.values else None)
+        fusion.rotate_layer(layer, rotations.of_layer(index))
     fusion.rotate_readers(final_norm(model), [lm_head(model).weight])
 
 
@@ -136,55 +140,58 @@ class _Fusion:
 
         self._update_rows(weight, change)
 
-    def rotate_layer(self, layer: nn.Module, values: Tensor | None) -> None:
-        """All weights of one decoder layer, whose R2 is `values`."""
+    def rotate_layer(self, layer: nn.Module, matrices: Mapping[str, Tensor]) -> None:
+        """All weights of one decoder layer; matrices: its own, by the names of their locations."""
         shape = self.architecture
+        chain = partial(self._chain, matrices)
         attention_norm, mlp_norm = (self._norm(layer, name) for name in ("attention_input", "mlp_input"))
-        if values is not None:
-            self._rotate_values(layer, attention_norm, self._chain(values, "values"))
+        inputs, readers = chain("attention_input"), (shape.query, shape.key, shape.value)
+        if "values" in matrices:
+            self._rotate_values(layer, attention_norm, chain("values"), inputs)
             readers = (shape.query, shape.key)
-        else:
-            readers = (shape.query, shape.key, shape.value)
-        self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers])
-        self.rotate_readers(mlp_norm, [_rows(layer, reader).weight for reader in shape.mlp_readers])
-        read = self._chain(values, "values", "across_heads", "attention_output")
+        self.rotate_readers(attention_norm, [_rows(layer, reader).weight for reader in readers], inputs)
+        rows = [_rows(layer, reader).weight for reader in shape.mlp_readers]
+        self.rotate_readers(mlp_norm, rows, chain("mlp_input"))
+        read = chain("values", "across_heads", "attention_output")
         self._rotate_writer(linear_of(layer, shape.attention_output), read)
         for name in shape.site("mlp_output").linears:
-            self._rotate_writer(linear_of(layer, name), self._chain(None, "mlp_output"))
+            self._rotate_writer(linear_of(layer, name), chain("mlp_output"))
 
-    def _chain(self, values: Tensor | None, *locations: Location) -> Chain:
-        """The layer's transforms at some locations; values: its R2."""
-        tensors = {} if values is None else {"values": values}
-        return Chain(at(self.transforms, *locations), tensors, self.architecture.num_heads)
+    def _chain(self, matrices: Mapping[str, Tensor], *locations: Location) -> Chain:
+        """The layer's transforms at some locations."""
+        return Chain(at(self.transforms, *locations), matrices, self.architecture.num_heads)
 
     def _norm(self, layer: nn.Module, name: str) -> "RMSNorm | None":
         """The norm before a site, None where its linear layers read the residual stream."""
         site = self.architecture.site(name)
         return None if site.norm is None else norm_of(layer, site)
 
-    def rotate_readers(self, norm: "RMSNorm | None", weights: Sequence[Tensor]) -> None:
-        """W diag(g) Q for the weights of all that read a norm of gain g, which becomes one."""
-        if not self.gains or norm is None:
+    def rotate_readers(self, norm: "RMSNorm | None", weights: Sequence[Tensor], inputs: Chain = NOTHING) -> None:
+        """W diag(g) Q M^-T of all that read a norm of gain g, which becomes one, and what is transformed by M."""
+        change = self._reading(norm, inputs)
+        if change is None:
             return
-        gain = self._gain(norm)
         for weight in weights:
-            self._update_rows(weight, lambda rows: self.residual(rows * gain.to(rows.device)))
-        norm.weight.fill_(1.0 - self.architecture.norm_offset)
+            self._update_rows(weight, change)
+        if self.gains and norm is not None:
+            norm.weight.fill_(1.0 - self.architecture.norm_offset)
+
+    def _reading(self, norm: "RMSNorm | None", inputs: Chain) -> Callable[[Tensor], Tensor] | None:
+        """Change of the rows of a weight that reads a norm and then `inputs`; None of none."""
+        if not self.gains or norm is None:
+            return inputs.of_weight if inputs else None
+        gain = self._gain(norm)
+        return lambda rows: inputs.of_weight(self.residual(rows * gain.to(rows.device)))
 
     def _gain(self, norm: "RMSNorm") -> Tensor:
         """g of a norm, float64 [hidden]."""
         weight, offset = norm.weight.to(torch.float64), self.architecture.norm_offset
         return weight + offset if offset else weight
 
-    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm | None", values: Chain) -> None:
+    def _rotate_values(self, layer: nn.Module, norm: "RMSNorm | None", values: Chain, inputs: Chain) -> None:
         """R2 at the output of v_proj, and `rotate_readers` at its input: (I x R2)^T W diag(g) Q and b (I x R2)."""
-        value, gain = _rows(layer, self.architecture.value), norm and self._gain(norm)
-
-        def change(weight: Tensor) -> Tensor:
-            turned = values(weight.T).T
-            return turned if gain is None or not self.gains else self.residual(turned * gain.to(weight.device))
-
-        self._update(value.weight, change)
+        value, read = _rows(layer, self.architecture.value), self._reading(norm, inputs) or (lambda rows: rows)
+        self._update(value.weight, lambda weight: read(values(weight.T).T))
         if value.bias is not None:
             self._update(value.bias, values)
 

@@ -1,13 +1,16 @@
-"""A model's fused rotations as matrices: R1 of the residual stream, R2 of each layer's values (SpinQuant Sec. 3.1).
+"""A model's rotations as matrices: R1 of the residual stream, R2 of each layer's values (SpinQuant Sec. 3.1), and online
+ones of layers' inputs.
 
 Drawn at random as a `RotationScheme` says, or learned by a method, and kept in one safetensors file.
 What is done with them is `rotquant.models.rotation.fusing`'s business.
 """
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +24,7 @@ from rotquant.models.architectures import Architecture
 from rotquant.models.integrity import check_finite, tensors_digest
 from rotquant.models.transforms import features_at
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.recipes.transforms import Kind, Location
+from rotquant.recipes.transforms import Kind, Location, SiteName
 from rotquant.tensors import hadamard
 from rotquant.tensors.stiefel import orthonormality_error
 
@@ -38,15 +41,32 @@ class Rotations:
 
     residual: R1 [hidden, hidden], or None.
     values: R2 of each layer [head_dim, head_dim], the same for all heads of the layer, or None.
+    inputs: online ones of each layer [hidden, hidden] by the names of their sites (`RotationScheme.inputs`).
     """
 
     residual: Tensor | None
     values: tuple[Tensor, ...] | None
+    inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> dict[str, tuple[Tensor, ...]]:
+        """Those of each layer: `values`, where there are any, and `inputs`."""
+        return {**({"values": self.values} if self.values else {}), **self.inputs}
+
+    def of_layer(self, index: int) -> dict[str, Tensor]:
+        """Those of one layer, by the names of their locations."""
+        return {name: matrices[index] for name, matrices in self.layers.items()}
+
+    def online(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What acts while the model runs, as it is stored: [layers, hidden, hidden], on the host, in `dtype`."""
+        return {name: torch.stack([*matrices]).to("cpu", dtype) for name, matrices in self.inputs.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The matrices by name: `residual`, `values.0`, `values.1` and so on."""
+        """The matrices by name: `residual`, `values.0`, `values.1`, `mlp_input.0` and so on."""
         named = {} if self.residual is None else {"residual": self.residual}
-        return named | {f"values.{index}": matrix for index, matrix in enumerate(self.values or ())}
+        return named | {
+            f"{name}.{index}": matrix for name, every in self.layers.items() for index, matrix in enumerate(every)
+        }
 
     @classmethod
     def of_tensors(cls, tensors: dict[str, Tensor]) -> "Rotations":
@@ -56,11 +76,13 @@ class Rotations:
             ResultError: one is missing, or is none of them.
         """
         exact = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
-        residual = exact.pop("residual", None)
-        names = [f"values.{index}" for index in range(len(exact))]
-        if set(names) != set(exact):
-            raise ResultError(f"these are no rotations: they have {', '.join(sorted(exact))}.")
-        return cls(residual, tuple(exact[name] for name in names) or None)
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in exact if name != "residual"):
+            places = [f"{name}.{index}" for index in range(sum(one.startswith(f"{name}.") for one in exact))]
+            if name not in ("values", *get_args(SiteName)) or not exact.keys() >= set(places):
+                raise ResultError(f"these are no rotations: they have {', '.join(sorted(exact))}.")
+            found[name] = tuple(exact[place] for place in places)
+        return cls(exact.get("residual"), found.pop("values", None), found)
 
 
 @dataclass(frozen=True)
@@ -78,7 +100,7 @@ class LearnedRotations:
 
 
 def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:
-    """R1 and every layer's R2 as the scheme says, drawn in this order from one generator; equal seeds, equal matrices.
+    """R1, every layer's R2, then `inputs`, as the scheme says, from one generator; equal seeds, equal matrices.
 
     Raises:
         HadamardSizeError: a Hadamard matrix is asked for of a size that has no construction.
@@ -86,12 +108,12 @@ def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: 
     generator = torch.Generator().manual_seed(seed)
     found: dict[Location, tuple[Tensor, ...]] = {}
     for one in scheme.transforms:
-        if not one.online:
+        if one.tensors:
             count = 1 if one.location == "residual" else architecture.num_layers
             size = features_at(architecture, one.location)
             found[one.location] = tuple(_matrix(one.kind, size, generator) for _ in range(count))
-    (residual,) = found.get("residual", (None,))
-    return Rotations(residual, found.get("values"))
+    (residual,) = found.pop("residual", (None,))
+    return Rotations(residual, found.pop("values", None), cast("dict[str, tuple[Tensor, ...]]", found))
 
 
 def _matrix(kind: Kind, size: int, generator: torch.Generator) -> Tensor:
@@ -104,16 +126,14 @@ def _matrix(kind: Kind, size: int, generator: torch.Generator) -> Tensor:
 
 def check_rotations(architecture: Architecture, scheme: RotationScheme, rotations: Rotations) -> None:
     """Raise `RecipeError` unless these are orthogonal matrices of the model's sizes, for what the scheme rotates."""
-    rotated = {one.location for one in scheme.transforms}
-    values = architecture.num_layers if "values" in rotated else 0
-    wanted = {"residual": architecture.hidden_size} if "residual" in rotated else {}
-    wanted |= {f"values.{index}": architecture.head_dim for index in range(values)}
+    rotated = {one.location: features_at(architecture, one.location) for one in scheme.transforms if one.tensors}
+    wanted = {"residual": rotated.pop("residual")} if "residual" in rotated else {}
+    wanted |= {f"{name}.{index}": size for name, size in rotated.items() for index in range(architecture.num_layers)}
     given = rotations.tensors()
     if set(given) != set(wanted):
         raise RecipeError(
-            f"the rotations do not belong to this recipe and {architecture.family} model: expected R1 "
-            f"{'present' if 'residual' in wanted else 'absent'} and {values} R2, and got R1 "
-            f"{'present' if 'residual' in given else 'absent'} and {len(rotations.values or ())} R2."
+            f"the rotations do not belong to this recipe and {architecture.family} model: expected {_counted(wanted)}, "
+            f"and got {_counted(given)}."
         )
     for name, size in wanted.items():
         shape = tuple(given[name].shape)
@@ -121,6 +141,13 @@ def check_rotations(architecture: Architecture, scheme: RotationScheme, rotation
             raise RecipeError(f"rotation {name} has shape {shape}, and this model needs {(size, size)}.")
         if not orthonormality_error(given[name]) <= _TOLERANCE:
             raise RecipeError(f"rotation {name} is not orthogonal.")
+
+
+def _counted(names: Collection[str]) -> str:
+    """How many matrices there are, as "R1 present and 2 R2"."""
+    counts = Counter(name.rpartition(".")[0] for name in names)
+    inputs = "".join(f", {counts[site]} of {site}" for site in get_args(SiteName) if counts[site])
+    return f"R1 {'present' if 'residual' in names else 'absent'} and {counts['values']} R2{inputs}"
 
 
 def save_rotations(
