@@ -253,6 +253,12 @@ def logit_cap(model: nn.Module) -> float | None:
     return getattr(config_of(model), "final_logit_softcapping", None)
 
 
+def capped(model: nn.Module, logits: Tensor) -> Tensor:
+    """What a model makes of what its head gives: c tanh(x / c) where its configuration has a cap c (Gemma 2)."""
+    cap = logit_cap(model)
+    return logits if cap is None else cap * (logits / cap).tanh()
+
+
 def rotary(model: nn.Module) -> RotaryEmbedding:
     """The module that computes the rotary position embeddings (cos, sin)."""
     return base_model(model).rotary_emb

@@ -102,7 +102,7 @@ ROTATION_FIELDS = {
 
 
 #: The sites of `RotationScheme.inputs`, by the names of the transforms there.
-_INPUTS: dict[str, SiteName] = {"R1_attention": "attention_input", "R1_mlp": "mlp_input"}
+INPUTS: dict[str, SiteName] = {"R1_attention": "attention_input", "R1_mlp": "mlp_input"}
 
 
 class RotationScheme(Frozen):
@@ -180,7 +180,7 @@ class RotationScheme(Frozen):
 
     def _inputs(self) -> Iterator[Transform]:
         """The transforms of `inputs`; matrices have the names of their sites."""
-        for name, site in _INPUTS.items():
+        for name, site in INPUTS.items():
             if self.inputs in ("random_hadamard", "orthogonal"):
                 matrix = {"kind": self.inputs, "origin": "drawn", "tensors": (site,)}
             else:

@@ -7,10 +7,12 @@ packed along the rows. Version 0.19.0 of the library is what tests compare with;
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from rotquant.models.architectures import Architecture
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.recipes.transforms import Transform, at
+from rotquant.recipes.transforms import SiteName, Transform, at
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.packing import Weight, unpack_codes
@@ -30,8 +32,6 @@ from rotquant.weights.rtn import QuantizedWeight
 METHOD, VERSION = "compressed-tensors", "0.19.0"
 #: Parts of a packed weight, after the name of its layer.
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-#: Layers that hold the transforms of a location, as the format's patterns.
-_TARGETS = {"across_heads": "o_proj", "mlp_output": "down_proj"}
 
 
 def targets_name(targets: Iterable[str], layer: str) -> bool:
@@ -138,12 +138,19 @@ class Described:
     matrices: dict[str, Callable[[], Tensor]]
 
 
-def describe(recipe: Recipe, architecture: Architecture, ignored: list[str], storage: str) -> Described:
+def describe(
+    recipe: Recipe,
+    architecture: Architecture,
+    ignored: list[str],
+    storage: str,
+    rotations: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Described:
     """Say in the format's words what a recipe does, as far as these go.
 
     Args:
         ignored: names of linear layers that are not quantized.
         storage: `pack-quantized` or `int-quantized`.
+        rotations: matrices of online transforms (`QuantizedState.rotations`).
     """
     inputs = None if recipe.activations is None else arguments(recipe.activations)
     weights = recipe.rounded.scheme
@@ -156,11 +163,9 @@ def describe(recipe: Recipe, architecture: Architecture, ignored: list[str], sto
         "output_activations": None,
     }
     schemes, matrices = {}, {}
-    for one in _online(recipe):
-        schemes[one.name], matrix = _transform_scheme(one, architecture)
-        if matrix is not None and one.location in _TARGETS:
-            layer = architecture.mlp_output if one.location == "mlp_output" else architecture.attention_output
-            matrices[f"model.layers.0.{layer}.{one.name}_input.weight"] = matrix
+    for entry in (entry for one in _online(recipe) for entry in _entries(one, architecture, rotations)):
+        schemes[entry.name] = entry.scheme
+        matrices |= entry.matrix
     config = {
         "quant_method": METHOD,
         "version": VERSION,
@@ -178,7 +183,7 @@ def describe(recipe: Recipe, architecture: Architecture, ignored: list[str], sto
 def _online(recipe: Recipe) -> tuple[Transform, ...]:
     """The rotation's online transforms; of keys where these are quantized, since they cancel elsewhere."""
     cache = () if recipe.keys is None else at(recipe.transforms, "queries_keys", online=True)
-    return (*at(recipe.transforms, "across_heads", "mlp_output", online=True), *cache)
+    return (*at(recipe.transforms, "across_heads", *get_args(SiteName), online=True), *cache)
 
 
 def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
@@ -190,24 +195,50 @@ def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
     return arguments(recipe.keys, "tensor" if static else strategy)
 
 
-def _transform_scheme(one: Transform, architecture: Architecture) -> tuple[dict[str, Any], Callable[[], Tensor] | None]:
-    """An online Hadamard transform as the format's TransformScheme, and its matrix where it is stored.
+@dataclass(frozen=True)
+class _Entry:
+    """A transform, or one layer's, as the format has it: its name there, its TransformScheme, and its matrix by name
+    where it is stored."""
+
+    name: str
+    scheme: dict[str, Any]
+    matrix: dict[str, Callable[[], Tensor]]
+
+
+def _entries(one: Transform, architecture: Architecture, rotations: Mapping[str, Tensor]) -> Iterator[_Entry]:
+    """An online transform in the format's words: one entry, or one of each layer where these have matrices of their own.
 
     Entries are those that act while the model runs; the weights hold the inverse already.
     """
-    order = one.size or features_at(architecture, one.location)
-    inner = architecture.head_dim if one.location == "across_heads" else 1
-    matrix = None if order & order - 1 == 0 and inner == 1 else lambda: _matrix(order, inner)
-    blocks = order if one.size is not None or one.location == "queries_keys" else None
-    if one.location == "queries_keys":
-        target = f"re:.*{architecture.attention}$"
-        apply = [{"targets": [target], "location": place} for place in ("q_attn", "k_cache")]
-    else:
-        apply = [{"targets": [f"re:.*{_TARGETS[one.location]}$"], "location": "input"}]
-    size = {} if blocks is None else {"head_dim": blocks}
-    kind = "hadamard" if matrix is None else "random-hadamard"
     precision = {"precision": one.dtype} if one.dtype != "float32" else {}
-    return {"type": kind, "apply": apply, **size, **precision}, matrix
+    order = one.size or features_at(architecture, one.location)
+    blocks = {"head_dim": order} if one.size is not None or one.location == "queries_keys" else {}
+    if one.location == "queries_keys":
+        apply = [{"targets": [f"re:.*{architecture.attention}$"], "location": at} for at in ("q_attn", "k_cache")]
+        yield _Entry(one.name, {"type": "hadamard", "apply": apply, **blocks, **precision}, {})
+        return
+    site = architecture.site("attention_output" if one.location == "across_heads" else one.location)
+    stored = rotations[one.tensors[0]] if one.tensors else None
+    inner = architecture.head_dim if one.location == "across_heads" else 1
+    sylvester = stored is None and order & order - 1 == 0 and inner == 1
+    for layer in range(1 if stored is None else architecture.num_layers):
+        name = one.name if stored is None else f"{one.name}_{layer}"
+        place = ".*" if stored is None else rf".*layers\.{layer}\..*"
+        targets = [f"re:{place}{linear.rpartition('.')[2]}$" for linear in site.linears]
+        scheme = {
+            "type": "hadamard" if sylvester else "random-hadamard",
+            "apply": [{"targets": targets, "location": "input"}],
+        }
+        matrix = {}
+        if not sylvester:
+            make = partial(_matrix, order, inner) if stored is None else partial(_scaled, stored[layer])
+            matrix[f"model.layers.{layer}.{site.linears[0]}.{name}_input.weight"] = make
+        yield _Entry(name, {**scheme, **blocks, **precision}, matrix)
+
+
+def _scaled(matrix: Tensor) -> Tensor:
+    """sqrt(n) R of a matrix R [n, n]."""
+    return math.sqrt(len(matrix)) * matrix.to(torch.float32)
 
 
 def _matrix(order: int, inner: int) -> Tensor:

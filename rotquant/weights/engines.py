@@ -4,14 +4,14 @@
 vLLM 0.33.0 as its source reads: nothing of it was run here. `any` is what transformers and vLLM run without rotquant.
 """
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
 from rotquant.models.fitting import options
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
-from rotquant.recipes.transforms import Transform, at
+from rotquant.recipes.schemes import INPUTS, ROTATION_FIELDS, QuantizationScheme
+from rotquant.recipes.transforms import Transform
 
 Engine = Literal["transformers", "vllm", "any"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -39,8 +39,7 @@ def check_engine(recipe: Recipe, architecture: Architecture, engine: str) -> Non
 def acts_at_run_time(recipe: Recipe) -> bool:
     """Whether anything acts while the model runs: then transformers alone would compute another function."""
     quantizers = (recipe.activations, recipe.keys, recipe.values)
-    online = any(one.location != "queries_keys" for one in recipe.transforms if one.online)
-    return online or any(quantizers) or any(method.acts_at_run_time for method in recipe.methods.values())
+    return bool(undone(recipe)) or any(quantizers) or any(method.acts_at_run_time for method in recipe.methods.values())
 
 
 def storage(recipe: Recipe, engine: str) -> str:
@@ -97,16 +96,37 @@ def check_methods(recipe: Recipe, why: str) -> None:
             raise RecipeError(f"the method {method.name} {what} while the model runs, which {why}.")
 
 
+def undone(recipe: Recipe) -> tuple[Transform, ...]:
+    """The online transforms of the rotation that the weights undo. R3 turns queries and keys alike: it may stay away."""
+    return tuple(one for one in recipe.transforms if one.online and one.location != "queries_keys")
+
+
+def check_undone(recipe: Recipe, why: str) -> None:
+    """Refuse weights that are of no use without transforms at run time; `why` ends the clause that names these.
+
+    Only the error of a quantized cache depends on R3.
+    """
+    online = undone(recipe)
+    if online:
+        fields = ", ".join(dict.fromkeys(f"rotation.{ROTATION_FIELDS[one.name]}" for one in online))
+        raise RecipeError(
+            f"the weights undo transforms at run time ({fields}), which {why}: quantize with {options(_without(online))}."
+        )
+
+
+def _without(online: tuple[Transform, ...]) -> dict[str, Any]:
+    """The changes of a recipe that leave transforms out."""
+    fields = dict.fromkeys(ROTATION_FIELDS[one.name] for one in online)
+    return {f"rotation.{field}": "none" if field == "inputs" else False for field in fields}
+
+
 def _check_transforms(recipe: Recipe, engine: str) -> None:
-    """Refuse online transforms that an engine would drop. R3 may stay away: unquantized keys are turned for nothing."""
-    online = at(recipe.transforms, "across_heads", "mlp_output", "values", online=True)
-    if not online:
-        return
-    if engine == "any":
-        fields = {f"rotation.{ROTATION_FIELDS[one.name]}": False for one in online}
+    """Refuse online transforms that an engine would drop."""
+    online = undone(recipe)
+    if online and engine == "any":
         raise RecipeError(
             f"{_names(online)} act while the model runs, and transformers without rotquant drops them: export --for "
-            f"transformers or vllm, or quantize with {options(fields)}."
+            f"transformers or vllm, or quantize with {options(_without(online))}."
         )
 
 
@@ -145,7 +165,8 @@ def _check_inputs(recipe: Recipe, engine: str) -> None:
 
 
 def _names(transforms: tuple[Transform, ...]) -> str:
-    return " and ".join("the transform across heads" if one.name == "heads" else one.name for one in transforms)
+    words = {"heads": "the transform across heads"} | dict.fromkeys(INPUTS, "the transforms of inputs")
+    return " and ".join(dict.fromkeys(words.get(one.name, one.name) for one in transforms))
 
 
 def _name(engine: str) -> str:

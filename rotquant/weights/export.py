@@ -30,10 +30,9 @@ from rotquant.models.companions import companions, write_companions
 from rotquant.models.integrity import check_finite, seal
 from rotquant.models.shards import LARGEST_SHARD, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
-from rotquant.recipes.transforms import at
+from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights import compressed
-from rotquant.weights.engines import acts_at_run_time, check_engine, check_methods, storage
+from rotquant.weights.engines import acts_at_run_time, check_engine, check_methods, check_undone, storage
 from rotquant.weights.ranges import static_schemes
 from rotquant.weights.storage import (
     FORMAT_VERSION,
@@ -85,12 +84,7 @@ def check_exportable(recipe: Recipe) -> None:
 
     R3 may stay away: it turns queries and keys alike, so that only the error of a quantized cache depends on it.
     """
-    online = [ROTATION_FIELDS[one.name] for one in at(recipe.transforms, "across_heads", "mlp_output", online=True)]
-    if online:
-        raise RecipeError(
-            f"the weights undo transforms at run time (rotation.{', rotation.'.join(online)}), which an ordinary "
-            "checkpoint cannot hold: quantize with the method spinquant-easy, or with these set to false."
-        )
+    check_undone(recipe, "an ordinary checkpoint cannot hold")
     check_methods(
         recipe,
         "an ordinary checkpoint cannot hold: evaluate the quantized folder itself, or quantize without this method",
@@ -230,7 +224,7 @@ def _content(
     linears = [f"model.layers.{i}.{name}" for i in range(architecture.num_layers) for name in architecture.linears]
     ignored = ["lm_head", *(name for name in linears if f"{name}.weight" not in stored.weights)]
     recipe = stored.state.recipe
-    described = compressed.describe(recipe, architecture, ignored, packing)
+    described = compressed.describe(recipe, architecture, ignored, packing, stored.state.rotations)
     tensors = dict(stored.floats)
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()

@@ -25,9 +25,8 @@ from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS, QuantizationScheme
-from rotquant.recipes.transforms import at
-from rotquant.weights.engines import check_methods
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.weights.engines import check_methods, check_undone
 from rotquant.weights.packing import Weight
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import StoredTensors, read_manifest, read_quantized
@@ -120,13 +119,7 @@ def check_gguf(recipe: Recipe, config: Any, dtype: torch.dtype | None = None) ->
     Raises:
         RecipeError: naming what cannot be said, and what would do.
     """
-    online = at(recipe.transforms, "across_heads", "mlp_output", online=True)
-    if online:
-        fields = ", ".join(f"rotation.{ROTATION_FIELDS[one.name]}" for one in online)
-        raise RecipeError(
-            f"the weights undo transforms at run time ({fields}), which GGUF cannot say: quantize with the method "
-            "spinquant-easy, or with these set to false."
-        )
+    check_undone(recipe, "GGUF cannot say")
     check_methods(recipe, "GGUF cannot say: evaluate the quantized folder itself, or quantize without this method")
     if config.model_type not in ARCHITECTURES:
         raise RecipeError(

@@ -321,50 +321,63 @@ def take_transforms(
     """
     found: dict[str, Transform] = {}
     matrices: dict[str, Tensor] = {}
+    of_layers: dict[str, dict[int, Tensor]] = {}
     for name, scheme in (config.transform_config or _Transforms()).config_groups.items():
         for one in scheme.apply:
             if one.location in ("weight_input", "weight_output"):  # which the stored weights have already
                 continue
-            place = _place(one, architecture)
+            place, layers = _place(one, architecture)
             features = None if place is None else scheme.head_dim or features_at(architecture, place)
             sylvester = scheme.type == "hadamard" and features is not None and features & features - 1 == 0
-            if features is None or not (sylvester or (scheme.type == "random-hadamard" and place != "queries_keys")):
+            every = len(layers) == architecture.num_layers
+            stored = scheme.type == "random-hadamard" and place != "queries_keys"
+            if features is None or not ((sylvester and every) or stored):
                 raise CheckpointError(
                     f"{where} has a transform {name} ({scheme.type}, {one.location} of {', '.join(one.targets)}) that "
                     "is not read here: Hadamard ones of all inputs of one kind, or of queries and keys, are."
                 )
+            own = name if every else name.removesuffix(f"_{layers[0]}")
             if not sylvester:
                 matrix = _stored_matrix(name, features, tensors, where)
                 matrix = matrix.mT if one.inverse else matrix
-                matrices[name] = matrix.expand(architecture.num_layers, features, features)
-            found[name] = Transform(
-                name=name,
+                if every:
+                    matrices[own] = matrix.expand(architecture.num_layers, features, features)
+                else:
+                    of_layers.setdefault(own, {})[layers[0]] = matrix
+            found[own] = Transform(
+                name=own,
                 kind="hadamard" if sylvester else "orthogonal",
                 location=cast(Location, place),
                 size=scheme.head_dim,
                 online=True,
-                tensors=() if sylvester else (name,),
+                tensors=() if sylvester else (own,),
             )
+    for name, several in of_layers.items():
+        if len(several) != architecture.num_layers:
+            raise CheckpointError(f"{where} has a transform {name} of {len(several)} layers, and not of all.")
+        matrices[name] = torch.stack([several[index] for index in range(architecture.num_layers)])
     return tuple(found.values()), matrices
 
 
-def _place(one: _Apply, architecture: Architecture) -> Location | None:
-    """Where a transform acts: the site whose linear layers, of every decoder layer, its targets name."""
+def _place(one: _Apply, architecture: Architecture) -> tuple[Location | None, tuple[int, ...]]:
+    """Where a transform acts: the site whose linear layers its targets name, and in which decoder layers, all or one."""
+    every = tuple(range(architecture.num_layers))
     if one.location in ("q_attn", "k_cache"):
-        return "queries_keys"
+        return "queries_keys", every
     if one.location != "input" or one.ignore:
-        return None
-    layers = [f"model.layers.{i}" for i in range(architecture.num_layers)]
-    linears = [f"{layer}.{name}" for layer in layers for name in architecture.linears]
-    named = {name for name in linears if targets_name(one.targets, name)}
+        return None, ()
+    linears = {index: {f"model.layers.{index}.{name}" for name in architecture.linears} for index in every}
+    named = {name for of_layer in linears.values() for name in of_layer if targets_name(one.targets, name)}
+    layers = tuple(index for index, of_layer in linears.items() if of_layer & named)
     for site in architecture.sites:
-        if named == {f"{layer}.{name}" for layer in layers for name in site.linears}:
-            return site.name
-    return None
+        places = {f"model.layers.{index}.{name}" for index in layers for name in site.linears}
+        if named == places and len(layers) in (1, len(every)):
+            return site.name, layers
+    return None, ()
 
 
 def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:
-    """A matrix that all layers share, scaled as the format scales it; taken out of `tensors`."""
+    """A matrix that all layers of a transform share, scaled as the format does; taken out of `tensors`."""
     names = [one for one in tensors if one.endswith(f".{name}_input.weight")]
     found = [tensors.pop(one) for one in names]
     if not found or found[0].shape != (size, size) or not all(torch.equal(one, found[0]) for one in found):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rotquant.models.architectures import architecture_of, decoder_layers, final_norm
 from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.fusing import rotate
-from rotquant.models.rotation.matrices import Rotations
+from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import exact_norm
 from rotquant.recipes.schemes import RotationScheme
@@ -38,12 +38,14 @@ def invariance_error(
     Raises:
         RecipeError: the scheme needs a Hadamard matrix that is not known.
     """
-    check_transforms(architecture_of(model), scheme.transforms)
+    architecture = architecture_of(model)
+    check_transforms(architecture, scheme.transforms)
     with norms_in_model_dtype(model):
         expected = model(input_ids=input_ids, use_cache=False).logits
-    rotated = copy.deepcopy(model)
+    rotated, rotations = copy.deepcopy(model), rotations or initial_rotations(architecture, scheme, seed)
     rotate(rotated, scheme, seed, device, rotations=rotations)
-    with norms_in_model_dtype(rotated), wrap(rotated, RuntimeQuantization(transforms=scheme.transforms)):
+    online = RuntimeQuantization(scheme.transforms, tensors=rotations.online(model.dtype))
+    with norms_in_model_dtype(rotated), wrap(rotated, online):
         logits = rotated(input_ids=input_ids, use_cache=False).logits
     return (logits - expected).abs().max().item()
 

@@ -1,7 +1,9 @@
 """Families whose layers have more than Llama's, and special sizes: what works is right, the rest is refused."""
 
+import copy
 import warnings
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from rotquant.decoder import convert
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.divergence import float_states
-from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
+from rotquant.models.architectures import architecture_of, decoder_layers, embedding, linear_of, norm_of
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.models.fitting import check_transforms, fitted, substitutes
-from rotquant.models.rotation.fusing import fuse_norms
+from rotquant.models.rotation.fusing import fuse_norms, rotate
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
@@ -70,6 +73,50 @@ def expected_logits(shape: str) -> Tensor:
         return tiny_model(**FURTHER[shape])(tiny_tokens(), use_cache=False).logits
 
 
+def no_r1(inputs: str | int, **others: object) -> RotationScheme:
+    return RotationScheme.model_validate({"residual": "none", "inputs": inputs, **others})
+
+
+#: Transforms of inputs by kind: one that is drawn where v_proj has no R2, and one on a model whose norms would let R1
+#: pass, with a router that reads the transformed input too.
+INPUTS = [
+    ("gemma3", no_r1("orthogonal", values="none")),
+    ("gemma2", no_r1("random_hadamard")),
+    ("olmo2", no_r1(24)),
+    ("olmo2", no_r1("orthogonal")),
+    ("qwen3-moe", no_r1("hadamard")),
+    ("phi-4", no_r1("random_hadamard")),
+]
+
+
+@pytest.mark.parametrize(("shape", "scheme"), INPUTS, ids=lambda one: getattr(one, "inputs", one))
+def test_transforms_of_inputs_do_not_change_the_logits(shape: str, scheme: RotationScheme) -> None:
+    model = tiny_model(**FURTHER[shape], dtype=torch.float64)
+    assert invariance_error(model, scheme, seed=3, input_ids=tiny_tokens()) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("shape", POST_NORMS)
+def test_outliers_that_no_r1_can_spread_are_spread_at_the_inputs(shape: str) -> None:
+    """One feature is 30 times as large as others, which 4 bits then round to zero."""
+    model = tiny_model(**FURTHER[shape], dtype=torch.float64)
+    with torch.no_grad():
+        embedding(model).weight[:, 7] *= 30
+    if shape != "olmo2":
+        with torch.no_grad():
+            for layer in decoder_layers(model):
+                for site in architecture_of(model).sites[::2]:
+                    norm_of(layer, site).weight[7] += 30
+    with torch.no_grad():
+        expected = model(tiny_tokens(), use_cache=False).logits
+    errors = []
+    for inputs in ("none", "hadamard"):
+        rotated, scheme = copy.deepcopy(model), no_r1(inputs, heads=False, keys=False, mlp=False)
+        rotate(rotated, scheme)
+        with wrap(rotated, RuntimeQuantization(scheme.transforms, preset("rtn").activations)), torch.no_grad():
+            errors.append((rotated(tiny_tokens(), use_cache=False).logits - expected).norm())
+    assert errors[1] < 0.5 * errors[0]
+
+
 # Logits lie between -6 and 6; measured maxima over all shapes: 6e-6 and 2e-14.
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, FLOAT64_BOUND)])
 @pytest.mark.parametrize("shape", FURTHER)
@@ -82,10 +129,14 @@ def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bou
 def test_what_cannot_be_rotated_is_refused_and_a_preset_does_without(shape: str) -> None:
     architecture = architecture_of(tiny_model(**FURTHER[shape]))
     problems = {
-        "residual": "norms after attention and MLP, whose gains let no rotation .* --set rotation.residual=none",
+        **dict.fromkeys(
+            ("residual", "inputs"),
+            "norms after attention and MLP, whose gains let no rotation .* --set rotation.residual=none "
+            "--set rotation.inputs=hadamard",
+        ),
         "heads": r"no Hadamard matrix of size \d+ \(number of attention heads\).* --set rotation.heads=false",
     }
-    missing = {"residual"} if shape in POST_NORMS else {"heads"} if shape.startswith("smollm") else set()
+    missing = {"residual", "inputs"} if shape in POST_NORMS else {"heads"} if shape.startswith("smollm") else set()
     for field in missing:
         with pytest.raises(RecipeError, match=problems[field]):
             check_transforms(architecture, RotationScheme().transforms)
@@ -106,8 +157,9 @@ def test_fused_norms_do_not_change_the_logits(shape: str) -> None:
 
 # 8 bits move the logits by 1 to 4 percent, and by up to 8 where a token goes to another expert; a transform without its
 # inverse would, by about their own size.
-@pytest.mark.parametrize("name", ["quarot", "atom-128g"])
-@pytest.mark.parametrize("shape", FURTHER)
+@pytest.mark.parametrize(
+    ("shape", "name"), [*product(FURTHER, ["quarot", "atom-128g"]), *product(POST_NORMS, ["spinquant-hard"])]
+)
 def test_rounding_keeps_the_function_and_a_stored_model_is_loaded_bit_for_bit(
     shape: str, name: str, tmp_path: Path
 ) -> None:
@@ -192,9 +244,9 @@ def test_a_checkpoint_is_loaded_and_a_model_without_online_transforms_exported(s
     torch.testing.assert_close(found, logits(model, stored), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", FURTHER)
-def test_a_packed_export_has_the_logits_of_the_quantized_model(shape: str, tmp_path: Path) -> None:
-    stored = build(shape, method("quarot-rtn"))
+@pytest.mark.parametrize(("shape", "name"), [*product(FURTHER, ["quarot-rtn"]), ("gemma3", "spinquant-hard")])
+def test_a_packed_export_has_the_logits_of_the_quantized_model(shape: str, name: str, tmp_path: Path) -> None:
+    stored = build(shape, method(name))
     save_quantized(tmp_path / "quantized", stored)
     if shape in EXPERTS:
         with pytest.raises(RecipeError, match="experts in one parameter, of which compressed-tensors"):

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -65,7 +66,7 @@ def drawn(model: nn.Module, of: Recipe, seed: int = 4) -> Rotations:
 
 @contextmanager
 def learning_network(model: nn.Module, of: Recipe, rotations: Rotations, **settings: Any) -> Iterator[Any]:
-    with quantized_network(model, of, rotations.residual, rotations.values, **settings) as network:
+    with quantized_network(model, of, rotations, **settings) as network:
         yield network
 
 
@@ -85,6 +86,7 @@ def rotated_network(model: nn.Module, of: Recipe, rotations: Rotations) -> Itera
         attention_output=of.attention_output,
         keys=of.keys,
         values=of.values,
+        tensors=rotations.online(model.dtype),
     )
     with norms_in_model_dtype(model), wrap(model, quantization):
         yield model
@@ -113,14 +115,21 @@ VARIANTS: dict[str, Recipe] = {
         keys=QuantizationScheme(bits=3, granularity="head", clip_ratio=0.95),
     ),
     "centred embeddings": recipe({"center_embeddings": True}),
+    "inputs in place of R1": recipe({"residual": "none", "inputs": "orthogonal"}),
+    "inputs and weights": recipe({"residual": "none", "inputs": "random_hadamard"}, {"network": "all"}),
+    "inputs that are not learned": recipe({"residual": "none", "inputs": 16}),
 }
+#: Layers through which no R1 passes, and others with norms that multiply by 1 + weight.
+FURTHER_VARIANTS = [
+    (shape, variant) for shape in ("olmo2", "gemma2", "gemma3") for variant in VARIANTS if variant.startswith("inputs")
+]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), [*product(FAMILIES, VARIANTS), *FURTHER_VARIANTS])
 def test_the_learning_network_is_the_rotated_quantized_network(family: str, variant: str) -> None:
     """In float64 the two differ by rounding, 1e-13, on a text that leaves no code to it: a flip would show at 1e-2."""
-    model, of = tiny_model(family, dtype=torch.float64, tied=variant == "hard"), VARIANTS[variant]
+    shape = FURTHER.get(family, {"family": family, "tied": variant == "hard"})
+    model, of = tiny_model(**shape, dtype=torch.float64), VARIANTS[variant]
     rotations = drawn(model, of)
     with rotated_network(model, of, rotations) as rotated:
         tokens = tokens_off_borders(partial(logits_of, rotated))
@@ -200,8 +209,14 @@ def test_learning_turns_away_from_an_unlucky_rotation(network: str, targets: str
     assert mean(gains["end_to_end_snr"]) >= 0.6
 
 
-def test_rotations_stay_orthogonal_and_the_function_of_the_float_model_the_same() -> None:
-    model, of = tiny_model(dtype=torch.float64), recipe(learning={"learning_rate": 100.0})
+@pytest.mark.parametrize(
+    ("shape", "rotation"),
+    [("qwen3", {}), *((name, {"residual": "none", "inputs": "random_hadamard"}) for name in ("olmo2", "gemma2", "gemma3"))],
+)
+def test_rotations_stay_orthogonal_and_the_function_of_the_float_model_the_same(
+    shape: str, rotation: dict[str, Any]
+) -> None:
+    model, of = tiny_model(**FURTHER[shape], dtype=torch.float64), recipe(rotation, {"learning_rate": 100.0})
     found = learn(model, of).rotations
     start = initial_rotations(architecture_of(model), of.rotation, seed=0)
     for name, matrix in found.tensors().items():
@@ -396,7 +411,7 @@ def gradients(gradient: str) -> tuple[Tensor, ...]:
     x, towards = (torch.randn(5, 64, dtype=torch.float64, generator=generator) for _ in range(2))
     of, model = recipe(learning={"gradient": gradient}), tiny_model()
     rotation = drawn(model, of).residual.requires_grad_()
-    basis = spinquant_network.Bases.of(architecture_of(model), of.transforms, gradient, rotation, None).residual
+    basis = spinquant_network.Bases.of(architecture_of(model), of.transforms, gradient, rotation, {}).residual
     x.requires_grad_()
     y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()

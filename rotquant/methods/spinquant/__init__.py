@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
+from rotquant.recipes.traits import Trait
 
 
 class SpinQuant(Method):
@@ -22,6 +23,9 @@ class SpinQuant(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
     quantized_inputs: ClassVar[bool] = True
+    layers: ClassVar[frozenset[Trait]] = frozenset(
+        {"head_norms", "post_norms", "bare_inputs", "offset_gains", "capped_logits"}
+    )
 
     steps: Annotated[int, Field(gt=0)] = 100
     """Iterations."""
@@ -53,8 +57,11 @@ class SpinQuant(Method):
         """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, while
         learning."""
         rotation = recipe.rotation
-        if rotation is None or (rotation.residual == "none" and rotation.values == "none"):
-            raise ValueError("spinquant needs rotation.residual or rotation.values: there is no rotation to learn")
+        if rotation is None or not any(one.tensors for one in rotation.transforms):
+            raise ValueError(
+                "spinquant needs rotation.residual or rotation.values, or random_hadamard or orthogonal "
+                "rotation.inputs: there is no rotation to learn"
+            )
         self.refuse_static(recipe)
         if self.network == "all" and recipe.weights is None:
             raise ValueError("spinquant.network 'all' needs a weights section")

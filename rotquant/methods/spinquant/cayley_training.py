@@ -1,6 +1,6 @@
 """SpinQuant's learning of rotations (Liu et al. 2024, Sec. 3.2): Cayley SGD on the loss of the quantized network.
 
-R1 and every layer's R2 minimise the next-token cross entropy of the network in which activations and KV cache, and if
+R1, every layer's R2 and online rotations of its inputs minimise the next-token cross entropy of the network in which activations and KV cache, and if
 the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
 quantized network is stands in `quantized_network`, how a rotation moves in `rotquant.tensors.stiefel`.
 """
@@ -25,7 +25,7 @@ from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.memory import plan_memory
 from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network
-from rotquant.models.architectures import Architecture, architecture_of, base_model, embedding, lm_head
+from rotquant.models.architectures import Architecture, architecture_of, base_model, capped, embedding, lm_head
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.fitting import check_transforms
 from rotquant.models.integrity import weights_digest
@@ -33,6 +33,7 @@ from rotquant.models.limits import ModelLimits
 from rotquant.models.placement import placed
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, check_quantization
+from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.onednn import OneDNNLinear
@@ -88,10 +89,13 @@ def learn_rotations(
     settings = SpinQuant.of(recipe)
     architecture = architecture_of(model)
     check_transforms(architecture, recipe.transforms)
-    check_quantization(architecture, RuntimeQuantization(**recipe.runtime))
+    shapes = tensor_shapes(architecture, recipe.transforms)
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    check_quantization(architecture, RuntimeQuantization(tensors=empty, **recipe.runtime))
     ModelLimits.of(model.config).check(samples, "samples that rotations are learned on")
     place = embedding(model).weight.device if device is None else torch.device(device)
-    plan = plan_memory(model, settings, samples.shape[1], place, memory)
+    matrices = max(1, len(shapes) * architecture.num_layers)
+    plan = plan_memory(model, settings, samples.shape[1], place, memory, matrices)
     lying = nullcontext(False) if device is None else placed(model, place, plan.working, memory)
     with lying as from_host, silenced(not progress):
         rotations = _initial(model, architecture, recipe, seed)
@@ -100,11 +104,10 @@ def learn_rotations(
         schedule = LambdaLR(optimizer, partial(learning_rate, settings=settings))
         batch_size = min(settings.batch_size, batch_size or plan.at_once)
         again = from_host or plan.recomputes
-        values = [rotation for name, rotation in rotations.items() if name != "residual"] or None
         # Of many tokens, or of layers that would have to come, a digest of all weights costs more than it saves.
         few = samples.shape[1] * batch_size <= _FLOAT_TOKENS and not from_host
         about = _about_float(model, recipe) if few else ""
-        with quantized_network(model, recipe, rotations.get("residual"), values, again) as network:
+        with quantized_network(model, recipe, Rotations.of_tensors(rotations, exact=False), again) as network:
             batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
             loss = _Loss(model, network, settings, len(batches[0]), about)
             gradient = GradientStep(
@@ -127,7 +130,7 @@ def learn_rotations(
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
-    """R1 as `residual` and each layer's R2 as drawn, in float32 (float64 for a float64 model) next to the embedding."""
+    """R1 as `residual` and each layer's matrices as drawn, in float32 (float64 for a float64 model) next to the embedding."""
     weight = embedding(model).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     drawn = initial_rotations(architecture, cast(RotationScheme, recipe.rotation), seed).tensors()
@@ -171,7 +174,7 @@ class _Loss:
     def _float_logits(self, ids: Tensor) -> Tensor:
         text = self.about, str(tuple(ids.shape)).encode() + ids.cpu().numpy().tobytes()
         if (known := _FLOAT_STATES.get(text)) is not None:
-            return lm_head(self.model)(known)
+            return capped(self.model, lm_head(self.model)(known))
         self.network.quantizing = False
         try:
             states = base_model(self.model)(input_ids=ids, use_cache=False).last_hidden_state
@@ -179,7 +182,7 @@ class _Loss:
             self.network.quantizing = True
         if self.about:
             keep(_FLOAT_STATES, text, states, _FLOAT_BYTES)
-        return lm_head(self.model)(states)
+        return capped(self.model, lm_head(self.model)(states))
 
 
 def _step(loss: _Loss, gradient: GradientStep, rotations: Iterable[Tensor], snr_every: int, step: int) -> Record:

@@ -30,8 +30,9 @@ from rotquant.tensors.devices import of_device
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: Matrices of the size of R1, float32: itself, its gradient, and what a step of Cayley SGD makes of both.
-_RESIDUALS = 8
+#: Matrices of the size of R1, float32: what a step of Cayley SGD makes of one, and of each rotation itself and its
+#: gradient.
+_OF_STEP, _OF_ROTATION = 6, 2
 #: What libraries take.
 _LIBRARIES = 2**30
 
@@ -50,13 +51,19 @@ class LearningMemory:
 
 
 def plan_memory(
-    model: nn.Module, settings: SpinQuant, tokens: int, device: torch.device, memory: int | None = None
+    model: nn.Module,
+    settings: SpinQuant,
+    tokens: int,
+    device: torch.device,
+    memory: int | None = None,
+    rotations: int = 1,
 ) -> LearningMemory:
     """Plan a learning on texts of so many tokens.
 
     Args:
         device: where the network will run.
         memory: bytes of a GPU that may be used; default, all.
+        rotations: how many of the size of R1 are learned: one, or two of each layer in its place.
     """
     at_once = max(1, of_device(_LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
     at_once, kept = min(settings.batch_size, at_once), of_device(KEPT_BYTES, device)
@@ -65,13 +72,18 @@ def plan_memory(
     if memory is None:
         return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
     usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
-    fixed = _LIBRARIES + 4 * _RESIDUALS * config_of(model).hidden_size ** 2
+    fixed = _LIBRARIES + rotation_bytes(config_of(model).hidden_size, rotations)
     spare = usable - size_in_bytes(model) - fixed
     if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
         spare = (usable - bytes_without_layers(model) - fixed) // 2
     at_once = min(at_once, max(1, spare // sequence))
     recomputes = kept_bytes(model, at_once * tokens) > min(kept, memory // 2)
     return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
+
+
+def rotation_bytes(hidden: int, rotations: int) -> int:
+    """Bytes that learning so many rotations [hidden, hidden] takes, float32."""
+    return 4 * (_OF_STEP + _OF_ROTATION * rotations) * hidden**2
 
 
 def sequence_bytes(model: nn.Module, settings: SpinQuant, tokens: int) -> int:

@@ -6,7 +6,7 @@ scale and s n the rounding error of Q(x R), the place computes x + s n R^T. What
 `LearningNetwork.quantize`. No weight is changed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +25,12 @@ from rotquant.models.architectures import (
     linear_of,
     norm_of,
 )
+from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
 from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.recipes.schemes import INPUTS, QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
@@ -73,9 +74,13 @@ def per_head(basis: Basis, head_dim: int) -> Basis:
 
 @dataclass(frozen=True)
 class Bases:
-    """Where each place of one decoder layer is quantized: the residual stream, a layer's values and keys, and so on."""
+    """Where each place of one decoder layer is quantized: the residual stream, a layer's values and keys, and so on.
+
+    inputs: of what q, k, v and gate, up read; the residual stream's where they have none of their own.
+    """
 
     residual: Basis
+    inputs: Mapping[str, Basis]
     values: Basis
     keys: Basis
     attention_output: Basis
@@ -88,9 +93,9 @@ class Bases:
         transforms: tuple[Transform, ...],
         gradient: Literal["errors", "scales"],
         residual: Tensor | None,
-        values: Tensor | None,
+        matrices: Mapping[str, Tensor],
     ) -> "Bases":
-        """The bases of the layer whose R2 is `values`, in a model whose R1 is `residual`.
+        """The bases of a layer in a model whose R1 is `residual`; matrices: the layer's, by location (R2 at `values`).
 
         Each rotation comes twice, and has its gradient in one place: see `LearningNetwork.quantize`.
         """
@@ -102,12 +107,15 @@ class Bases:
             return rotated(rotation, constant) if gradient == "scales" else rotated(constant, rotation)
 
         def online(location: Location) -> Basis:
+            if location in matrices:
+                return once(matrices[location])
             chain = Chain(at(transforms, location), heads=architecture.num_heads)
             return Basis(chain, chain.inverse)
 
-        of_values = per_head(once(values), architecture.head_dim)
+        of_values = per_head(once(matrices.get("values")), architecture.head_dim)
         return cls(
             residual=once(residual),
+            inputs={one.location: online(one.location) for one in at(transforms, *INPUTS.values())},
             values=of_values,
             keys=online("queries_keys"),
             attention_output=of_values.then(online("across_heads")),
@@ -116,7 +124,8 @@ class Bases:
 
     def of_site(self, site: Site) -> Basis:
         """The basis of a linear layer's input."""
-        return self.residual if site.norm is not None else getattr(self, site.name)
+        inputs = {"attention_input": self.residual, "mlp_input": self.residual, **self.inputs}
+        return inputs.get(site.name) or getattr(self, site.name)
 
 
 @dataclass
@@ -187,21 +196,20 @@ def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tenso
 def quantized_network(
     model: nn.Module,
     recipe: Recipe,
-    residual: Tensor | None,
-    values: Sequence[Tensor] | None,
+    rotations: Rotations,
     checkpointing: bool = False,
 ) -> Iterator[LearningNetwork]:
-    """While open, `model` computes what rotating and quantizing it by `recipe` would compute, differentiable in R1, R2.
+    """While open, `model` computes what rotating and quantizing it by `recipe` would compute, differentiable in the
+    rotations.
 
     Its parameters are frozen meanwhile, dropout is off, and all is as it was afterwards. Layers may lie on several
     devices: the rotations go where they are needed, and their gradients back.
 
     Args:
         model: of a supported family, in its original basis.
-        recipe: its `rotation` (R1 and R2 themselves are given), its quantizers of activations and KV cache, and where
+        recipe: its `rotation` (without the matrices themselves), its quantizers of activations and KV cache, and where
             `methods.spinquant.network` is `all`, of weights, rounded to nearest with scales from the rows' ranges.
-        residual: R1 [hidden, hidden], or None.
-        values: R2 of each layer [head_dim, head_dim], or None.
+        rotations: R1, R2, and online ones of inputs, of any type.
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
     """
     architecture, network = architecture_of(model), LearningNetwork()
@@ -212,8 +220,8 @@ def quantized_network(
         if rotation.center_embeddings:
             handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
         for index, layer in enumerate(decoder_layers(model)):
-            of_layer = None if values is None else values[index]
-            bases = Bases.of(architecture, recipe.transforms, SpinQuant.of(recipe).gradient, residual, of_layer)
+            gradient, matrices = SpinQuant.of(recipe).gradient, rotations.of_layer(index)
+            bases = Bases.of(architecture, recipe.transforms, gradient, rotations.residual, matrices)
             _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
@@ -247,8 +255,10 @@ class _Layer:
             if site.norm is not None:
                 norm = norm_of(self.layer, site)
                 if self.recipe.fuses_norms:
-                    gain = norm.weight
-                    stack.enter_context(_replaced(norm, "weight", nn.Parameter(torch.ones_like(gain), False)))
+                    offset = self.architecture.norm_offset
+                    gain = norm.weight + offset if offset else norm.weight
+                    one = nn.Parameter(torch.full_like(gain, 1.0 - offset), False)
+                    stack.enter_context(_replaced(norm, "weight", one))
                 factor = 1 if gain is None or self._weight_scheme else gain
                 handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
             if gain is not None and self._weight_scheme and site.router is not None:

@@ -69,20 +69,20 @@ class Rotations:
         }
 
     @classmethod
-    def of_tensors(cls, tensors: dict[str, Tensor]) -> "Rotations":
-        """The inverse of `tensors`, in float64.
+    def of_tensors(cls, tensors: Mapping[str, Tensor], exact: bool = True) -> "Rotations":
+        """The inverse of `tensors`, in float64; without `exact` the tensors themselves.
 
         Raises:
             ResultError: one is missing, or is none of them.
         """
-        exact = {name: tensor.to(torch.float64) for name, tensor in tensors.items()}
+        given = {name: tensor.to(torch.float64) if exact else tensor for name, tensor in tensors.items()}
         found: dict[str, tuple[Tensor, ...]] = {}
-        for name in dict.fromkeys(name.rpartition(".")[0] for name in exact if name != "residual"):
-            places = [f"{name}.{index}" for index in range(sum(one.startswith(f"{name}.") for one in exact))]
-            if name not in ("values", *get_args(SiteName)) or not exact.keys() >= set(places):
-                raise ResultError(f"these are no rotations: they have {', '.join(sorted(exact))}.")
-            found[name] = tuple(exact[place] for place in places)
-        return cls(exact.get("residual"), found.pop("values", None), found)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in given if name != "residual"):
+            places = [f"{name}.{index}" for index in range(sum(one.startswith(f"{name}.") for one in given))]
+            if name not in ("values", *get_args(SiteName)) or not given.keys() >= set(places):
+                raise ResultError(f"these are no rotations: they have {', '.join(sorted(given))}.")
+            found[name] = tuple(given[place] for place in places)
+        return cls(given.get("residual"), found.pop("values", None), found)
 
 
 @dataclass(frozen=True)
