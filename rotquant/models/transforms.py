@@ -93,7 +93,9 @@ def features_at(architecture: Architecture, location: Location) -> int:
 
 def tensor_shapes(architecture: Architecture, transforms: Iterable[Transform]) -> dict[str, tuple[int, int, int]]:
     """Shapes of the matrices of a rotation's online transforms by name, stacked over layers."""
-    sizes = {one.tensors[0]: features_at(architecture, one.location) for one in transforms if one.online and one.tensors}
+    sizes = {
+        one.tensors[0]: features_at(architecture, one.location) for one in transforms if one.online and one.tensors
+    }
     return {name: (architecture.num_layers, size, size) for name, size in sizes.items()}
 
 

@@ -206,7 +206,7 @@ class _Entry:
 
 
 def _entries(one: Transform, architecture: Architecture, rotations: Mapping[str, Tensor]) -> Iterator[_Entry]:
-    """An online transform in the format's words: one entry, or one of each layer where these have matrices of their own.
+    """An online transform in the format's words: one entry, or one of each layer where it has its own matrix.
 
     Entries are those that act while the model runs; the weights hold the inverse already.
     """

@@ -97,7 +97,7 @@ def check_methods(recipe: Recipe, why: str) -> None:
 
 
 def undone(recipe: Recipe) -> tuple[Transform, ...]:
-    """The online transforms of the rotation that the weights undo. R3 turns queries and keys alike: it may stay away."""
+    """The online transforms that the weights undo. R3 turns queries and keys alike: it may stay away."""
     return tuple(one for one in recipe.transforms if one.online and one.location != "queries_keys")
 
 
@@ -110,7 +110,8 @@ def check_undone(recipe: Recipe, why: str) -> None:
     if online:
         fields = ", ".join(dict.fromkeys(f"rotation.{ROTATION_FIELDS[one.name]}" for one in online))
         raise RecipeError(
-            f"the weights undo transforms at run time ({fields}), which {why}: quantize with {options(_without(online))}."
+            f"the weights undo transforms at run time ({fields}), which {why}: quantize with "
+            f"{options(_without(online))}."
         )
 
 

@@ -360,7 +360,7 @@ def take_transforms(
 
 
 def _place(one: _Apply, architecture: Architecture) -> tuple[Location | None, tuple[int, ...]]:
-    """Where a transform acts: the site whose linear layers its targets name, and in which decoder layers, all or one."""
+    """Where a transform acts: the site whose linear layers its targets name, and in which layers, all or one."""
     every = tuple(range(architecture.num_layers))
     if one.location in ("q_attn", "k_cache"):
         return "queries_keys", every

@@ -211,7 +211,10 @@ def test_learning_turns_away_from_an_unlucky_rotation(network: str, targets: str
 
 @pytest.mark.parametrize(
     ("shape", "rotation"),
-    [("qwen3", {}), *((name, {"residual": "none", "inputs": "random_hadamard"}) for name in ("olmo2", "gemma2", "gemma3"))],
+    [
+        ("qwen3", {}),
+        *((name, {"residual": "none", "inputs": "random_hadamard"}) for name in ("olmo2", "gemma2", "gemma3")),
+    ],
 )
 def test_rotations_stay_orthogonal_and_the_function_of_the_float_model_the_same(
     shape: str, rotation: dict[str, Any]

@@ -1,8 +1,9 @@
 """SpinQuant's learning of rotations (Liu et al. 2024, Sec. 3.2): Cayley SGD on the loss of the quantized network.
 
-R1, every layer's R2 and online rotations of its inputs minimise the next-token cross entropy of the network in which activations and KV cache, and if
-the recipe says so weights, are quantized (Eq. 2). All weights are frozen; the model is left as it was. What the
-quantized network is stands in `quantized_network`, how a rotation moves in `rotquant.tensors.stiefel`.
+R1, every layer's R2, and the online rotations of its inputs that stand in for R1, minimise the next-token cross entropy
+of the network in which activations and KV cache, and if the recipe says so weights, are quantized (Eq. 2). All weights
+are frozen; the model is left as it was. What the quantized network is stands in `quantized_network`, how a rotation
+moves in `rotquant.tensors.stiefel`.
 """
 
 import hashlib
@@ -130,7 +131,7 @@ def learn_rotations(
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:
-    """R1 as `residual` and each layer's matrices as drawn, in float32 (float64 for a float64 model) next to the embedding."""
+    """R1 and each layer's matrices as drawn, in float32 (float64 for a float64 model) next to the embedding."""
     weight = embedding(model).weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     drawn = initial_rotations(architecture, cast(RotationScheme, recipe.rotation), seed).tensors()

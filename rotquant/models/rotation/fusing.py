@@ -75,9 +75,10 @@ def rotate(
     """Fuse rotations into the weights of `model`, in place, one weight at a time, and norms where there is an R1.
 
     R1 goes into everything that reads or writes the residual stream; R2 into v_proj and o_proj; the inverses of the
-    online transforms (`inputs`, heads, R4) into q, k, v, gate, up, the router, o_proj and down_proj. Together with these (`RuntimeQuantization.transforms`) the
-    logits are those of the original model. With R1 embeddings are untied: their two roles need different weights from
-    now on. A scheme without R1 leaves norms and embeddings as they are, and one with nothing at all the whole model.
+    online transforms (`inputs`, heads, R4) into what reads them: q, k, v, gate, up, a router, o_proj, down_proj.
+    Together with these (`RuntimeQuantization.transforms`) the logits are those of the original model. With R1
+    embeddings are untied: their two roles need different weights from now on. A scheme without R1 leaves norms and
+    embeddings as they are, and one with nothing at all the whole model.
 
     Args:
         model: a supported transformers causal language model, on any device, in any floating-point type.

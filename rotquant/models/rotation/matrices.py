@@ -1,5 +1,5 @@
-"""A model's rotations as matrices: R1 of the residual stream, R2 of each layer's values (SpinQuant Sec. 3.1), and online
-ones of layers' inputs.
+"""A model's rotations as matrices: R1 of the residual stream, each layer's R2 of values (SpinQuant Sec. 3.1) and online
+ones of its inputs.
 
 Drawn at random as a `RotationScheme` says, or learned by a method, and kept in one safetensors file.
 What is done with them is `rotquant.models.rotation.fusing`'s business.
