@@ -29,8 +29,9 @@ def families(
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.
 
     Sizes are those of transformers' default configuration. Whether a transform fits also depends on sizes: one across
-    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. With `export` stand the formats that
-    transformers runs, and the rotations that need nothing at run time; other engines may take fewer.
+    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. An `online` R1 turns what q, k, v and
+    gate, up read while the model runs, where norms after attention and MLP let no fused one pass. With `export` stand
+    the formats that transformers runs, and the rotations that need nothing at run time; other engines may take fewer.
 
     Examples: `rotquant families`, `rotquant families HuggingFaceTB/SmolLM2-135M`
     """
@@ -62,13 +63,13 @@ def _row(config: Any) -> Iterator[Any]:
     from rotquant.models.architectures import architecture_of
     from rotquant.models.fitting import substitutes
 
-    architecture, transforms = architecture_of(config), RotationScheme().transforms
-    missing = {one.field for one in substitutes(architecture, transforms)}
+    architecture, scheme = architecture_of(config), RotationScheme()
+    missing = {one.field: one.value for one in substitutes(architecture, scheme.transforms)}
     yield architecture.family
-    yield [name for name, field in ROTATION_FIELDS.items() if field not in missing]
+    yield [one.name for one in scheme.model_copy(update=missing).transforms]
     yield {name: _method(name, architecture, config) for name in all_presets()}
     yield _convert(config)
-    fused = [one.name for one in transforms if not one.online and ROTATION_FIELDS[one.name] not in missing]
+    fused = [one.name for one in scheme.transforms if not one.online and ROTATION_FIELDS[one.name] not in missing]
     yield f"{_formats(architecture)}, with {', '.join(fused)}"
     yield ", ".join(TRAITS[trait] for trait in sorted(architecture.traits))
 

@@ -140,6 +140,8 @@ def fitted(recipe: Recipe, architecture: Architecture, fixed: Collection[str] = 
         The recipe, and what it became in one sentence; the empty one where it fits as it is.
     """
     found = tuple(one for one in substitutes(architecture, recipe.transforms) if one.field not in fixed)
+    if "residual" in fixed and recipe.rotation is not None and recipe.rotation.residual != "none":
+        found = tuple(one for one in found if one.field != "inputs")  # which would stand in for R1
     if not found:
         return recipe, ""
     changes = {one.field: one.value for one in found}
@@ -161,7 +163,11 @@ def _missing(architecture: Architecture, found: Collection[Substitute]) -> str:
     sizes = ", ".join(dict.fromkeys(one.words for one in found if one.words))
     problems = [f"has no Hadamard matrix of size {sizes}"] if sizes else []
     if any(not one.words for one in found):
-        problems.insert(0, f"has {TRAITS['post_norms']}, whose gains let no rotation of the residual stream (R1) pass")
+        problems.insert(
+            0,
+            f"has {TRAITS['post_norms']}, whose gains let no rotation of the residual stream (R1) pass (online "
+            "rotations of what q, k, v and gate, up read take its place)",
+        )
     return f"this {architecture.family} model {', and '.join(problems)}"
 
 

@@ -27,6 +27,7 @@ def test_every_known_family_is_listed_with_what_each_method_does_there() -> None
     assert set(found) == set(FAMILIES)
     assert found["llama"]["rotations"] == ["R1", "R2", "heads", "R3", "R4"]
     assert (found["llama"]["convert"], found["llama"]["export"]) == ("yes", "plain, packed, with R1, R2")
+    assert found["olmo2"]["rotations"] == ["R1_attention", "R1_mlp", "R2", "heads", "R3", "R4"]
     assert found["mistral"]["convert"] == "up to 4096 tokens"
     assert found["mixtral"]["export"] == "plain, with R1, R2"
     for family, about in found.items():

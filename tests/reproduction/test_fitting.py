@@ -20,7 +20,7 @@ from tests.helpers.bounds import FLOAT64_BOUND
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, rotquant
 from tests.helpers.invariance import invariance_error
-from tests.helpers.models import tiny_model, tiny_tokens
+from tests.helpers.models import FURTHER, tiny_model, tiny_tokens
 
 #: Models that a newcomer tries, made small: family, attention heads, key-value heads. All have tied embeddings.
 NEWCOMERS = {
@@ -136,3 +136,34 @@ def test_the_library_warns_of_what_a_name_became(folders):
     with pytest.warns(UserWarning, match="runs as with --set rotation.heads=false"):
         model = api.quantize(folders["7 heads"], "quarot-rtn")
     assert model.recipe.rotation.heads is False
+
+
+@pytest.mark.parametrize("name", ["quarot", "spinquant-hard"])
+def test_what_takes_the_place_of_r1_is_named(name):
+    gemma = architecture_of(tiny_model(**FURTHER["gemma3"]))
+    recipe, sentence = fitted(preset(name), gemma)
+    assert "R1) pass (online rotations of what q, k, v and gate, up read take its place), so the recipe" in sentence
+    assert "rotation.residual=none --set rotation.inputs=" in sentence
+    learned = " learned from randomized Hadamard" if name == "spinquant-hard" else ""
+    places = (f"R1 of attention's input{learned}", f"R1 of the MLP's input{learned}")
+    assert f"online {', '.join(places)}, " in settings(recipe)
+    assert "inputs" not in preset(name).rotation.model_dump()  # keys of other models' runs stay
+    with pytest.raises(RecipeError, match=r"--set rotation\.residual=none --set rotation\.inputs="):
+        check_fits(fitted(preset(name), gemma, fixed={"residual"})[0], gemma)
+    with pytest.raises(RecipeError, match="set residual to none"):
+        override(preset(name), {"rotation": {"inputs": "hadamard"}}, "test")
+
+
+def test_a_hidden_size_without_hadamard_matrix_has_blocks_or_a_dense_matrix_at_the_inputs():
+    gemma = architecture_of(tiny_model(**FURTHER["gemma3"] | {"hidden_size": 92}))
+    assert fitted(preset("quarot"), gemma)[0].rotation.inputs == 4
+    assert fitted(preset("spinquant-hard"), gemma)[0].rotation.inputs == "orthogonal"
+    assert "size 92 (hidden size)" in fitted(preset("quarot"), gemma)[1]
+    assert fitted(override(preset("quarot"), {"rotation": {"residual": "orthogonal"}}, ""), gemma)[0].rotation == (
+        RotationScheme(residual="none", inputs="orthogonal")
+    )
+
+
+def test_a_scaling_in_the_norms_and_a_transform_after_them_are_no_pair():
+    with pytest.raises(RecipeError, match=r"smoothquant scales features that rotation\.inputs mixes"):
+        override(preset("smoothquant"), {"rotation": {"residual": "none", "inputs": "hadamard"}}, "test")

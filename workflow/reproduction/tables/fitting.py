@@ -72,6 +72,8 @@ def fit(
     sentence = ""
     try:
         if not recipe.is_baseline:
+            if "post_norms" in architecture.traits:  # what takes the place of a row's R1 is of the same kind
+                fixed = {*fixed} - {"residual"}
             recipe, sentence = fitted(recipe, architecture, fixed)
             check_recipe_for(recipe, architecture, limits)
         for length, what in _lengths(recipe, metric):

@@ -98,12 +98,12 @@ def settings(recipe: Recipe) -> str:
 
 def _rotation(recipe: Recipe, rotation: RotationScheme) -> str:
     kinds = {"hadamard": "Hadamard", "random_hadamard": "randomized Hadamard", "orthogonal": "random orthogonal"}
+    places = {"R1_attention": "R1 of attention's input", "R1_mlp": "R1 of the MLP's input"}
     fused, online = [], []
     for one in recipe.transforms:
-        if one.online:
-            online.append(f"{one.name} in blocks of {one.size}" if one.size else one.name)
-        else:
-            fused.append(f"{one.name} {'learned from ' if one.origin == 'learned' else ''}{kinds[one.kind]}")
+        made = f" {'learned from ' if one.origin == 'learned' else ''}{kinds[one.kind]}" if one.tensors else ""
+        blocks = f" in blocks of {one.size}" if one.size else ""
+        (online if one.online else fused).append(places.get(one.name, one.name) + made + blocks)
     text = f"rotation {', '.join(fused) or 'none fused'}"
     text += f" ({recipe.learner.describe(recipe)})" if recipe.learner else ""
     text += f"; online {', '.join(online)} in {rotation.online_dtype}" if online else ""
