@@ -29,9 +29,10 @@ def families(
     """List the families of models that are known, and what works on them: rotations, methods, `convert` and `export`.
 
     Sizes are those of transformers' default configuration. Whether a transform fits also depends on sizes: one across
-    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. An `online` R1 turns what q, k, v and
-    gate, up read while the model runs, where norms after attention and MLP let no fused one pass. With `export` stand
-    the formats that transformers runs, and the rotations that need nothing at run time; other engines may take fewer.
+    heads needs a Hadamard matrix of their number. Name a MODEL to see its own. R1_attention and R1_mlp turn what q, k,
+    v and gate, up read while the model runs, where norms after attention and MLP let no fused R1 pass. With `export`
+    stand the formats that transformers runs, and the rotations that need nothing at run time; other engines may take
+    fewer.
 
     Examples: `rotquant families`, `rotquant families HuggingFaceTB/SmolLM2-135M`
     """

@@ -165,11 +165,11 @@ class RotationScheme(Frozen):
         found = []
         if self.residual != "none":
             found.append(_fused("R1", "random_hadamard" if self.residual == "hadamard" else "orthogonal", "residual"))
+        if self.inputs != "none":
+            found += self._inputs()
         if self.values != "none":
             found.append(_fused("R2", self.values, "values"))
         online = partial(Transform, kind="hadamard", online=True, dtype=self.online_dtype)
-        if self.inputs != "none":
-            found += self._inputs()
         if self.heads:
             found.append(online(name="heads", location="across_heads"))
         if self.keys:

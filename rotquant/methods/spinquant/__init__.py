@@ -9,7 +9,6 @@ from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
-from rotquant.recipes.traits import Trait
 
 
 class SpinQuant(Method):
@@ -23,9 +22,6 @@ class SpinQuant(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
     quantized_inputs: ClassVar[bool] = True
-    layers: ClassVar[frozenset[Trait]] = frozenset(
-        {"head_norms", "post_norms", "bare_inputs", "offset_gains", "capped_logits"}
-    )
 
     steps: Annotated[int, Field(gt=0)] = 100
     """Iterations."""

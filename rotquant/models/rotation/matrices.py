@@ -100,7 +100,7 @@ class LearnedRotations:
 
 
 def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:
-    """R1, every layer's R2, then `inputs`, as the scheme says, from one generator; equal seeds, equal matrices.
+    """R1 or `inputs`, then every layer's R2, as the scheme says, from one generator; equal seeds, equal matrices.
 
     Raises:
         HadamardSizeError: a Hadamard matrix is asked for of a size that has no construction.
