@@ -5,9 +5,9 @@ Each kind appends the new tokens of a pass and attends over all; prefill and dec
 one CUDA graph. A prefix of full-precision keys and values (PrefixQuant Sec. 5.1) has the first places of every text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Step:
     lengths: int32 [batch], tokens before this pass, a prefix among them.
     start: the same number where the host knows it, else None: then one token of each text is decoded.
     mask: [batch, 1, 1, capacity], 0 for what a text's token sees and -inf for the rest, where `start` is None.
+    local: the same with the rotary embedding of `DecoderConfig.local_layers`, where there are any.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Step:
     lengths: Tensor
     start: int | None = None
     mask: Tensor | None = None
+    local: "Step | None" = None
 
 
 class Cache:
@@ -81,7 +83,8 @@ class Cache:
         self.batch, self.prefix = batch, config.prefix
         self.capacity, self.length = self.prefix + capacity, self.prefix
         self.lengths = torch.full((batch,), self.length, dtype=torch.int32, device=device)
-        self.cos, self.sin = rotary_table(config, self.capacity, getattr(torch, precision.dtype), device)
+        dtype, every = getattr(torch, precision.dtype), (config.inverse_frequencies, config.local_frequencies)
+        self.turns = [rotary_table(one, config.rope_scale, self.capacity, dtype, device) for one in every if one]
         self.layers = [make_layer_cache(config, precision, self, device, given) for given in cache_init]
         self._masked = isinstance(self.layers[0], FloatCache)
 
@@ -93,7 +96,7 @@ class Cache:
         """
         self.check_room(tokens)
         here = slice(self.length, self.length + tokens)
-        return Step(self.batch, tokens, self.cos[None, here], self.sin[None, here], self.lengths, self.length)
+        return self._step((None, here), tokens, start=self.length)
 
     def decode_step(self, fixed: bool = False) -> Step:
         """The step of one more token of each text, its place read on the device: one graph serves every length.
@@ -104,14 +107,18 @@ class Cache:
         """
         if fixed and self._masked:
             return self.prefill_step(1)
-        positions = self.lengths.long()
-        cos, sin = self.cos[positions, None], self.sin[positions, None]
-        return Step(self.batch, 1, cos, sin, self.lengths, mask=self._mask() if self._masked else None)
+        return self._step((self.lengths.long(), None), 1, mask=self._mask() if self._masked else None)
+
+    def _step(self, places: tuple[Any, Any], tokens: int, **where: Any) -> Step:
+        """A step whose tokens have the rotary embeddings at some places of the tables."""
+        first, *others = [(cos[places], sin[places]) for cos, sin in self.turns]
+        local = [Step(self.batch, tokens, *one, self.lengths, **where) for one in others]
+        return Step(self.batch, tokens, *first, self.lengths, **where, local=local[0] if local else None)
 
     def _mask(self) -> Tensor:
         """Attention mask of each text's next token over a 16-bit cache, the same for all layers."""
         hidden = torch.arange(self.capacity, device=self.lengths.device) > self.lengths[:, None]
-        mask = torch.zeros(self.batch, 1, 1, self.capacity, dtype=self.cos.dtype, device=self.lengths.device)
+        mask = torch.zeros(self.batch, 1, 1, self.capacity, dtype=self.turns[0][0].dtype, device=self.lengths.device)
         return mask.masked_fill_(hidden[:, None, None], -torch.inf)
 
     def advance(self, tokens: int) -> None:
@@ -132,13 +139,13 @@ class Cache:
 
 
 def rotary_table(
-    config: DecoderConfig, positions: int, dtype: torch.dtype, device: torch.device | str
+    inverse_frequencies: Sequence[float], scale: float, positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [positions, head_dim] of the rotary embedding, computed in float32, the two halves equal."""
-    frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=device)
+    """cos and sin [positions, head_dim] of a rotary embedding, computed in float32, the two halves equal."""
+    frequencies = torch.tensor(inverse_frequencies, dtype=torch.float32, device=device)
     angles = torch.arange(positions, device=device).float()[:, None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)
-    return (angles.cos() * config.rope_scale).to(dtype), (angles.sin() * config.rope_scale).to(dtype)
+    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
 def make_layer_cache(

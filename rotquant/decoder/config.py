@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from rotquant.foundation.data import Frozen
-from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.schemes import INPUTS, RotationScheme
 from rotquant.recipes.transforms import Location, SiteName, Transform
 
 #: The linear layers of a decoder layer; q, k and v are one, gate and up are one.
@@ -19,7 +19,7 @@ LinearName = Literal["qkv", "o", "gate_up", "down"]
 #: The site of the simulation at which each stands.
 SITE_OF: dict[str, SiteName] = dict(zip(LINEARS, get_args(SiteName), strict=True))
 #: Locations where the kernels have a Hadamard transform.
-TRANSFORMED: tuple[Location, ...] = ("across_heads", "mlp_output", "queries_keys")
+TRANSFORMED: tuple[Location, ...] = ("attention_input", "across_heads", "mlp_input", "mlp_output", "queries_keys")
 Size = Annotated[int, Field(gt=0)]
 
 
@@ -29,7 +29,13 @@ class DecoderConfig(Frozen):
     inverse_frequencies: of the rotary embedding, one for two features of a head. rope_scale: multiplies cos and sin.
     biases: linear layers that have one.
     norm_gains: False where the gains were fused into the weights (QuaRot stage 1a).
-    head_norms: whether each head of queries and keys has an RMSNorm before RoPE (Qwen3); all have the same gain.
+    input_norms: whether an RMSNorm comes before attention and MLP, which else read the residual stream (OLMo2).
+    post_norms: whether one comes after them, before the residual stream (OLMo2, Gemma 3).
+    head_norms: whether each head of queries and keys has an RMSNorm before RoPE (Qwen3), all with the same gain; or
+        `all` heads together have one (OLMo2).
+    activation: of the gate: SiLU, or GELU by tanh (Gemma).
+    embedding_scale: what embeddings are multiplied by, but not in the head (Gemma).
+    local_layers: those whose rotary embedding has `local_frequencies` (Gemma 3's with a window).
     window: longest text, prefix included, where the model's layers attend to so many tokens at most; within it they
         attend to all, as the kernels do.
     prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
@@ -49,7 +55,13 @@ class DecoderConfig(Frozen):
     max_positions: Size = 4096
     biases: tuple[LinearName, ...] = ()
     norm_gains: bool = True
-    head_norms: bool = False
+    input_norms: bool = True
+    post_norms: bool = False
+    head_norms: bool | Literal["all"] = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embedding_scale: float = 1.0
+    local_layers: tuple[int, ...] = ()
+    local_frequencies: tuple[float, ...] = ()
     window: Size | None = None
     tied: bool = False
     prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
@@ -59,7 +71,8 @@ class DecoderConfig(Frozen):
     def _sizes_fit(self) -> "DecoderConfig":
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
-        if 2 * len(self.inverse_frequencies) != self.head_dim:
+        frequencies = [self.inverse_frequencies, *([self.local_frequencies] if self.local_layers else [])]
+        if any(2 * len(one) != self.head_dim for one in frequencies):
             raise ValueError(f"a head of {self.head_dim} features has {self.head_dim // 2} rotary frequencies")
         return self
 
@@ -139,7 +152,7 @@ class Precision(Frozen):
     inputs: how the inputs of linear layers are quantized; None leaves them floats.
     cache: None keeps keys and values as floats.
     transforms: online Hadamard transforms: across heads before o, R4 before down (QuaRot stages 1c, 1b), and R3 of
-        queries and of keys before these are quantized.
+        queries and of keys before these are quantized. Those before qkv and gate_up may be matrices of each layer.
     dtype: of everything that is not an integer; float64 on a CPU alone, where it shows what is computed when nothing is
         rounded but codes.
     """
@@ -166,7 +179,9 @@ class Precision(Frozen):
     @model_validator(mode="after")
     def _kernels_have_the_transforms(self) -> "Precision":
         for one in self.transforms:
-            if not one.online or one.kind != "hadamard" or one.size is not None or one.location not in TRANSFORMED:
+            dense = one.kind in ("random_hadamard", "orthogonal") and one.location in INPUTS.values()
+            known = one.location in TRANSFORMED and (dense or (one.kind == "hadamard" and not one.tensors))
+            if not one.online or one.size is not None or not known:
                 raise ValueError(f"the kernels have no transform like {one.name} ({one.kind} at {one.location})")
         return self
 

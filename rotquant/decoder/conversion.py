@@ -18,7 +18,7 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
 from rotquant.kernels.products.lut import LutWeight, spread_weight
 from rotquant.kernels.products.w4a16 import HalfWeight
-from rotquant.models.architectures import Architecture, Site, architecture_of, rotary
+from rotquant.models.architectures import FAMILIES, Architecture, Site, architecture_of, rotary
 from rotquant.models.checkpoints import load_config
 from rotquant.models.integrity import check_changed
 from rotquant.models.limits import ModelLimits
@@ -31,6 +31,15 @@ from rotquant.weights.build import runtime_quantization
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import StoredModel, StoredTensors, read_manifest, read_quantized
 
+#: What the decoder's layers may have that Llama's have not.
+_TRAITS = frozenset({"head_norms", "post_norms", "bare_inputs", "offset_gains"})
+#: transformers' names of the decoder's activations.
+_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+#: Families that multiply embeddings by the root of their width.
+_SCALED_EMBEDDINGS = ("gemma2", "gemma3_text")
+#: transformers' name of layers whose attention has a window, and may have a rotary embedding of its own.
+_LOCAL = "sliding_attention"
+_POST_NORMS = ("attention_post_norm", "mlp_post_norm")
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -93,7 +102,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     weights, inputs = cast(WeightQuantization, recipe.weights).scheme, recipe.activations
     online = tuple(one for one in recipe.transforms if one.online)
     for one in online:
-        _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform the whole input of down_proj")
+        _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform whole inputs of linear layers")
     _check_weights(weights)
     kind = next((one.stored_as for one in recipe.methods.values() if "rounding" in one.roles), "integers")
     if weights.bits == 2:
@@ -152,17 +161,35 @@ def _input_scheme(scheme: QuantizationScheme | None) -> InputScheme | None:
 
 def check_config(config: Any) -> None:
     """Raise `RecipeError` for what a transformers configuration asks for and the decoder does not compute."""
-    unknown = sorted(architecture_of(config).traits - {"head_norms"})
+    unknown = sorted(architecture_of(config).traits - _TRAITS)
     has = " and ".join(TRAITS[trait] for trait in unknown)
-    _refuse(bool(unknown), has, "the decoder's layers are Llama's, with or without norms of queries and keys")
-    _refuse(config.hidden_act != "silu", f"the activation {config.hidden_act}", "the decoder's MLP is silu(gate) * up")
-    rope = config.rope_parameters
+    _refuse(bool(unknown), has, "no kernel computes that")
+    capped = bool(getattr(config, "attn_logit_softcapping", None))
+    _refuse(capped, "a cap on attention's scores", "the kernels' attention has none")
+    both = bool(getattr(config, "use_bidirectional_attention", None))
+    _refuse(both, "attention in both directions", "the kernels' attention is causal")
+    activation = _activation(config)
     _refuse(
-        rope["rope_type"] not in _ROPE_TYPES,
-        f"{rope['rope_type']} rotary embeddings",
-        "their frequencies change with the length of the text",
+        activation not in _ACTIVATIONS, f"the activation {activation}", "the decoder's MLP has SiLU or GELU by tanh"
     )
-    _refuse(rope.get("partial_rotary_factor", 1.0) != 1.0, "partly rotated heads", "the kernels rotate whole heads")
+    for rope in _ropes(config).values():
+        _refuse(
+            rope["rope_type"] not in _ROPE_TYPES,
+            f"{rope['rope_type']} rotary embeddings",
+            "their frequencies change with the length of the text",
+        )
+        _refuse(rope.get("partial_rotary_factor", 1.0) != 1.0, "partly rotated heads", "the kernels rotate whole heads")
+
+
+def _activation(config: Any) -> str:
+    """transformers' name of the activation of the gate."""
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _ropes(config: Any) -> dict[str, dict[str, Any]]:
+    """Parameters of the rotary embeddings by the type of layers that have them, "" where all have one."""
+    rope = config.rope_parameters
+    return {"": rope} if "rope_type" in rope else {kind: rope[kind] for kind in sorted(set(config.layer_types))}
 
 
 def _cache_scheme(keys: QuantizationScheme | None, values: QuantizationScheme | None) -> CacheScheme | None:
@@ -218,7 +245,7 @@ class _Conversion:
         if not decoder.config.tied:
             tensors["head"] = self._float("lm_head.weight")
         if decoder.norm is not None:
-            tensors["norm"] = self._float(f"{self.root}.norm.weight")
+            tensors["norm"] = self._gain(f"{self.root}.norm.weight")
         for index, layer in enumerate(decoder.layers):
             tensors |= {f"layers.{index}.{name}": tensor for name, tensor in self._layer(index, layer).items()}
         decoder.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
@@ -227,7 +254,8 @@ class _Conversion:
     def config(self) -> DecoderConfig:
         """The decoder's shape, from the transformers configuration."""
         config, shape = self.stored.config, self.architecture
-        frequencies, rope_scale = _rotary_frequencies(config)
+        (frequencies, rope_scale), *others = _rotary_frequencies(config)
+        local = [index for index, kind in enumerate(config.layer_types) if kind == _LOCAL] if others else []
         window = ModelLimits.of(config).window
         return DecoderConfig(
             vocabulary=config.vocab_size,
@@ -241,7 +269,13 @@ class _Conversion:
             inverse_frequencies=tuple(frequencies),
             rope_scale=rope_scale,
             max_positions=min(config.max_position_embeddings, window or config.max_position_embeddings),
-            head_norms="head_norms" in shape.traits,
+            input_norms="bare_inputs" not in shape.traits,
+            post_norms="post_norms" in shape.traits,
+            head_norms="all" if FAMILIES[shape.family].head_norms == "all" else "head_norms" in shape.traits,
+            activation=_ACTIVATIONS[_activation(config)],
+            embedding_scale=shape.hidden_size**0.5 if shape.family in _SCALED_EMBEDDINGS else 1.0,
+            local_layers=tuple(local),
+            local_frequencies=tuple(others[0][0]) if others else (),
             window=window,
             biases=tuple(name for name, site in self._sites() if self._bias(0, site) is not None),
             norm_gains=not self.stored.state.recipe.fuses_norms,
@@ -269,10 +303,19 @@ class _Conversion:
                 tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:
                 gain = {"qkv": "attention_norm", "gate_up": "mlp_norm"}[name]
-                tensors[gain] = self._float(self._name(index, site.norm, "weight"))
+                tensors[gain] = self._gain(self._name(index, site.norm, "weight"))
+            if linear.inputs.matrix is not None:
+                tensors[f"{name}.inputs.matrix"] = self.stored.state.rotations[site.name][index].to(self.dtype)
         if layer.query_norm is not None:
-            for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-                tensors[name] = self._float(self._name(index, f"{self.architecture.attention}.{norm}", "weight"))
+            # Scores are scaled by 1 / sqrt(head_dim) here, and by 1 / sqrt(query_pre_attn_scalar) in Gemma.
+            scale = self.architecture.head_dim / getattr(
+                self.stored.config, "query_pre_attn_scalar", self.architecture.head_dim
+            )
+            for name, norm, factor in (("query_norm", "q_norm", scale**0.5), ("key_norm", "k_norm", 1.0)):
+                place = self._name(index, f"{self.architecture.attention}.{norm}", "weight")
+                tensors[name] = self._gain(place, factor)
+        for name, norm in zip(_POST_NORMS, FAMILIES[self.architecture.family].post_norms, strict=False):
+            tensors[name] = self._gain(self._name(index, norm, "weight"))
         if self.prefix is not None:
             tensors["prefix_keys"] = self.prefix.keys[index].to(self.dtype)
             tensors["prefix_values"] = self.prefix.values[index].to(self.dtype)
@@ -294,6 +337,11 @@ class _Conversion:
 
     def _float(self, name: str) -> Tensor:
         return self.stored.floats[name].detach().to(self.dtype)
+
+    def _gain(self, name: str, factor: float = 1.0) -> Tensor:
+        """What a norm multiplies by, times a factor."""
+        weight = self.stored.floats[name].detach().double()
+        return (factor * (weight + self.architecture.norm_offset)).to(self.dtype)
 
     def _name(self, index: int, part: str, what: str) -> str:
         return f"{self.root}.layers.{index}.{part}.{what}"
@@ -332,11 +380,15 @@ def joined(parts: list[QuantizedWeight]) -> tuple[Tensor, Tensor]:
     return codes, scale.float()
 
 
-def _rotary_frequencies(config: Any) -> tuple[list[float], float]:
-    """Inverse frequencies of transformers' rotary embedding for a configuration, and its scale of cos and sin."""
+def _rotary_frequencies(config: Any) -> list[tuple[list[float], float]]:
+    """Inverse frequencies of transformers' rotary embeddings for a configuration, and their scales of cos and sin; of
+    two, those of local layers come last."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with torch.device("meta"):
         module = rotary(cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config))
     real = type(module)(config=config)
-    return real.inv_freq.tolist(), float(real.attention_scaling)
+    names = [f"{kind}_" if kind else "" for kind in sorted(_ropes(config), key=lambda kind: kind == _LOCAL)]
+    return [
+        (getattr(real, f"{name}inv_freq").tolist(), float(getattr(real, f"{name}attention_scaling"))) for name in names
+    ]

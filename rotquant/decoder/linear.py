@@ -32,7 +32,11 @@ if TYPE_CHECKING:
             self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
         ) -> tuple[Tensor, Any]: ...
 
+        def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Any]: ...
+
         def after_gate(self, gate_up: Tensor) -> Any: ...
+
+        def __call__(self, x: Tensor, /) -> Any: ...
 
     class Linear(Protocol):
         """A linear layer as `DecoderLayer` runs it."""
@@ -62,15 +66,25 @@ class FloatInputs(nn.Module):
 
     transform: the online Hadamard transform before the layer: NO_TRANSFORM, WHOLE_AXIS, or a number of heads.
     half: its arithmetic is float16.
+    matrix: [features, features] in place of that transform, a buffer, or None.
     """
 
-    def __init__(self, transform: int = NO_TRANSFORM, half: bool = False) -> None:
+    matrix: Tensor | None
+
+    def __init__(self, transform: int = NO_TRANSFORM, half: bool = False, matrix: Tensor | None = None) -> None:
         super().__init__()
         self.transform, self.half = transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
+        self.register_buffer("matrix", matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, features], transformed."""
+        x = x if self.matrix is None else x @ self.matrix
         return x if self.transform == NO_TRANSFORM else hadamard(x, self.transform, False, self.half)
+
+    def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """hidden + update [rows, hidden], and the same transformed."""
+        total = hidden if update is None else hidden + update
+        return total, self(total)
 
     def after_norm(
         self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
@@ -87,16 +101,23 @@ class FloatInputs(nn.Module):
 class QuantizedInputs(nn.Module):
     """Inputs that become integers, after an online Hadamard transform if there is one.
 
-    transform, half: as in `FloatInputs`.
+    transform, half, matrix: as in `FloatInputs`.
     static_scale: float32 [1], a buffer, where the scheme is static.
     """
 
+    matrix: Tensor | None
     static_scale: Tensor | None
 
     def __init__(
-        self, scheme: InputScheme, transform: int = NO_TRANSFORM, half: bool = False, device: torch.device | str = "cpu"
+        self,
+        scheme: InputScheme,
+        transform: int = NO_TRANSFORM,
+        half: bool = False,
+        matrix: Tensor | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        self.register_buffer("matrix", matrix)
         self.scheme, self.transform, self.half = scheme, transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
         self.register_buffer("static_scale", torch.ones(1, device=device) if scheme.static else None)
 
@@ -106,6 +127,7 @@ class QuantizedInputs(nn.Module):
 
     def forward(self, x: Tensor) -> Quantized:
         """x [rows, features], transformed and quantized."""
+        x = x if self.matrix is None else x @ self.matrix
         if self.transform == NO_TRANSFORM:
             return Quantized(*quantize_rows(x, *self._how))
         return Quantized(*hadamard_quantize(x, self.transform, self.half, False, *self._how))
@@ -113,9 +135,20 @@ class QuantizedInputs(nn.Module):
     def after_norm(
         self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
     ) -> tuple[Tensor, Quantized]:
-        """hidden + update [rows, hidden], and its RMS norm, quantized."""
+        """hidden + update [rows, hidden], and its RMS norm, transformed and quantized.
+
+        No kernel has norm and transform together: with a transform the normed row is written once, in the type of x.
+        """
+        if self.transform != NO_TRANSFORM or self.matrix is not None:
+            normed, total = add_rms_norm(hidden, update, gain, eps)
+            return hidden if update is None else total, self(normed)
         codes, scale, total = rms_norm_quantize(hidden, update, gain, eps, *self._how)
         return hidden if update is None else total, Quantized(codes, scale)
+
+    def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Quantized]:
+        """hidden + update [rows, hidden], and the same transformed and quantized."""
+        total = hidden if update is None else hidden + update
+        return total, self(total)
 
     def after_gate(self, gate_up: Tensor) -> Quantized:
         """silu(gate) * up of [rows, 2 * features], transformed and quantized."""
@@ -303,25 +336,29 @@ class LutLinear(nn.Module):
 
 def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> "Linear":
     """The empty linear layer called `name` in `config.LINEARS`, with its inputs."""
-    transform, half = NO_TRANSFORM, False
+    dtype, features = getattr(torch, precision.dtype), config.features(name)
+    transform, half, matrix = NO_TRANSFORM, False, None
     for one in at_site(precision.transforms, SITE_OF[name]):
-        transform = config.heads if one.location == "across_heads" else WHOLE_AXIS
+        if one.tensors:
+            matrix = torch.empty(features[0], features[0], dtype=dtype, device=device)
+        else:
+            transform = config.heads if one.location == "across_heads" else WHOLE_AXIS
         half = one.dtype == "float16"
     inputs: FloatInputs | QuantizedInputs
     if precision.inputs is not None:
-        inputs = QuantizedInputs(precision.inputs, transform, half, device)
+        inputs = QuantizedInputs(precision.inputs, transform, half, matrix, device)
     else:
-        inputs = FloatInputs(transform, half)
+        inputs = FloatInputs(transform, half, matrix)
     common = {
         "inputs": inputs,
         "bias": name in config.biases,
-        "dtype": getattr(torch, precision.dtype),
+        "dtype": dtype,
         "device": device,
     }
     if precision.weights == "float":
-        return FloatLinear(*config.features(name), **common)
+        return FloatLinear(*features, **common)
     if precision.weights == "lut2":
-        inputs_of_table = precision.table_group or config.features(name)[0]
-        return LutLinear(*config.features(name), group_size=inputs_of_table, **common)
+        inputs_of_table = precision.table_group or features[0]
+        return LutLinear(*features, group_size=inputs_of_table, **common)
     kind = HalfLinear if precision.inputs is None else QuantizedLinear
-    return kind(*config.features(name), grouped=precision.weights == "int4-grouped", **common)
+    return kind(*features, grouped=precision.weights == "int4-grouped", **common)

@@ -4,11 +4,11 @@ The residual stream is carried as (hidden, update), because every norm first add
 happen in one pass. Nothing here waits for the GPU, so a step of decoding is one CUDA graph (`generation`).
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, gelu, linear, rms_norm
 
 from rotquant.decoder.cache import Cache, CacheInit, Step
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class DecoderLayer(nn.Module):
     """Attention and MLP. Norm gains are buffers [hidden], or None where they were fused into the weights.
 
-    query_norm, key_norm: gains [head_dim] of the norms of heads, or None where there are none.
+    query_norm, key_norm: gains [head_dim] of the norms of heads, or of all heads together, or None without.
+    attention_post_norm, mlp_post_norm: gains [hidden] of norms before the residual stream, or None without.
     prefix_keys, prefix_values: as in `CacheInit`, buffers, or None without a prefix; key_scale, value_scale: likewise,
         where the cache's scales are static.
     """
@@ -33,6 +34,8 @@ class DecoderLayer(nn.Module):
     down: "Linear"
     attention_norm: Tensor | None
     mlp_norm: Tensor | None
+    attention_post_norm: Tensor | None
+    mlp_post_norm: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
     prefix_keys: Tensor | None
@@ -40,15 +43,20 @@ class DecoderLayer(nn.Module):
     key_scale: Tensor | None
     value_scale: Tensor | None
 
-    def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str) -> None:
+    def __init__(
+        self, config: DecoderConfig, precision: Precision, device: torch.device | str, *, local: bool = False
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.local = config, local
         self.qkv, self.o, self.gate_up, self.down = (make_linear(config, precision, name, device) for name in LINEARS)
         for name in ("attention_norm", "mlp_norm"):
-            self.register_buffer(name, _gain(config, precision, device))
+            self.register_buffer(name, _gain(config, precision, device) if config.input_norms else None)
+        for name in ("attention_post_norm", "mlp_post_norm"):
+            self.register_buffer(name, _gain(config, precision, device) if config.post_norms else None)
         size, dtype = (config.kv_heads, config.prefix, config.head_dim), getattr(torch, precision.dtype)
-        for name in ("query_norm", "key_norm"):
-            gain = torch.ones(config.head_dim, dtype=dtype, device=device) if config.head_norms else None
+        for name, heads in (("query_norm", config.heads), ("key_norm", config.kv_heads)):
+            width = config.head_dim * (heads if config.head_norms == "all" else 1)
+            gain = torch.ones(width, dtype=dtype, device=device) if config.head_norms else None
             self.register_buffer(name, gain)
         for name in ("prefix_keys", "prefix_values"):
             self.register_buffer(name, torch.empty(size, dtype=dtype, device=device) if config.prefix else None)
@@ -65,13 +73,28 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, update: Tensor | None, cache: Cache, index: int, step: Step
     ) -> tuple[Tensor, Tensor]:
         """hidden, update: [rows, hidden]; returns the same, update being the MLP's output, not yet added."""
-        eps = self.config.norm_eps
-        hidden, x = self.qkv.inputs.after_norm(hidden, update, self.attention_norm, eps)
+        step = step.local if self.local and step.local is not None else step
+        hidden, x = self._read(self.qkv, hidden, update, self.attention_norm)
         heads = self._normed(self.qkv.product(x))  # [rows, (heads + 2 kv_heads) * head_dim]
         update = self.o(cache.layers[index].attend(heads, step))  # [rows, heads * head_dim] -> [rows, hidden]
-        hidden, x = self.gate_up.inputs.after_norm(hidden, update, self.mlp_norm, eps)
+        hidden, x = self._read(self.gate_up, hidden, self._written(update, self.attention_post_norm), self.mlp_norm)
         gate_up = self.gate_up.product(x)  # [rows, 2 * intermediate]
-        return hidden, self.down.product(self.down.inputs.after_gate(gate_up))
+        if self.config.activation == "silu":
+            x = self.down.inputs.after_gate(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            x = self.down.inputs(gelu(gate, approximate="tanh") * up)
+        return hidden, self._written(self.down.product(x), self.mlp_post_norm)
+
+    def _read(self, linear: "Linear", hidden: Tensor, update: Tensor | None, gain: Tensor | None) -> tuple[Tensor, Any]:
+        """The residual stream, and what a linear layer reads of it."""
+        if self.config.input_norms:
+            return linear.inputs.after_norm(hidden, update, gain, self.config.norm_eps)
+        return linear.inputs.after_sum(hidden, update)
+
+    def _written(self, update: Tensor, gain: Tensor | None) -> Tensor:
+        """What a block adds to the residual stream, [rows, hidden]."""
+        return rms_norm(update, update.shape[-1:], gain, self.config.norm_eps) if self.config.post_norms else update
 
     def _normed(self, heads: Tensor) -> Tensor:
         """Queries, keys and values [rows, heads * head_dim] after the norms of queries and keys, if there are any."""
@@ -81,7 +104,7 @@ class DecoderLayer(nn.Module):
         sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
         queries, keys, values = heads.split(sizes, dim=-1)
         normed = [
-            rms_norm(x.unflatten(-1, (-1, shape.head_dim)), (shape.head_dim,), gain, shape.norm_eps).flatten(-2)
+            rms_norm(x.unflatten(-1, (-1, len(gain))), gain.shape, gain, shape.norm_eps).flatten(-2)
             for x, gain in ((queries, self.query_norm), (keys, self.key_norm))
         ]
         return torch.cat([*normed, values], dim=-1)
@@ -100,11 +123,17 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, precision: Precision, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.config, self.precision, self.dtype = config, precision, getattr(torch, precision.dtype)
+        self.embedding_scale = torch.tensor(
+            config.embedding_scale, dtype=self.dtype
+        ).item()  # as transformers rounds it
         table = torch.empty(config.vocabulary, config.hidden, dtype=self.dtype, device=device)
         self.register_buffer("embedding", table)
         self.register_buffer("head", None if config.tied else torch.empty_like(table))
         self.register_buffer("norm", _gain(config, precision, device))
-        self.layers = nn.ModuleList(DecoderLayer(config, precision, device) for _ in range(config.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, precision, device, local=index in config.local_layers)
+            for index in range(config.layers)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +162,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [rows, hidden]."""
-        return embedding(tokens, self.embedding).flatten(0, -2)
+        rows = embedding(tokens, self.embedding).flatten(0, -2)
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     @torch.no_grad()
     def run(self, hidden: Tensor, cache: Cache, step: Step) -> Tensor:

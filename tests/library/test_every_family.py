@@ -44,7 +44,7 @@ pytestmark = [
 #: Layers through which no rotation of the residual stream passes.
 POST_NORMS = ("olmo2", "gemma2", "gemma3")
 EXPERTS = ("mixtral", "qwen3-moe")
-CONVERTED = ("qwen3", "llama-3.1", "smollm-135m", "smollm-360m", "phi-4")
+CONVERTED = ("qwen3", "llama-3.1", "smollm-135m", "smollm-360m", "phi-4", "olmo2", "gemma3")
 
 
 def scheme_of(shape: str) -> RotationScheme:
@@ -214,18 +214,23 @@ def test_every_method_keeps_the_function_of_every_family_or_says_why_it_cannot(s
     assert 0.0 < error < (COARSE | STATIC_SCALES).get(name, 0.12 if shape in EXPERTS else 0.06)
 
 
-@pytest.mark.parametrize("shape", CONVERTED)
-def test_a_decoder_computes_what_the_quantized_model_does(shape: str) -> None:
-    stored = build(shape, override(preset("quarot-rtn"), {"weights": {"clip_search": False}}, ""))
+@pytest.mark.parametrize(
+    ("shape", "rotation"),
+    [*((shape, {}) for shape in CONVERTED), *((shape, {"inputs": "orthogonal"}) for shape in ("olmo2", "gemma3"))],
+)
+def test_a_decoder_computes_what_the_quantized_model_does(shape: str, rotation: dict[str, object]) -> None:
+    quarot, _ = fitted(preset("quarot-rtn"), architecture_of(tiny_model(**FURTHER[shape])))
+    stored = build(shape, override(quarot, {"weights": {"clip_search": False}, "rotation": rotation}, ""))
     model, recipe = stored.model.double(), stored.manifest.recipe
     parameters = dict(model.named_parameters())
     for name, weight in stored.weights.items():
         parameters[name].data = weight.codes.double() * weight.qparams.scale.double()
     decoder = convert(stored, dtype="float64")
+    tokens = tiny_tokens(tokens=decoder.config.window or 12)
     with quantized_forward(model, recipe, stored.state), torch.no_grad():
-        expected = model(tiny_tokens(), use_cache=False).logits
+        expected = model(tokens, use_cache=False).logits
     # transformers computes norms and rotary angles in float32 whatever the model's type.
-    torch.testing.assert_close(decoder.logits(tiny_tokens()), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(decoder.logits(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", FURTHER)
