@@ -1,5 +1,11 @@
 """Where BOS stands: one setting for every text, one token at most, and a sentence where a model needs it."""
 
+import argparse
+import difflib
+import gettext
+import heapq
+import threading
+import tokenize
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -283,9 +289,9 @@ def test_a_sentence_is_said_where_a_short_window_loses_clearly(nats: float, need
 def test_gemma_is_told_from_a_model_that_needs_none(capsys: pytest.CaptureFixture, monkeypatch, tmp_path: Path) -> None:
     """Gemma-3-270M never saw a text without BOS: without, a window of 256 tokens costs about 1.5 nats a token more."""
     folder = real_model("gemma3-270m")
-    words = "The city lies on a river. It was founded by traders, and its old harbour is still in use today. "
-    (tmp_path / "text.txt").write_text("\n".join([words] * 200))
-    asked = ["--corpus", str(tmp_path / "text.txt"), "--sequence-length", "64", "--max-windows", "1"]
+    prose = "\n".join(str(module.__doc__) for module in (argparse, difflib, gettext, heapq, threading, tokenize))
+    (tmp_path / "test.txt").write_text(prose)
+    asked = ["--corpus", str(tmp_path / "test.txt"), "--sequence-length", "64", "--max-windows", "1"]
     assert rotquant(monkeypatch, "evaluate", str(folder), *asked) == 0
     said = capsys.readouterr().out
     assert "note: this model needs BOS" in said
