@@ -87,7 +87,10 @@ def _method(name: str, architecture: Any, config: Any) -> str:
         check_recipe_for(recipe, architecture, limits)
     except RecipeError as error:
         return f"no: {error}"
-    return f"yes: {changed}" if changed else "yes"
+    notes = [changed] if changed else []
+    if recipe.prefix_tokens and limits.window is not None:
+        notes.append(f"prefix and text have at most {limits.window} tokens together, the window of attention.")
+    return f"yes: {' '.join(notes)}" if notes else "yes"
 
 
 def _methods_table(found: dict[str, dict[str, Any]]) -> tuple[str, Table]:
@@ -105,8 +108,9 @@ def _methods_table(found: dict[str, dict[str, Any]]) -> tuple[str, Table]:
             table.add_row(", ".join(names), ", ".join(among), what.removeprefix("yes: "))
     refused = sum(what.startswith("no: ") for about in found.values() for what in about["methods"].values())
     every = sum(len(about["methods"]) for about in found.values())
-    pairs = "pairs of a method and a family" if len(found) > 1 else "methods"
-    return f"\n{every - refused} of {every} {pairs} work; these in another way, or not:", table
+    if len(found) == 1:
+        return f"\n{every - refused} of {every} methods work:", table
+    return f"\n{every - refused} of {every} pairs of a method and a family work; these in another way, or not:", table
 
 
 def _formats(architecture: Any) -> str:

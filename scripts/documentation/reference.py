@@ -24,7 +24,8 @@ MODULES = (
     ("methods", "Writing a method", "What a method's functions get and return.",
      ("rotquant.weights.actions", "rotquant.weights.context", "rotquant.models.simulation.runtime")),
     ("tensors", "Tensors", "The mathematics on tensors: Hadamard transforms, quantizers, codebooks, lattices.", ()),
-    ("models", "Models", "Families of models, and what they are made of.", ("rotquant.models.architectures",)),
+    ("models", "Models", "Families of models, and what they are made of.",
+     ("rotquant.models.architectures", "rotquant.models.equivalent")),
     ("metrics", "Metrics", "Perplexity, divergence, diagnosis.",
      ("rotquant.metrics.perplexity", "rotquant.metrics.divergence", "rotquant.metrics.diagnostics")),
 )  # fmt: skip
