@@ -304,9 +304,15 @@ def _tokenizer(source: Path) -> dict[str, Any]:
         CheckpointError: it is of another kind.
     """
     tokenizer: Any = load_tokenizer(source)
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # which those written in Python have not
+    content = _NO_TOKENIZER if backend is None else json.loads(backend.to_str())
     model, split = content["model"], _split(content["pre_tokenizer"])
-    if model["type"] != "BPE" or split not in _SPLITS or content["normalizer"] not in (None, {"type": "NFC"}):
+    if (
+        model.get("type") != "BPE"
+        or "merges" not in model
+        or split not in _SPLITS
+        or content["normalizer"] not in (None, {"type": "NFC"})
+    ):
         raise CheckpointError(
             f"the tokenizer of {source} is not byte-level BPE as GPT-2's, Llama 3's and Qwen2's are, and no other is "
             "written as GGUF here: export with --format plain, and let llama.cpp convert it."
@@ -333,6 +339,10 @@ def _tokenizer(source: Path) -> dict[str, Any]:
     return found
 
 
+#: What stands for a tokenizer that has no description as JSON.
+_NO_TOKENIZER: dict[str, Any] = {"model": {}, "pre_tokenizer": None, "normalizer": None}
+
+
 def _token_type(number: int, tokens: dict[int, str], added: dict[int, bool]) -> int:
     """gguf's `TokenType`: normal 1, control 3, user-defined 4, unused 5."""
     if number in added:
@@ -342,7 +352,7 @@ def _token_type(number: int, tokens: dict[int, str], added: dict[int, bool]) -> 
 
 def _split(pre_tokenizer: Any) -> str | None:
     """The regular expression that splits text into words, "" for GPT-2's own; None where it is another thing."""
-    parts = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
+    parts = (pre_tokenizer or {}).get("pretokenizers") or [pre_tokenizer or {}]
     last = parts[-1]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None

@@ -178,6 +178,17 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         export_gguf(tmp_path / "q", tmp_path / "model.gguf")
 
 
+def test_a_tokenizer_without_what_gguf_asks_for_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One written in Python, one of another model, one with an empty list of splits."""
+    unigram, empty = byte_level(), byte_level()
+    unigram.backend_tokenizer.model = models.Unigram([(f"w{i}", -1.0) for i in range(9)], 0)
+    empty.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+    for found in (object(), unigram, empty):
+        monkeypatch.setattr(gguf_export, "load_tokenizer", lambda _, found=found: found)
+        with pytest.raises(CheckpointError, match="is not byte-level BPE"):
+            gguf_export.check_tokenizer(tmp_path)
+
+
 def test_scales_that_float16_does_not_hold_are_refused() -> None:
     scheme = recipe(GROUPS).rounded.scheme
     codes = torch.zeros(2, BLOCK, dtype=torch.int8)

@@ -1,6 +1,7 @@
 """`rotquant tune`: choose a method's settings for the models of a configuration, on validation text."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from reproduction.tables.configuration import find_root
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Changes, MethodName, changes_of
 from rotquant.commands.outputs import Writes
-from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import OutputKind, check_output_file, has_keys
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override_all
@@ -24,7 +25,9 @@ RECORD = OutputKind("a record of `rotquant tune`", has_keys("grid", "points", "c
 
 
 def _records(output: Path, given: Mapping[str, Any]) -> list[Path]:
-    return [find_root() / output / f"{given['method']}-{slot}.json" for slot in given["slots"]]
+    with suppress(ConfigError):  # which the command itself says, after what is wrong with its options
+        return [find_root() / output / f"{given['method']}-{slot}.json" for slot in given["slots"]]
+    return []
 
 
 @answers(
