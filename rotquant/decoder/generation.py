@@ -66,14 +66,16 @@ class Generation:
         self.prefill(prompt)
         chosen = torch.empty(len(prompt), count, dtype=torch.long, device=self.decoder.device)
         last = torch.tensor(ends, dtype=torch.long, device=self.decoder.device)
-        for index in range(count):
-            chosen[:, index] = self.token
+        written = 0
+        while written < count:
+            chosen[:, written] = self.token
+            written += 1
             # Asking waits for the GPU, so it is asked now and then, and what was written too much is cut off below.
-            asked = len(ends) and index % _ASKED_EVERY == _ASKED_EVERY - 1
-            if index + 1 == count or (asked and torch.isin(chosen[:, : index + 1], last).any(1).all()):
+            if ends and written % _ASKED_EVERY == 0 and torch.isin(chosen[:, :written], last).any(1).all():
                 break
-            self.step()
-        return _ended(chosen[:, : index + 1], last)
+            if written < count:
+                self.step()
+        return _ended(chosen[:, :written], last)
 
     def capture(self) -> None:
         """Capture the graph of a step; the cache's content and `token` stay as they are.

@@ -6,7 +6,7 @@ Perplexity, KL divergence and zero-shot tasks ask for no more than `Network` has
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +125,11 @@ class Network(nn.Module):
             for process in logits_processor:
                 logits = process(input_ids, logits)
             input_ids = torch.cat([input_ids, logits.argmax(-1, keepdim=True)], dim=1)
-            if not left or input_ids[0, -1].item() in ends or (stops is not None and stops(input_ids, None).all()):
+            if (
+                not left
+                or input_ids[0, -1].item() in ends
+                or (stops is not None and stops(cast(Any, input_ids), None).all())
+            ):
                 break
             logits = self.decoder.decode(input_ids[:, -1], cache)
         return input_ids

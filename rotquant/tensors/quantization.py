@@ -4,6 +4,7 @@ Every quantizer of the project, for weights, activations and the KV cache, goes 
 says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -216,8 +217,9 @@ class Texts:
     count: int
 
     @classmethod
-    def of_rows(cls, batch: int, tokens: int, device: torch.device) -> "Texts":
-        """Each row [batch, tokens] is a text."""
+    def of_rows(cls, shape: Sequence[int], device: torch.device) -> "Texts":
+        """Each row of tokens [batch, tokens] is a text."""
+        batch, tokens = shape
         return cls(torch.arange(batch, device=device)[:, None].expand(batch, tokens), batch)
 
     def at(self, tokens: Tensor) -> "Texts":

@@ -145,7 +145,7 @@ def test_models_are_compared_by_one_rule_whatever_their_own_settings(tmp_path: P
     """Penalties, bans and sampling of a checkpoint change no task; its end tokens do, for all models alike."""
     prompts, setting = ["w5 w6 w7", "w8"], [((), 12)] * 2
     plain = api.load(checkpoint(tmp_path / "plain", {"generation_config.json": "{}"}))
-    written = Scorer(plain.network, plain.tokenizer, True, 4).generate(prompts, setting, ["t"] * 2)
+    written = Scorer(plain.network, plain.tokenizer, "text", 4).generate(prompts, setting, ["t"] * 2)
     third = written[0][0].split()[2]
     own = {
         "repetition_penalty": 3.0,
@@ -161,7 +161,7 @@ def test_models_are_compared_by_one_rule_whatever_their_own_settings(tmp_path: P
     expected = [text.split(third)[0].strip() for text, _ in written]
     for model in (api.load(folder), baseline, api.load(tmp_path / "copy")):
         kept = model.network.generation_config
-        found = Scorer(model.network, model.tokenizer, True, 4).generate(prompts, setting, ["t"] * 2)
+        found = Scorer(model.network, model.tokenizer, "text", 4).generate(prompts, setting, ["t"] * 2)
         assert [text.strip() for text, _ in found] == expected
         assert model.network.generation_config is kept
         assert kept.repetition_penalty == 3.0
@@ -174,7 +174,7 @@ def test_a_decoder_answers_and_writes_as_the_simulation_does(tmp_path: Path) -> 
     network = Network(convert(made.stored, dtype="float64"), generation_config(folder))
     made.network.double()
     pairs = [("w5 w6 w7 w8", " w9"), ("w5 w6 w7 w8", " w10 w11"), ("w5 w6 w7", " w12"), ("w40", " w41")]
-    scorers = [Scorer(one, made.tokenizer, True, 4) for one in (made.network, network)]
+    scorers = [Scorer(one, made.tokenizer, "text", 4) for one in (made.network, network)]
     expected, found = (scorer.log_likelihoods(pairs, ["t"] * 4) for scorer in scorers)
     # transformers computes norms and rotary angles in float32 whatever the model's type, and weights lay in float32.
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-4)

@@ -136,7 +136,7 @@ def test_an_answers_score_depends_on_nothing_else_that_is_asked(kind: str) -> No
     """Answers with one context share a row where no scale is of a text, and rows are filled up."""
     asked = [("w5 w6 w7 w8", " w9"), ("w5 w6 w7 w8", " w10 w11 w12"), ("w5 w6", " w13"), ("w40", " w7 w7 w41")]
     with quantized(kind) as model:
-        scorer = Scorer(model, tiny_tokenizer(), True, 8)
+        scorer = Scorer(model, tiny_tokenizer(), "text", 8)
         together = [score for score, _ in scorer.log_likelihoods(asked, ["t"] * 4)]
         by_itself = [scorer.log_likelihoods([one], ["t"])[0][0] for one in asked]
         assert together == pytest.approx(by_itself, abs=1e-5)
@@ -156,7 +156,7 @@ def test_removing_the_quantizers_leaves_nothing_of_texts() -> None:
 @pytest.mark.parametrize("scheme", [TENSOR, TENSOR.model_copy(update={"symmetric": False}), GROUP])
 def test_texts_of_rows_are_quantized_as_rows(scheme: QuantizationScheme) -> None:
     x = torch.randn(3, 5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows = Texts.of_rows(3, 5, x.device)
+    rows = Texts.of_rows((3, 5), x.device)
     expected = torch.stack([fake_quantize_texts(one[None], scheme)[0] for one in x])
     assert torch.equal(fake_quantize_texts(x, scheme, texts=rows), expected)
     split = torch.stack([fake_quantize_split(one, scheme, SPLIT) for one in x])

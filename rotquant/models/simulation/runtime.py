@@ -219,7 +219,13 @@ def hook_site(handle: Handle, layer: nn.Module, site: Site, function: Callable[[
         for name in site.linears:
             linear = layer.get_submodule(name)
             own = function.of_expert(linear) if site.experts and isinstance(function, _Quantizer) else function
-            handle.add(linear.register_forward_pre_hook(lambda _module, inputs, own=own: (own(inputs[0]), *inputs[1:])))
+            handle.add(linear.register_forward_pre_hook(partial(_changed_input, own)))
+
+
+def _changed_input(
+    function: Callable[[Tensor], Tensor], _module: nn.Module, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    return (function(inputs[0]), *inputs[1:])
 
 
 def _observed(observe: Callable[[Site, Tensor], object], site: Site, x: Tensor) -> Tensor:
@@ -256,7 +262,7 @@ class _Texts:
         """The texts of x [batch, tokens, features], or of an expert's tokens [routed, features]; None: of rows."""
         if routed is None:
             return self.current
-        return (self.current or Texts.of_rows(*self._shape, x.device)).at(routed)
+        return (self.current or Texts.of_rows(self._shape, x.device)).at(routed)
 
     def watch(self, handle: Handle, model: nn.Module) -> None:
         """See every pass of a model, and of its decoder layers where these run by themselves."""
@@ -372,7 +378,7 @@ class _Quantizer:
         if self.split.permutation.device != x.device:
             self.split = self.split.to(x.device)
         if self.texts and texts is None:
-            texts = Texts.of_rows(*x.shape[:2], x.device)
+            texts = Texts.of_rows(x.shape[:2], x.device)
         return fake_quantize_split(x, self.scheme, self.split, self.static, texts)
 
 
