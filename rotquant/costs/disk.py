@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from rotquant.costs.memory import Part
-from rotquant.costs.work import Work
+from rotquant.costs.work import Work, online_matrices
 from rotquant.models.folders import settings_files
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.weights.actions import hooks
@@ -76,6 +76,7 @@ def _state(work: Work) -> Iterator[int]:
     for method in work.recipe.methods.values():
         for shape in hooks(method).tensors(method, architecture).values():
             yield 4 * prod(_PREFIX if size == -1 else size for size in shape)
+    yield from online_matrices(work).values()
     for name, scheme in static_schemes(work.recipe, architecture).items():
         heads = static_shape(scheme, architecture.num_kv_heads) if name in ("keys", "values") else ()
         yield architecture.num_layers * 4 * prod(heads) * (1 if scheme.symmetric else 2)

@@ -14,7 +14,8 @@ from typing import Any, get_args
 import torch
 
 from rotquant.costs.training import training_way
-from rotquant.costs.work import Way, Work, text_of, way_of
+from rotquant.costs.work import Way, Work, online_matrices, text_of, way_of
+from rotquant.methods.spinquant.memory import rotation_bytes
 from rotquant.models.batches import KEPT_BYTES, kept_width
 from rotquant.models.rotation.fusing import _BLOCK_ELEMENTS
 from rotquant.models.stream import _RECORD_BYTES, _SHARE_OF_FREE_MEMORY, _TOKENS_AT_ONCE
@@ -91,7 +92,7 @@ def _rotation(work: Work) -> Phase:
     elements = min(max(work.shapes.largest, work.shapes.embedding), max(_BLOCK_ELEMENTS, work.shapes.largest))
     parts = (
         Part("a weight in float64", 4 * 8 * elements, f"4 copies of {elements:,} numbers"),
-        Part("R1", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
+        Part("R1" if work.recipe.fuses_norms else "a rotation", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
     )
     return Phase("rotation", (*_layer(work), *parts))
 
@@ -213,6 +214,10 @@ def _network(work: Work, method: Method) -> Phase:
         tokens = min(getattr(method, "batch_size", 1), room) * length
         logits = Part("logits", 3 * 4 * tokens * shapes.vocabulary, f"3 x {tokens:,} tokens x {shapes.vocabulary:,}")
         parts += _kept(work, tokens, logits)
+    if matrices := len(online_matrices(work)) * shapes.architecture.num_layers:
+        hidden = shapes.architecture.hidden_size
+        follows = f"{matrices} matrices {hidden} x {hidden} with gradients, and a step of Cayley SGD"
+        parts.append(Part("online rotations", rotation_bytes(hidden, matrices), follows))
     return Phase(method.title, tuple(parts))
 
 
@@ -283,13 +288,20 @@ assert _OF_WAY.keys() == set(get_args(Way))
 
 
 def _layer(work: Work) -> tuple[Part, ...]:
-    """The decoder layer at work: one that is streamed, or the network where that lies on the GPU; on a CPU none."""
+    """The decoder layer at work: one that is streamed, or the network where that lies on the GPU; on a CPU none.
+
+    Matrices of online transforms stay where they were used once.
+    """
+    matrices = sum(online_matrices(work).values())
+    follows = f"{work.shapes.architecture.num_layers} layers x {len(online_matrices(work))} inputs, float32"
+    online = (Part("online rotations", matrices, follows),) if matrices else ()
     if work.device == "cpu":
-        return ()
+        return online
     if work.resident:
-        return (Part("the network", work.parameters * work.itemsize, f"{work.parameters:,} numbers of {work.dtype}"),)
+        every = work.parameters
+        return (Part("the network", every * work.itemsize, f"{every:,} numbers of {work.dtype}"), *online)
     layer = work.shapes.of_layer
-    return (Part("a decoder layer", layer * work.itemsize, f"{layer:,} numbers of {work.dtype}"),)
+    return (Part("a decoder layer", layer * work.itemsize, f"{layer:,} numbers of {work.dtype}"), *online)
 
 
 def _hidden(

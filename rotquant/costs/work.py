@@ -1,9 +1,11 @@
 """What is planned: a recipe for a model of some shapes on some device, and how each of its methods works."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from rotquant.costs.shapes import ModelShapes
+from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.recipes.schemes import Calibration
 from rotquant.tensors.devices import torch_dtype
@@ -41,6 +43,12 @@ class Work:
     def parameters(self) -> int:
         """Parameters of the quantized model: R1 takes embedding and head apart."""
         return self.shapes.untied if self.recipe.fuses_norms else self.shapes.parameters
+
+
+def online_matrices(work: Work) -> dict[str, int]:
+    """Bytes of the matrices of the rotation's online transforms, of all layers in float32 at least, by their sites."""
+    shapes = tensor_shapes(work.shapes.architecture, work.recipe.transforms)
+    return {site: max(4, work.itemsize) * prod(shape) for site, shape in shapes.items()}
 
 
 def way_of(method: Method, recipe: Recipe) -> Way:

@@ -150,7 +150,7 @@ def describe(
     Args:
         ignored: names of linear layers that are not quantized.
         storage: `pack-quantized` or `int-quantized`.
-        rotations: matrices of online transforms (`QuantizedState.rotations`).
+        rotations: matrices of online transforms (`QuantizedState.rotations`), read when they are asked for.
     """
     inputs = None if recipe.activations is None else arguments(recipe.activations)
     weights = recipe.rounded.scheme
@@ -218,26 +218,28 @@ def _entries(one: Transform, architecture: Architecture, rotations: Mapping[str,
         yield _Entry(one.name, {"type": "hadamard", "apply": apply, **blocks, **precision}, {})
         return
     site = architecture.site("attention_output" if one.location == "across_heads" else one.location)
-    stored = rotations[one.tensors[0]] if one.tensors else None
     inner = architecture.head_dim if one.location == "across_heads" else 1
-    sylvester = stored is None and order & order - 1 == 0 and inner == 1
-    for layer in range(1 if stored is None else architecture.num_layers):
-        name = one.name if stored is None else f"{one.name}_{layer}"
-        place = ".*" if stored is None else rf".*layers\.{layer}\..*"
+    sylvester = not one.tensors and order & order - 1 == 0 and inner == 1
+    for layer in range(architecture.num_layers if one.tensors else 1):
+        name = f"{one.name}_{layer}" if one.tensors else one.name
+        place = rf".*layers\.{layer}\..*" if one.tensors else ".*"
         targets = [f"re:{place}{linear.rpartition('.')[2]}$" for linear in site.linears]
         scheme = {
             "type": "hadamard" if sylvester else "random-hadamard",
             "apply": [{"targets": targets, "location": "input"}],
         }
-        matrix = {}
+        matrix: dict[str, Callable[[], Tensor]] = {}
         if not sylvester:
-            make = partial(_matrix, order, inner) if stored is None else partial(_scaled, stored[layer])
+            make = (
+                partial(_of_layer, rotations, one.tensors[0], layer) if one.tensors else partial(_matrix, order, inner)
+            )
             matrix[f"model.layers.{layer}.{site.linears[0]}.{name}_input.weight"] = make
         yield _Entry(name, {**scheme, **blocks, **precision}, matrix)
 
 
-def _scaled(matrix: Tensor) -> Tensor:
-    """sqrt(n) R of a matrix R [n, n]."""
+def _of_layer(rotations: Mapping[str, Tensor], name: str, layer: int) -> Tensor:
+    """sqrt(n) R of a layer's matrix R [n, n]."""
+    matrix = rotations[name][layer]
     return math.sqrt(len(matrix)) * matrix.to(torch.float32)
 
 

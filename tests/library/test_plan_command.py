@@ -10,20 +10,23 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, LlamaConfig
 
-from rotquant.costs.memory import peak
+from rotquant.costs.disk import disk
+from rotquant.costs.memory import peak, phases
 from rotquant.costs.plan import costs_of
 from rotquant.costs.shapes import shapes_of
 from rotquant.costs.time import durations
 from rotquant.costs.training import training_way
 from rotquant.costs.work import Work
 from rotquant.models.architectures import FAMILIES
+from rotquant.models.fitting import fitted
+from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.qat import estimate as estimates
 from rotquant.qat.estimate import estimate
 from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.commands import rotquant
-from tests.helpers.models import tiny_model
+from tests.helpers.models import FURTHER, tiny_model
 
 LLAMA = LlamaConfig(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32)
 LARGE = LlamaConfig(
@@ -225,6 +228,18 @@ def test_a_large_model_is_streamed_through_a_small_gpu_with_hidden_states_on_the
     assert streamed.peak.bytes < large.parameters * large.itemsize / 3
     roomy = costs_of(Work(large.shapes, recipe, "bfloat16", "cuda", 79 * 2**30))
     assert not any(part.name == "hidden states" for part in roomy.host)
+
+
+def test_matrices_of_online_rotations_are_counted() -> None:
+    shapes = shapes_of(tiny_model(**FURTHER["gemma3"]).config)
+    recipe, _ = fitted(preset("spinquant-hard"), shapes.architecture)
+    work = Work(shapes, recipe, "bfloat16", "cuda", 2**34)
+    stored = initial_rotations(shapes.architecture, recipe.rotation, 0).online(torch.float32)
+    every = sum(tensor.nbytes for tensor in stored.values())
+    assert next(part.bytes for part in disk(work) if part.name == "run-time tensors") == every
+    found = {phase.name: {part.name: part.bytes for part in phase.parts} for phase in phases(work)}
+    assert found["GPTQ"]["online rotations"] == every
+    assert found["SpinQuant"]["online rotations"] > 2 * every
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,13 +1,22 @@
 """Rotations are drawn as their scheme says, from one generator, and survive storage exactly."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rotquant.foundation.errors import ResultError
+from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models.architectures import architecture_of
-from rotquant.models.rotation.matrices import Rotations, initial_rotations, load_history, load_rotations, save_rotations
+from rotquant.models.rotation.matrices import (
+    Rotations,
+    check_rotations,
+    initial_rotations,
+    load_history,
+    load_rotations,
+    save_rotations,
+)
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors import hadamard
 from rotquant.tensors.stiefel import orthonormality_error
@@ -77,6 +86,23 @@ def test_storage_is_exact(residual: str, values: str, tmp_path: Path) -> None:
     assert list(loaded) == list(rotations.tensors())
     assert all(torch.equal(loaded[name], matrix) for name, matrix in rotations.tensors().items())
     assert load_history(tmp_path / "rotations.safetensors") == history
+
+
+def test_online_rotations_of_inputs_are_drawn_for_each_layer_and_site_and_stored(tmp_path: Path) -> None:
+    scheme = RotationScheme(residual="none", inputs="random_hadamard", values="random_hadamard")
+    rotations = initial_rotations(ARCHITECTURE, scheme, seed=1)
+    matrices = [matrix for site in ("attention_input", "mlp_input") for matrix in rotations.inputs[site]]
+    assert len(matrices) == 2 * ARCHITECTURE.num_layers
+    assert all(orthonormality_error(matrix) <= 1e-12 for matrix in matrices)
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(matrices, 2))
+    check_rotations(ARCHITECTURE, scheme, rotations)
+    save_rotations(tmp_path / "rotations.safetensors", rotations, [])
+    loaded = load_rotations(tmp_path / "rotations.safetensors")
+    assert loaded.tensors().keys() == rotations.tensors().keys()
+    assert all(torch.equal(matrix, loaded.tensors()[name]) for name, matrix in rotations.tensors().items())
+    fewer = replace(rotations, inputs={"attention_input": rotations.inputs["attention_input"]})
+    with pytest.raises(RecipeError, match=r"3 of attention_input, 3 of mlp_input, and got .* 3 of attention_input\."):
+        check_rotations(ARCHITECTURE, scheme, fewer)
 
 
 def test_what_is_not_a_file_of_rotations_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ ROTATIONS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "R1R2": OFF | {"values": "random_hadamard"},
     "R1R2R4": OFF | {"mlp": True},
+    "inputs": OFF | {"residual": "none", "inputs": "orthogonal"},
+    "fast inputs": OFF | {"residual": "none", "inputs": "hadamard"},
     "R1toR4": OFF | {"mlp": True, "keys": True},
     "quarot": {},
 }

@@ -99,7 +99,9 @@ def test_vllms_rules_give_an_export_the_scheme_that_it_means(quantizers: str, sc
     assert all(torch.equal(read[name], tensor) for name, tensor in floats.items())
 
 
-@pytest.mark.parametrize(("rotation", "size"), [("R1R2R4", 128), ("R1R2R4", 172), ("quarot", 112)])
+@pytest.mark.parametrize(
+    ("rotation", "size"), [("R1R2R4", 128), ("R1R2R4", 172), ("quarot", 112), ("inputs", 128), ("fast inputs", 128)]
+)
 def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, size: int, tmp_path: Path) -> None:
     transform = pytest.importorskip("compressed_tensors.transform")
     folder = quantized(tmp_path / "quantized", recipe_of(rotation, "W4A16"), intermediate_size=size)
@@ -118,7 +120,7 @@ def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, si
         stored = [name for name in file.keys() if name.endswith("_input.weight")]  # noqa: SIM118 - not a mapping
         for name in stored:
             model.get_parameter(name).data.copy_(file.get_tensor(name))  # shared by all layers
-    assert len(stored) == (size != 128) + (rotation == "quarot")
+    assert len(stored) == (size != 128) + (rotation == "quarot") + 4 * (rotation == "inputs")  # of two layers
     # Inputs are not rounded, so float32 sums of up to 172 terms in another order are all that differs.
     assert (logits(model, use_cache=False) - expected).abs().max() < 2e-5
     assert dropped > 1e-2  # what transformers alone, which leaves the transforms out, is off by
