@@ -141,7 +141,7 @@ def test_a_result_that_is_not_finite_is_printed_with_a_sentence_and_a_status_of_
         assert rotquant(monkeypatch, *line, "--json") == NOT_FINITE, line
         printed = capsys.readouterr()
         data = standard(printed.out)
-        assert (data if line[0] == "evaluate" else data["b"]["perplexity"])["perplexity"] in ("nan", "inf")
+        assert (data if line[0] == "evaluate" else data["models"][0]["perplexity"])["perplexity"] in ("nan", "inf")
         assert re.search(r"^rotquant: not finite: .*perplexity.*\. The network's outputs overflow", printed.err, re.M)
     assert rotquant(monkeypatch, "compare", "model", "model", *text) == 0
 
