@@ -138,5 +138,5 @@ def test_keys_may_have_been_turned_at_run_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
     folder = stored(tmp_path / "quantized", EASY)
-    with pytest.raises(ResultError, match="not empty"):
+    with pytest.raises(ResultError, match="which this command reads"):
         export_plain(folder, folder)

@@ -202,7 +202,7 @@ REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns"}
 REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 #: Presets of which nothing acts at run time: all engines run them. The others clip inputs or quantize the KV cache.
-WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat")
+WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16")
 
 
 @pytest.mark.parametrize("name", [name for name in all_presets() if name != "baseline"])
