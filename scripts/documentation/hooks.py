@@ -64,8 +64,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links as the site has them, and lists as its Markdown reads them.
 
-    The search leaves reports out, whose numbers are most of all text: the scoreboard has their titles.
+    The search leaves reports out, whose numbers are most of all text: the scoreboard has their titles. Their tables
+    are wide, so they have no second sidebar.
     """
     if page.file.src_uri.startswith("gallery/") and page.file.name != "index":
-        page.meta["search"] = {"exclude": True}
+        page.meta |= {"search": {"exclude": True}, "hide": ["toc"]}
     return for_python_markdown(rewritten(page.file.src_uri, markdown))
