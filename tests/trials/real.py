@@ -120,8 +120,9 @@ def body(trial: Trial) -> None:
     models, text, tasks = (_folder(name) for name in ("MODELS", "TEXT", "TASKS"))
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
     gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
-    amounts = ["--samples", 32, "--sequence-length", 1024] if gpus[0] else ["--samples", 8, "--sequence-length", 256]
-    windows = ["--max-windows", 16 if gpus[0] else 4, "--sequence-length", 1024 if gpus[0] else 256]
+    length, samples, many = (1024, 32, 16) if gpus[0] else (256, 8, 4)
+    amounts = ["--samples", samples, "--sequence-length", length, "--bos", "window"]
+    windows = ["--max-windows", many, "--sequence-length", length, "--bos", "window"]
     presets = [name for name in all_presets() if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
     workers = int(os.environ.get("ROTQUANT_REAL_WORKERS", len(gpus)))
     free: SimpleQueue[str | None] = SimpleQueue()
