@@ -34,14 +34,14 @@ def disk(work: Work, folder: Path | None = None) -> list[Part]:
     bits = stored_bits(work)
     weights = sum(bits.values()) // 8
     per_weight = 8 * weights / shapes.quantized_parameters if shapes.quantized else 0.0
-    floats = (work.parameters - shapes.quantized_parameters) * work.itemsize
+    floats = (work.parameters - shapes.quantized_parameters) * work.kept
     apart = ", head apart from the embedding" if shapes.tied and work.parameters > shapes.parameters else ""
     state = sum(_state(work))
     tensors = len(shapes.quantized) * sum(map(bool, bits.values())) + len(shapes.floats)
     texts = _ENTRY * tensors + _LISTED * len(shapes.quantized) + _MANIFEST + _CONFIGURATIONS
     parts = [
         Part("quantized weights", weights, f"{shapes.quantized_parameters:,} x {per_weight:.3g} bits: {_words(bits)}"),
-        Part("other parameters", floats, f"embedding, head, norms in {work.dtype}{apart}"),
+        Part("other parameters", floats, f"embedding, head, norms of {8 * work.kept} bits{apart}"),
         Part("run-time tensors", state, f"{', '.join(recipe.methods) or 'recipe'}: static scales, transforms, prefix"),
         Part("manifest and headers", texts, f"{tensors:,} tensors"),
     ]

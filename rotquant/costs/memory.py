@@ -87,12 +87,16 @@ def peak(work: Work) -> Phase:
 
 
 def _rotation(work: Work) -> Phase:
-    """A weight, or rows of a large one, in float64: as it is, in two steps of its product, and changed; with R1."""
-    hidden = work.shapes.architecture.hidden_size
-    elements = min(max(work.shapes.largest, work.shapes.embedding), max(_BLOCK_ELEMENTS, work.shapes.largest))
+    """A weight, or rows of a large one, in float64: as it is, in two steps of its product, and changed; with a matrix.
+
+    R1 turns the embedding too.
+    """
+    hidden, largest = work.shapes.architecture.hidden_size, work.shapes.largest
+    residual = any(one.location == "residual" for one in work.recipe.transforms)
+    elements = min(max(largest, work.shapes.embedding), max(_BLOCK_ELEMENTS, largest)) if residual else largest
     parts = (
         Part("a weight in float64", 4 * 8 * elements, f"4 copies of {elements:,} numbers"),
-        Part("R1" if work.recipe.fuses_norms else "a rotation", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
+        Part("R1" if residual else "a rotation", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
     )
     return Phase("rotation", (*_layer(work), *parts))
 

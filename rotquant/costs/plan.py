@@ -15,6 +15,8 @@ from rotquant.recipes.recipe import Recipe, override
 GPUS = {"24 GB": 24 * 2**30, "80 GB": 79 * 2**30}
 #: Bytes of a process with Python, torch and transformers, as measured; on a GPU CUDA's libraries come on top, a guess.
 PROCESS = {"cpu": 500 * 2**20, "cuda": 3 * 2**30}
+#: Bytes of a file of a large checkpoint: what is saved with transformers has shards of about so many.
+_SHARD = 5 * 10**9
 #: Texts and batches are not made smaller than this.
 _LEAST_SAMPLES, _LEAST_LENGTH = 8, 256
 
@@ -95,7 +97,10 @@ def host(work: Work) -> list[Part]:
     ]
     if recipe.learner is not None and work.dtype == "float16":
         parts.append(Part("the network in bfloat16", 2 * shapes.parameters, "in which its rotations are learned"))
-    last = Part("packed weights", sum(bits.values()) // 8, "made when the folder is written")
+    packed, floats = sum(bits.values()) // 8, (parameters - shapes.quantized_parameters) * work.kept
+    narrowed = floats if work.kept < work.itemsize else 0
+    written = packed + narrowed + min(packed + floats, _SHARD)
+    last = Part("what is saved", written, "packed weights, other parameters in their type, a file's bytes")
     if work.device == "cpu":
         working = Part(f"{worst.name} at work", worst.bytes, "as on a device, which is the host here")
         last = max(last, working, key=lambda part: part.bytes)

@@ -23,6 +23,7 @@ class ModelShapes:
     quantized: [out, in] of the weights that a recipe quantizes, each expert's apart.
     floats: shapes of all other parameters.
     vocabulary: number of token ids. tied: whether embedding and head are one parameter.
+    stored: bytes of a number in the checkpoint's files, as its configuration says; 0 where it does not.
     model: the model itself in float32, on the meta device.
     """
 
@@ -31,6 +32,7 @@ class ModelShapes:
     floats: Mapping[str, tuple[int, ...]]
     vocabulary: int
     tied: bool
+    stored: int
     model: "nn.Module"
 
     @property
@@ -95,7 +97,8 @@ def shapes_of(config: Any) -> ModelShapes:
     named = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     floats = {name: shape for name, shape in named.items() if name not in stacked}
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied, model)
+    stored = config.dtype.itemsize if isinstance(getattr(config, "dtype", None), torch.dtype) else 0
+    return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied, stored, model)
 
 
 def settings_folder(checkpoint: str | Path) -> Path:

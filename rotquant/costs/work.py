@@ -40,6 +40,11 @@ class Work:
         return torch_dtype(self.dtype).itemsize
 
     @property
+    def kept(self) -> int:
+        """Bytes of a number that is not quantized in the folder: as in the checkpoint, where that has fewer."""
+        return min(self.itemsize, self.shapes.stored or self.itemsize)
+
+    @property
     def parameters(self) -> int:
         """Parameters of the quantized model: R1 takes embedding and head apart."""
         return self.shapes.untied if self.recipe.fuses_norms else self.shapes.parameters

@@ -258,3 +258,58 @@ def test_shapes_are_those_of_the_model(tied: bool) -> None:
     layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
     assert shapes.of_layer == layer
     assert shapes.untied - shapes.parameters == (shapes.embedding if tied else 0)
+
+
+def planned_phases(config: Any, method: str, **changes: Any) -> dict[str, dict[str, int]]:
+    recipe = override(preset(method), changes, "test") if changes else preset(method)
+    work = Work(shapes_of(config), recipe, "float32", "cuda", 80 * 2**30)
+    return {one.name: {part.name: part.bytes for part in one.parts} for one in phases(work)}
+
+
+GEMMA = CONFIG_MAPPING["gemma3_text"](
+    vocab_size=262144,
+    hidden_size=640,
+    intermediate_size=2048,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    head_dim=256,
+)
+
+
+def test_a_large_embedding_comes_to_the_gpu_with_the_text() -> None:
+    """It is most of the memory of a narrow model with many tokens: all text is embedded before the first layer runs."""
+    little = {"calibration": {"samples": 8, "sequence_length": 512}}
+    parts = planned_phases(GEMMA, "gptq", **little)["GPTQ"]
+    assert parts["the embedding"] == 4 * 262144 * 640 > sum(parts.values()) / 2
+    much = {"calibration": {"samples": 128, "sequence_length": 2048}}
+    parts = planned_phases(GEMMA, "gptq", **much)["GPTQ"]  # inputs that are kept outweigh it
+    assert "the embedding" not in parts
+    assert parts["inputs of mlp_output"] == 4 * 128 * 2048 * 2048
+
+
+def test_a_method_that_observes_a_whole_layer_keeps_its_moments_and_no_inputs() -> None:
+    parts = planned_phases(LLAMA, "awq-128g")["AWQ"]
+    assert parts["X^T X of all sites"] == 4 * (3 * 4096**2 + 11008**2)
+    assert not any(name.startswith("inputs of") for name in parts)
+    assert any(name.startswith("inputs of") for name in planned_phases(LLAMA, "gptq")["GPTQ"])
+
+
+def test_what_is_not_quantized_is_kept_in_the_checkpoint_s_type_and_copied_while_it_is_saved() -> None:
+    config = copy.deepcopy(GEMMA)
+    config.dtype = torch.bfloat16
+    shapes, recipe = shapes_of(config), preset("rtn")
+    floats = shapes.parameters - shapes.quantized_parameters
+    for dtype, copies in (("float32", 2), ("bfloat16", 1)):  # in another type, and a file's bytes
+        plan = costs_of(Work(shapes, recipe, dtype, "cpu"))
+        stored = {part.name: part.bytes for part in plan.disk}
+        assert stored["other parameters"] == 2 * floats
+        saved = next(part.bytes for part in plan.host if part.name == "what is saved")
+        assert saved == 2 * stored["quantized weights"] + copies * 2 * floats
+
+
+def test_a_rotation_that_leaves_the_residual_stream_alone_turns_no_embedding() -> None:
+    turned = {"rotation": {"residual": "none"}}
+    largest = 640 * 2048
+    assert planned_phases(GEMMA, "quarot-rtn", **turned)["rotation"]["a weight in float64"] == 32 * largest
+    assert planned_phases(GEMMA, "quarot-rtn")["rotation"]["a weight in float64"] == 32 * 2**26
