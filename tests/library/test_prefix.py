@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rotquant import api
 from rotquant.foundation.errors import CheckpointError, RecipeError, RotquantError
 from rotquant.models.architectures import base_model, final_norm
 from rotquant.models.simulation.kv_cache import QuantizedCache
@@ -15,6 +16,7 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FURTHER, checkpointed_loss, tiny_model, tiny_tokens
 from tests.helpers.prefixes import IDS, behind, sink_model
@@ -168,6 +170,17 @@ def test_a_text_that_a_window_parts_from_the_prefix_is_refused_however_it_comes(
         with pytest.raises(RecipeError, match=f"{refused}25"):
             model.generate(text[:, :20], max_new_tokens=9, do_sample=False)
     assert model(tiny_tokens(1, 40), use_cache=False).logits.isfinite().all()  # a window alone limits no text
+
+
+def test_a_stored_models_windows_of_text_are_what_its_own_window_leaves_after_the_prefix(tmp_path: Path) -> None:
+    model = tiny_model(**FURTHER["gemma3"] | {"sliding_window": 40})
+    given = parse_recipe({"methods": {"prefixed_outliers": {"ids": IDS}}, "calibration": {"sequence_length": 24}}, "")
+    stored = build_weights(model, tiny_tokenizer(), given, 0, tiny_tokens(4), progress=False)
+    save_quantized(tmp_path / "model", stored)
+    limits = api.limits_of(tmp_path / "model")
+    assert limits.length() == 40 - len(IDS)
+    with pytest.raises(RecipeError, match="a window of 40 tokens: after a prefix of 3 use texts of at most 37, not 38"):
+        limits.check_length(38, "windows")
 
 
 def recipe(**sections: object) -> Recipe:
