@@ -10,7 +10,7 @@ import typer
 
 from rotquant.commands import completion
 from rotquant.commands.outputs import MODEL, RECIPE, TEXT
-from rotquant.foundation.data import merge
+from rotquant.foundation.data import merge, nested
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
@@ -306,7 +306,7 @@ def _change(text: str) -> dict[str, Any]:
     if not equals or not all(parts) or not value.strip():
         raise RecipeError(f"--set {text}: write it as field.subfield=value; null as the value leaves a section out.")
     try:
-        nested: Any = yaml_value(value, "the value")
+        given: Any = yaml_value(value, "the value")
     except ConfigError as error:
         problem = re.sub(
             r"^the value(?:, line \d+| is not valid YAML)?(?:: line \d+, column \d+)?:? ?", "", str(error)
@@ -314,6 +314,4 @@ def _change(text: str) -> dict[str, Any]:
         raise RecipeError(
             f"--set {text}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
         ) from None
-    for part in reversed(parts):
-        nested = {part: nested}
-    return nested
+    return nested(path, given)

@@ -75,6 +75,13 @@ def _strings_below(declared: ast.stmt) -> Iterator[tuple[str, str]]:
             yield ast.unparse(field.target), " ".join(str(below.value.value).split())
 
 
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """A value at the end of a dotted path: `a.b` and 1 are {"a": {"b": 1}}."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return value
+
+
 def merge(base: Any, changes: Any) -> Any:
     """`base` with `changes` on top; mappings are merged key by key, anything else is replaced."""
     if isinstance(base, dict) and isinstance(changes, dict):

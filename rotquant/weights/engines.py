@@ -4,12 +4,15 @@
 vLLM 0.33.0 as its source reads: nothing of it was run here. `any` is what transformers and vLLM run without rotquant.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
 from typing import Any, Literal, get_args
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import Architecture
 from rotquant.models.fitting import options
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.recipe import Method, Recipe
 from rotquant.recipes.schemes import INPUTS, ROTATION_FIELDS, QuantizationScheme
 from rotquant.recipes.transforms import Transform
 
@@ -27,13 +30,52 @@ def check_engine(recipe: Recipe, architecture: Architecture, engine: str) -> Non
     if engine not in ENGINES:
         raise RecipeError(f"no engine is called {engine!r}: choose {', '.join(ENGINES)}.")
     _check_weights(recipe, architecture)
-    if engine != "transformers":
-        check_methods(
-            recipe, f"{_name(engine)} cannot do: export --for transformers, which runs it by rotquant.serving"
-        )
-        _check_transforms(recipe, engine)
-        _check_cache(recipe, engine)
-        _check_inputs(recipe, engine)
+    problem = None if engine == "transformers" else _problem(recipe, engine)
+    if problem is not None:
+        raise RecipeError(f"{problem.words}: {_remedy(recipe, engine)}.")
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What an engine cannot say of a recipe, as the beginning of a sentence.
+
+    changes: values of the recipe's fields that take it away, by their paths; empty where none does.
+    """
+
+    words: str
+    changes: Mapping[str, Any]
+
+
+def _problem(recipe: Recipe, engine: str) -> _Problem | None:
+    """The first thing of a recipe that an engine other than transformers with rotquant cannot say, if any."""
+    for method in recipe.methods.values():
+        if method.acts_beyond_quantizers:
+            return _Problem(f"{_beyond(method)} while the model runs, which {_name(engine)} cannot do", {})
+    return _of_transforms(recipe, engine) or _of_cache(recipe) or _of_inputs(recipe)
+
+
+def _remedy(recipe: Recipe, engine: str) -> str:
+    """What to do about all that an engine cannot say, as the end of a sentence: nothing else is in the way then."""
+    changes: dict[str, Any] = {}
+    while (problem := _problem(recipe, engine)) is not None:
+        if problem.changes.keys() <= changes.keys():  # none, or none that helps
+            return "export --for transformers, which runs it by rotquant.serving"
+        inside = tuple(f"{path}." for path in problem.changes)
+        changes = {path: value for path, value in changes.items() if not path.startswith(inside)} | problem.changes
+        for path, value in problem.changes.items():
+            recipe = _with(recipe, path, value)
+    made = {path: value for path, value in changes.items() if path.startswith("rotation")}
+    running = {path: value for path, value in changes.items() if path not in made}
+    ways = [f"quantize with {options(made)}"] * bool(made) + [f"export with {options(running)}"] * bool(running)
+    return f"{' and '.join(ways)}, or export --for transformers"
+
+
+def _with(recipe: Recipe, path: str, value: Any) -> Recipe:
+    """A recipe with another section or field of one, of the same weights: what methods ask of these counted before."""
+    section, _, field = path.partition(".")
+    return recipe.model_copy(
+        update={section: getattr(recipe, section).model_copy(update={field: value}) if field else value}
+    )
 
 
 def acts_at_run_time(recipe: Recipe) -> bool:
@@ -59,15 +101,15 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
     if "experts" in architecture.traits:
         raise RecipeError(
             "transformers keeps a layer's experts in one parameter, of which compressed-tensors describes no parts: "
-            "export with --format plain."
+            f"{_instead(recipe)}."
         )
     if recipe.weights is None:
-        raise RecipeError("the recipe quantizes no weights, so there is nothing to pack: export with --format plain.")
+        raise RecipeError(f"the recipe quantizes no weights, so there is nothing to pack: {_instead(recipe)}.")
     for method in recipe.methods.values():
         if "rounding" in method.roles and method.stored_as != "integers":
             raise RecipeError(
                 f"the method {method.name} stores weights as a {method.stored_as}, for which compressed-tensors has no "
-                "form: export with --format plain, or convert the folder."
+                f"form: {_instead(recipe)}."
             )
         if method.outlier_features:
             raise RecipeError(
@@ -77,23 +119,37 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
         if any(method.orders_columns(recipe, behind) for behind in (True, False)):
             raise RecipeError(
                 f"the method {method.name} forms groups of reordered columns, which compressed-tensors and vLLM have "
-                "given up: quantize with weights.scheme.granularity channel, or without the order."
+                "given up: quantize with --set weights.scheme.granularity=channel --set weights.scheme.group_size=null."
             )
     size = recipe.weights.scheme.group_size
     for site in architecture.sites:
         if size and site.features % size:
             raise RecipeError(
                 f"groups of {size} do not divide the {site.features} features of {site.name}, which compressed-tensors "
-                "asks for: choose a weights.scheme.group_size that does."
+                f"asks for: quantize with {options(_groups_that_divide(size, architecture))}."
             )
+
+
+def _groups_that_divide(size: int, architecture: Architecture) -> dict[str, Any]:
+    """Changes of a recipe by which its groups of weights divide the features of every site."""
+    common = gcd(size, *(site.features for site in architecture.sites))
+    if common == 1:
+        return {"weights.scheme.granularity": "channel", "weights.scheme.group_size": None}
+    return {"weights.scheme.group_size": common}
+
+
+def _instead(recipe: Recipe) -> str:
+    """Where weights go that compressed-tensors has no form for, as the end of a sentence."""
+    if undone(recipe) or any(method.acts_beyond_quantizers for method in recipe.methods.values()):
+        return "run the quantized folder itself, since a plain checkpoint cannot hold what acts at run time either"
+    return "export with --format plain"
 
 
 def check_methods(recipe: Recipe, why: str) -> None:
     """Refuse methods that act at run time on more than quantizers; `why` ends the sentence, after "which"."""
     for method in recipe.methods.values():
         if method.acts_beyond_quantizers:
-            what = "puts a prefix before every text" if "prefix" in method.roles else "transforms what layers read"
-            raise RecipeError(f"the method {method.name} {what} while the model runs, which {why}.")
+            raise RecipeError(f"{_beyond(method)} while the model runs, which {why}.")
 
 
 def undone(recipe: Recipe) -> tuple[Transform, ...]:
@@ -121,48 +177,53 @@ def _without(online: tuple[Transform, ...]) -> dict[str, Any]:
     return {f"rotation.{field}": "none" if field == "inputs" else False for field in fields}
 
 
-def _check_transforms(recipe: Recipe, engine: str) -> None:
-    """Refuse online transforms that an engine would drop."""
+def _beyond(method: Method) -> str:
+    what = "puts a prefix before every text" if "prefix" in method.roles else "transforms what layers read"
+    return f"the method {method.name} {what}"
+
+
+def _of_transforms(recipe: Recipe, engine: str) -> _Problem | None:
+    """Online transforms that an engine would drop."""
     online = undone(recipe)
-    if online and engine == "any":
-        raise RecipeError(
-            f"{_names(online)} act while the model runs, and transformers without rotquant drops them: export --for "
-            f"transformers or vllm, or quantize with {options(_without(online))}."
-        )
+    if not online or engine != "any":
+        return None
+    words = f"{_names(online)} act while the model runs, and transformers without rotquant drops them"
+    return _Problem(words, _without(online))
 
 
-def _check_cache(recipe: Recipe, engine: str) -> None:
+def _of_cache(recipe: Recipe) -> _Problem | None:
     quantized = [name for name in ("keys", "values") if getattr(recipe, name) is not None]
-    if quantized:
-        changes = dict.fromkeys(quantized)
-        raise RecipeError(
-            f"the recipe quantizes the KV cache to integers, and {VLLM} reads a scheme of 8-bit floats alone and "
-            f"chooses the cache's type when it serves: export with {options(changes)}, or --for transformers."
-        )
+    if not quantized:
+        return None
+    words = (
+        f"the recipe quantizes the KV cache to integers, and {VLLM} reads a scheme of 8-bit floats alone and chooses "
+        "the cache's type when it serves"
+    )
+    return _Problem(words, dict.fromkeys(quantized))
 
 
-def _check_inputs(recipe: Recipe, engine: str) -> None:
-    """Refuse quantizers of inputs that vLLM has no kernel for, or would take for others."""
+def _of_inputs(recipe: Recipe) -> _Problem | None:
+    """Quantizers of inputs that vLLM has no kernel for, or would take for others."""
     inputs, weights = recipe.activations, recipe.rounded.scheme
     if inputs is None:
-        return
-    elsewhere = "export --for transformers, which runs it by rotquant.serving"
+        return None
     if recipe.attention_output is not None:
-        raise RecipeError(f"o_proj has a quantizer of its own for each head, which {VLLM} has not: {elsewhere}.")
+        words = f"o_proj has a quantizer of its own for each head, which {VLLM} has not"
+        return _Problem(words, {"attention_output": None})
     if inputs.dynamic and inputs.clip_ratio != 1.0:
-        raise RecipeError(
-            f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
-            "cannot say: export with --set activations.clip_ratio=1.0, or --for transformers."
-        )
+        words = f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
+        return _Problem(f"{words}cannot say", {"activations.clip_ratio": 1.0})
     if _is_w8a8(weights, inputs) and inputs.zero_point == "whole":
-        return
-    if not (inputs.dynamic and inputs.symmetric and inputs.bits in (4, 8) and inputs.granularity in ("token", "group")):
-        kind = "symmetric" if inputs.symmetric else "asymmetric"
-        when = "dynamic" if inputs.dynamic else "static"
-        raise RecipeError(
-            f"inputs are {kind} INT{inputs.bits} by {inputs.granularity} with {when} scales, and {VLLM} reads next to "
-            f"INT{weights.bits} weights symmetric INT4 or INT8 by token or group with dynamic ones: {elsewhere}."
-        )
+        return None
+    if inputs.dynamic and inputs.symmetric and inputs.bits in (4, 8) and inputs.granularity in ("token", "group"):
+        return None
+    kind = "symmetric" if inputs.symmetric else "asymmetric"
+    when = "dynamic" if inputs.dynamic else "static"
+    words = (
+        f"inputs are {kind} INT{inputs.bits} by {inputs.granularity} with {when} scales, and {VLLM} reads next to "
+        f"INT{weights.bits} weights symmetric INT4 or INT8 by token or group with dynamic ones"
+    )
+    return _Problem(words, {"activations": None})
 
 
 def _names(transforms: tuple[Transform, ...]) -> str:

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rotquant.models.architectures import decoder_layers
@@ -19,6 +19,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<unk>"
     )
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer without merges, of GPT-2's split."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCABULARY - 3]
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: 3 + place for place, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def save_words(file: Path, count: int) -> Path:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import models, pre_tokenizers
 
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.recipes.presets import preset
@@ -19,22 +18,12 @@ from rotquant.weights.build import build_weights
 from rotquant.weights.gguf_export import BLOCK, export_gguf, integers, paired_rows
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, read_quantized, save_quantized
-from tests.helpers.checkpoints import tiny_tokenizer
-from tests.helpers.models import VOCABULARY, tiny_model
+from tests.helpers.checkpoints import byte_level, tiny_tokenizer
+from tests.helpers.models import tiny_model
 
 WEIGHTS_ALONE: dict[str, Any] = dict.fromkeys(("activations", "attention_output", "keys", "values"))
 GROUPS = {"bits": 4, "symmetric": True, "granularity": "group", "group_size": BLOCK}
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
-
-
-def byte_level() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer without merges, of GPT-2's split."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCABULARY - 3]
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: 3 + place for place, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def recipe(scheme: dict[str, Any]) -> Recipe:
