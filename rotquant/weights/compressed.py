@@ -93,7 +93,7 @@ def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int)
     if not torch.equal(codes.to(found.dtype), found):
         raise RecipeError(
             f"{name} has a zero point outside of its codes 0 to {2**bits - 1}, which compressed-tensors cannot hold: "
-            "convert the quantized folder, or make weights.scheme symmetric."
+            "quantize with --set weights.scheme.symmetric=true, or export with --format plain."
         )
     return pack(codes.mT.contiguous(), bits).mT.contiguous()
 

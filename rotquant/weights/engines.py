@@ -114,7 +114,7 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
         if method.outlier_features:
             raise RecipeError(
                 f"the method {method.name} keeps {method.outlier_features} outlier features in higher precision, which "
-                "compressed-tensors cannot say: quantize without it."
+                f"compressed-tensors cannot say: quantize with --set methods.{method.name}=null."
             )
         if any(method.orders_columns(recipe, behind) for behind in (True, False)):
             raise RecipeError(
