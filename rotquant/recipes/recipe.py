@@ -265,8 +265,6 @@ class Recipe(Frozen):
     def _schemes_fit_together(self) -> "Recipe":
         if self.weights and self.weights.scheme.granularity not in ("tensor", "channel", "group"):
             raise ValueError("weights take granularity tensor, channel or group")
-        if self.weights and self.weights.scheme.zero_point != "whole":
-            raise ValueError("weights take zero_point whole, which is how they are stored")
         if self.activations and self.activations.granularity not in ("tensor", "token", "group"):
             raise ValueError("activations take granularity tensor, token or group")
         if self.attention_output and self.activations is None:

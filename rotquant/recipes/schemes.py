@@ -8,9 +8,9 @@ code does).
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from rotquant.foundation.data import Frozen
 from rotquant.recipes.corpus import BOS, CALIBRATION_CHARACTERS, CHARACTERS_PER_TOKEN
@@ -204,6 +204,14 @@ class WeightQuantization(Frozen):
     (QuaRot Sec. 5: "linear search over the squared error")."""
     clip_norm: Annotated[float, Field(gt=0.0)] = 2.0
     """The norm of that search; the authors' code uses 2.4."""
+
+    @field_validator("scheme", mode="before")
+    @classmethod
+    def _zero_points_are_whole(cls, scheme: Any) -> Any:
+        given = scheme.get("zero_point") if isinstance(scheme, dict) else getattr(scheme, "zero_point", None)
+        if given == "exact":  # before the scheme's own rules, whose advice would not help here
+            raise ValueError("weights take zero_point whole, which is how they are stored")
+        return scheme
 
 
 class Perplexity(Frozen):
