@@ -69,7 +69,7 @@ class DuQuant(Method):
         if recipe.attention_output is not None:
             raise ValueError("duquant moves features from head to head: leave attention_output out")
         if self.queries and recipe.keys is not None and not recipe.keys.dynamic:
-            raise ValueError("static scales are of keys alone: set methods.duquant.queries to false")
+            raise ValueError("static scales are of keys alone: set keys.dynamic to true")
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
         """Every input is a whole number of blocks of two features or more."""
