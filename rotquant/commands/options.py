@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from rotquant.commands import completion
-from rotquant.commands.outputs import MODEL, RECIPE, TEXT
+from rotquant.commands.outputs import MODEL, RECIPE, Reads, place_of
 from rotquant.foundation.data import merge, nested
 from rotquant.foundation.errors import ConfigError, RecipeError
 from rotquant.foundation.files import read_text
@@ -80,6 +80,12 @@ def place_of_bos(given: str | None, usual: BOS = "text") -> BOS:
     return cast(BOS, given or usual)
 
 
+def _text(given: str) -> list[Path]:
+    path = corpus_spec(given).path
+    return place_of(path) if path else []
+
+
+TEXT = Reads(_text)
 Checkpoint = Annotated[
     str,
     typer.Argument(metavar="MODEL", callback=a_checkpoint, help="A plain checkpoint: Hugging Face folder or hub id."),

@@ -22,7 +22,7 @@ Arguments = Mapping[str, Any]
 """A command's arguments by name."""
 
 
-def _place(given: str | Path) -> list[Path]:
+def place_of(given: str | Path) -> list[Path]:
     """A path that is there, and the base of low-rank deltas; of the hub's names nothing."""
     path = Path(given).expanduser()
     with suppress(RotquantError, OSError):
@@ -32,21 +32,14 @@ def _place(given: str | Path) -> list[Path]:
 
 
 def _recipe(given: str) -> list[Path]:
-    return _place(given) if Path(given).suffix in (".yaml", ".yml", ".json") else []
-
-
-def _text(given: str) -> list[Path]:
-    from rotquant.commands.options import corpus_spec
-
-    path = corpus_spec(given).path
-    return _place(path) if path else []
+    return place_of(given) if Path(given).suffix in (".yaml", ".yml", ".json") else []
 
 
 @dataclass(frozen=True)
 class Reads:
     """Mark of a parameter that names what is read. places: the files and folders that a value of it means."""
 
-    places: Callable[[Any], Iterable[Path]] = _place
+    places: Callable[[Any], Iterable[Path]] = place_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Writes:
         return targets
 
 
-MODEL, FILE, TEXT, RECIPE = Reads(), Reads(), Reads(_text), Reads(_recipe)
+MODEL, FILE, RECIPE = Reads(), Reads(), Reads(_recipe)
 NEW = Writes(OutputKind("empty"), folder=True)
 
 _FORCE = Annotated[

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Device, corpus_spec
-from rotquant.commands.outputs import FILE, NEW, TEXT, Writes
+from rotquant.commands.options import TEXT, Device, corpus_spec
+from rotquant.commands.outputs import FILE, NEW, Writes
 from rotquant.foundation.files import OutputKind, has_keys
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, SPLITS
 from rotquant.tensors.devices import torch_device
