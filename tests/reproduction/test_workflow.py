@@ -301,13 +301,14 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     project = Copy(tmp_path)
     status, output = project.snakemake("reports/quarot_tabel1.md")
     assert status != 0
-    assert "unknown table 'quarot_tabel1'; nearest: quarot_table1" in output
-    assert "Traceback (most recent call last)" not in output
+    assert output.splitlines()[-1] == "rotquant: unknown table 'quarot_tabel1'; nearest: quarot_table1."
+    assert "Traceback" not in output
+    assert not list(tmp_path.glob(".snakemake/locks/*"))
     project.set_config({**CONFIG, "evaluation": {"sequence_lenght": 16}})
     status, output = project.snakemake(REPORT)
     assert status != 0
-    assert "evaluation: unknown field 'sequence_lenght'; nearest: sequence_length" in output
-    assert "Traceback (most recent call last)" not in output
+    assert "evaluation: unknown field 'sequence_lenght'; nearest: sequence_length" in output.splitlines()[-1]
+    assert "Traceback" not in output
     assert not (tmp_path / "results" / "runs").exists()
 
 
@@ -326,10 +327,15 @@ def test_deleted_and_damaged_run_files_are_measured_again(computed: Copy) -> Non
 
 def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path) -> None:
     one = {"Llama-2-13B": {"compute": False}}
-    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 60}}, slots=one)
+    long = {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}}
+    rows = {"quarot_table1": [long]}
+    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 60}}, slots=one, rows=rows)
 
     status, output = project.snakemake(REPORT, "reports/index.md")
     assert status == 0, output + "".join(log.decode() for log in project.read("logs/**/*.log").values())
+    impossible = "Not possible here: Long: calibration samples of 4096 tokens exceed the model's context"
+    assert f"quarot_table1: {impossible}" in output.partition("Job stats")[0]
+    assert impossible in (tmp_path / REPORT).read_text()
     results = {path: read_result(tmp_path / path) for path in project.read("results/runs/*.json")}
     assert len(results) == 3
     assert all(1 < result.value < 1000 for result in results.values())  # 96 words, untrained: about 96
