@@ -146,7 +146,7 @@ def test_what_every_command_loads_needs_no_numeric_library() -> None:
 
 def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     for folder in ("models/small", "models/larger"):
-        copy.write(f"{folder}/config.json", "{}")
+        copy.write(f"{folder}/tokenizer.json", "{}")
     script = (
         "import sys; from pathlib import Path; from reproduction.planning.current import current_plan\n"
         "current_plan(Path())\n"
