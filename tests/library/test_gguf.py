@@ -15,7 +15,7 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.tensors.quantization import QParams
 from rotquant.weights import gguf_export
 from rotquant.weights.build import build_weights
-from rotquant.weights.gguf_export import BLOCK, export_gguf, integers, paired_rows
+from rotquant.weights.gguf_export import BLOCK, check_gguf, export_gguf, integers, paired_rows
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, read_quantized, save_quantized
 from tests.helpers.checkpoints import byte_level, tiny_tokenizer
@@ -191,3 +191,10 @@ def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(RecipeError, match=r"pip install 'rotquant\[serve\]'"):
         export_gguf(stored(tmp_path / "q", GROUPS), tmp_path / "model.gguf")
+
+
+def test_online_rotations_of_inputs_are_refused_with_what_to_set() -> None:
+    model = tiny_model()
+    recipe = override(preset("quarot"), {"rotation": {"residual": "none", "inputs": "hadamard", "heads": False}}, "")
+    with pytest.raises(RecipeError, match=r"\(rotation\.inputs, rotation\.mlp\), which GGUF .*rotation\.inputs=none"):
+        check_gguf(recipe, model.config)
