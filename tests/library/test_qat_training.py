@@ -402,8 +402,8 @@ def test_clips_begin_by_the_rounding_that_the_settings_name():
 
 
 def test_clips_begin_as_equation_6_prints():
-    """By default: the shares at which Eq. 1's rounding is nearest to the clipped weight, pair by pair."""
-    work = begun(recipe(), tiny_model(dtype=torch.float64))
+    """Read literally: the shares at which Eq. 1's rounding is nearest to the clipped weight, pair by pair."""
+    work = begun(recipe(start_target="clipped", start_rounding="uniform"), tiny_model(dtype=torch.float64))
     work._begin(resumed=False)
     layer = work.model.model.layers[0]
     with torch.no_grad():
