@@ -242,9 +242,7 @@ AS_DATA = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 16, 17, 19]
 def test_rows_and_columns_are_those_of_the_paper(table: int, project: Project) -> None:
     """Beyond them stand only the baseline of tables that print it elsewhere, and a control of ours in Table 5."""
     control = "Random Hadamard, SpinQuant's quantizers"
-    ours = (
-        {f"{control}+{how} {bits}" for how in ("RTN", "GPTQ") for bits in ("4-4-16", "4-4-4")} if table == 5 else set()
-    )
+    controls = {f"{control}+{how} {bits}" for how in ("RTN", "GPTQ") for bits in ("4-4-16", "4-4-4")}
     kinds = {cell["metric"] if cell["metric"] in ("perplexity", "snr") else "zero_shot" for cell in read(table)}
     further = {"perplexity"} if table == 2 else set()  # with which KL divergence comes
     PRINTED.check_data(project, table, {"FloatingPoint"} | (controls if table == 5 else set()), kinds | further)
