@@ -23,7 +23,6 @@ TABLE = {
     **{key: value for key, value in TABLES["tables"][0].items() if key != "published"},
     "columns": [{"name": name, "slot": f"Model {name}"} for name in WIDTHS],
     "claims": [],
-    "optional": True,
     "figure": {"kind": "widths", "caption": "Effects.", "effects": [EFFECT]},
 }
 
@@ -108,15 +107,6 @@ def test_the_figure_has_a_panel_for_each_effect(project: Project) -> None:
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert "No protection" in svg
     assert "512" in svg
-
-
-def test_an_optional_table_is_left_out_without_its_slots(tmp_path: Path) -> None:
-    copy = Copy(tmp_path)
-    copy.set_tables({**TABLES, "tables": [TABLES["tables"][0], {**TABLE, "id": "quarot_widths"}]})
-    assert set(load_project(root=tmp_path).tables) == {"quarot_table1"}
-    copy.set_tables({**TABLES, "tables": [TABLES["tables"][0], {**TABLE, "id": "quarot_widths", "optional": False}]})
-    with pytest.raises(ConfigError, match="Model 128"):
-        _ = load_project(root=tmp_path).runs
 
 
 def test_an_effect_of_an_unknown_row_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from rotquant.foundation.files import read_object, short_hash, write_json
 from rotquant.foundation.progress import silenced, task
 from rotquant.foundation.written import yaml_value
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe, check_widths, override_all
+from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.recipes.schemes import Perplexity
 
 #: Folder of tuning records, which are committed with their models.
@@ -95,17 +95,20 @@ def tuning_run(project: Project, slot: Slot, recipe: Recipe, changes: dict[str, 
         changes: the user's and the point's, which override the slot's own settings.
 
     Raises:
-        ConfigError, RecipeError: invalid settings, or a metric on other than validation text.
+        ConfigError, RecipeError: invalid settings, what the slot's model cannot do, or a metric on other than
+            validation text.
     """
     if getattr(metric, "split", None) != "validation":
         raise ConfigError("settings are chosen on validation text: test text is for the tables' own numbers.")
     chosen = resolve(override_all(recipe, [changes], "--grid"), slot, f"slot {slot.name}", changes)
-    check_widths(chosen, project.widths(slot.name))
+    found = project.fitted(chosen, metric, slot, sorted(changes.get("rotation") or ()))
+    if found.recipe is None:
+        raise ConfigError(f"slot {slot.name}: {found.sentence}")
     return project.run_of(
         {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": project.digest(slot.name),
-            "recipe": chosen,
+            "recipe": found.recipe,
             "metric": metric,
             "corpora": project.config.corpora,
             "seed": seed,

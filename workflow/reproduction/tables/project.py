@@ -341,8 +341,12 @@ class Project:
         run = Run.model_validate(data)
         return run.model_copy(update={"texts": {named(*portion): self.text(portion) for portion in run.portions}})
 
-    def _fitted(self, recipe: Recipe, metric: Metric, slot: Slot, fixed: Collection[str]) -> Fitting:
-        """A recipe as it runs on a slot's model."""
+    def fitted(self, recipe: Recipe, metric: Metric, slot: Slot, fixed: Collection[str]) -> Fitting:
+        """A recipe as it runs on a slot's model (`tables.fitting.fit`).
+
+        Raises:
+            ConfigError: the model's config.json is damaged, or no adapter knows its family.
+        """
         digest = self.digest(slot.name)
         name = short_hash(
             canonical_json([digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed])
@@ -397,7 +401,7 @@ class Project:
             raise ImpossibleCellError(
                 f"corpus {lacking[0]!r} is not defined under corpora{nearest(lacking[0], [*self.config.corpora])}."
             )
-        found = self._fitted(recipe, measured, slot, sorted(said.get("rotation") or ()))
+        found = self.fitted(recipe, measured, slot, sorted(said.get("rotation") or ()))
         if found.recipe is None:
             raise ImpossibleCellError(found.sentence)
         data = {
