@@ -39,6 +39,8 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_p
 _SCALED_EMBEDDINGS = ("gemma2", "gemma3_text")
 #: transformers' name of layers whose attention has a window, and may have a rotary embedding of its own.
 _LOCAL = "sliding_attention"
+#: Stored weights that kernels multiply: codes into tables, and integers with scales.
+_KINDS = (CodebookWeight, QuantizedWeight)
 _POST_NORMS = ("attention_post_norm", "mlp_post_norm")
 #: Rotary embeddings whose frequencies do not depend on the length of the text.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -56,29 +58,37 @@ def convert(source: str | Path | StoredModel, *, dtype: str = "float16", device:
         CheckpointError, ResultError: a missing or damaged folder, or numbers too large for `dtype`.
     """
     if isinstance(source, StoredModel):
-        precision = check_convertible(source.manifest.recipe, source.model.config, dtype)
+        precision = _checked(source.manifest.recipe, source.model.config, dtype)
         stored = StoredTensors(source.model.config, source.model.state_dict(), source.weights, source.state)
     else:
-        precision = check_convertible(read_manifest(source).recipe, load_config(Path(source)), dtype)
+        precision = _checked(read_manifest(source).recipe, load_config(Path(source)), dtype)
         stored = read_quantized(source)
     decoder = _Conversion(stored, precision).decoder(device)
     check_changed(decoder, f"conversion to {dtype}")
     return decoder
 
 
-def check_convertible(recipe: Recipe, config: Any, dtype: str = "float16") -> Precision:
-    """The precision of a decoder of a recipe and a transformers configuration, which need no tensors to say it.
+def check_convertible(recipe: Recipe, config: Any) -> None:
+    """Say whether what a recipe will make of a model can be converted, by its transformers configuration.
 
     Raises:
         RecipeError: the kernels do not compute it.
     """
+    precision = _checked(recipe, config)
+    kind = next((one.stored_as for one in recipe.methods.values() if "rounding" in one.roles), "integers")
+    _check_kind(precision, tables=kind == "codebook", integers=kind == "integers")
+
+
+def _checked(recipe: Recipe, config: Any, dtype: str = "float16") -> Precision:
+    """The precision of a decoder of a recipe and a configuration, whatever kind its weights are stored as."""
     check_config(config)
     precision = precision_of(recipe, dtype)
-    if precision.weights in ("int4-grouped", "lut2"):
+    size = precision.table_group if precision.weights == "lut2" else GROUP_SIZE
+    if size is not None and precision.weights in ("int4-grouped", "lut2"):
         for site in architecture_of(config).sites:
             _refuse(
-                bool(site.features % GROUP_SIZE),
-                f"{site.features} features of {site.name} for groups of {GROUP_SIZE} weights",
+                bool(site.features % size),
+                f"{site.features} features of {site.name} for groups of {size} weights",
                 "the kernels' groups are whole ones",
             )
     return precision
@@ -104,11 +114,6 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     for one in online:
         _refuse(one.size is not None, f"{one.name} in blocks", "the kernels transform whole inputs of linear layers")
     _check_weights(weights)
-    kind = next((one.stored_as for one in recipe.methods.values() if "rounding" in one.roles), "integers")
-    if weights.bits == 2:
-        _refuse(kind != "codebook", "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
-    else:
-        _refuse(kind != "integers", "4-bit weights without scales", "the kernels multiply integers and scale the sums")
     if inputs is not None:
         _check_inputs(inputs, (4,) if weights.bits == 2 else (4, 8))
     return Precision(
@@ -137,6 +142,14 @@ def _check_weights(scheme: QuantizationScheme) -> None:
         f"groups of {scheme.group_size} weights",
         f"the kernels scale each output feature, or groups of {GROUP_SIZE}",
     )
+
+
+def _check_kind(precision: Precision, *, tables: bool, integers: bool) -> None:
+    """Raise `RecipeError` for weights of another kind than the kernel's."""
+    if precision.weights == "lut2":
+        _refuse(not tables, "2-bit weights without tables", "the kernels multiply 2-bit codes into tables")
+    else:
+        _refuse(not integers, "4-bit weights without scales", "the kernels multiply integers and scale the sums")
 
 
 def _check_inputs(scheme: QuantizationScheme, bits: tuple[int, ...]) -> None:
@@ -348,7 +361,13 @@ class _Conversion:
 
 
 def _packed(parts: Mapping[str, Any], precision: Precision) -> dict[str, Tensor]:
-    """Stored weights that read one input, by name, as the buffers of the linear layer that they are together."""
+    """Stored weights that read one input, by name, as the buffers of the linear layer that they are together.
+
+    Raises:
+        RecipeError: weights of another kind than the layer's.
+    """
+    tables, integers = (all(isinstance(part, kind) for part in parts.values()) for kind in _KINDS)
+    _check_kind(precision, tables=tables, integers=integers)
     if precision.weights == "lut2":
         lut = pack_tables(parts)
         return {"codes": lut.codes, "table": lut.table}

@@ -283,13 +283,16 @@ def _gpu_bytes() -> int:
 
 def _converts(weights: str) -> bool:
     """Whether the decoder computes what stored weights simulate."""
-    from rotquant.decoder.conversion import precision_of
+    from rotquant.decoder.conversion import check_convertible
+    from rotquant.models.checkpoints import load_config
     from rotquant.weights.storage import read_manifest
 
+    folder = weights_path(weights)
     try:
-        return bool(precision_of(read_manifest(weights_path(weights)).recipe))
+        check_convertible(read_manifest(folder).recipe, load_config(folder))
     except RotquantError:
         return False
+    return True
 
 
 def _drop(weights: str) -> None:
