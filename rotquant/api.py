@@ -23,7 +23,7 @@ from rotquant.foundation.progress import task
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics import zeroshot
 from rotquant.metrics.bos import bos_note
-from rotquant.metrics.cost import QuantizationCost, Reference, cost, reference
+from rotquant.metrics.cost import FullPrecision, QuantizationCost, cost, reference
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
     config_of,
@@ -108,7 +108,7 @@ class Model:
     recipe: Recipe
     handle: "Handle"
     stored: "StoredModel | None" = None
-    reference: Reference | None = None
+    reference: FullPrecision | None = None
 
     def cost(self, device: torch.device | str = "cpu") -> QuantizationCost | None:
         """What quantization cost on the text that `quantize` was told to check; None where it was told of none.
@@ -243,7 +243,7 @@ def _reference(
     corpus: CorpusSpec,
     metric: Perplexity,
     device: torch.device | str,
-) -> Reference | None:
+) -> FullPrecision | None:
     """What the network says of windows of the head of a split; None where that is too short for one."""
     wanted = metric.sequence_length * (metric.max_windows or 1)
     try:

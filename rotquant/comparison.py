@@ -88,7 +88,7 @@ class ComparedModel(MeasuredModel):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """A reference and the models that were measured against it, in the order in which they were named."""
 
     reference: MeasuredModel
@@ -109,7 +109,7 @@ def compare(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     timing: bool = False,
-) -> Comparison:
+) -> ModelComparison:
     """Measure models on the same windows of a text.
 
     Args:
@@ -148,7 +148,7 @@ def compare(
         network = load(folder)
         others.append(measure(name, folder, network, exact=exact, parameters=first.parameters))
         del network
-    return Comparison(first, tuple(_against(other, first) for other in others))
+    return ModelComparison(first, tuple(_against(other, first) for other in others))
 
 
 def _against(model: MeasuredModel, reference: MeasuredModel) -> ComparedModel:

@@ -24,7 +24,7 @@ from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
 
 if TYPE_CHECKING:
-    from rotquant.comparison import Comparison
+    from rotquant.comparison import ModelComparison
 
 
 def _models(models: list[str]) -> list[str]:
@@ -101,7 +101,7 @@ def compare(
     return CommandResult(data, (*_tables(found, timing), on, *sentences), judged=judged)
 
 
-def _tables(found: "Comparison", timing: bool) -> tuple[Table, Table]:
+def _tables(found: "ModelComparison", timing: bool) -> tuple[Table, Table]:
     """What the models lose, and what they take."""
     losses = Table(
         "model", "perplexity", "times", "KL, nats", "other choices", title="quality",

@@ -32,7 +32,7 @@ _COPIES = 5
 
 
 @dataclass(frozen=True)
-class Reference:
+class FullPrecision:
     """What the full-precision model says of windows of a text.
 
     exact: its logits in float16, [windows, tokens, vocabulary], on the host. nll: nats per predicted token.
@@ -70,7 +70,7 @@ class QuantizationCost:
 
 
 @torch.no_grad()
-def reference(model: nn.Module, tokens: Tokens, metric: Perplexity, device: torch.device | str) -> Reference | None:
+def reference(model: nn.Module, tokens: Tokens, metric: Perplexity, device: torch.device | str) -> FullPrecision | None:
     """Let the full-precision model read the windows that a metric asks for; None where a GPU has no room for that.
 
     Args:
@@ -95,10 +95,10 @@ def reference(model: nn.Module, tokens: Tokens, metric: Perplexity, device: torc
         except RecipeError:  # of `placed`: not even layer by layer
             return None
     exact = FloatStates(windows, torch.stack(logits), nn.Identity())
-    return Reference(tokens, metric, exact, fmean(losses))
+    return FullPrecision(tokens, metric, exact, fmean(losses))
 
 
-def cost(model: nn.Module, known: Reference, device: torch.device | str) -> QuantizationCost:
+def cost(model: nn.Module, known: FullPrecision, device: torch.device | str) -> QuantizationCost:
     """Let the quantized model, with what acts at run time, read the same windows."""
     with placed(model, device, _working(model, known.metric)):
         found = perplexity(model, known.tokens, known.metric, batch_size=1, description="quantized", exact=known.exact)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers
 from rotquant.models.simulation.kv_cache import static_qparams
-from rotquant.models.simulation.queries import Scores, observed_queries
+from rotquant.models.simulation.queries import ScoreRule, observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import observed_inputs
 from rotquant.recipes.recipe import Recipe
@@ -79,7 +79,7 @@ class Ranges:
             low, high = torch.minimum(low, self._found[site][0]), torch.maximum(high, self._found[site][1])
         self._found[site] = torch.stack([low, high])
 
-    def _attention(self, _query: Tensor, key: Tensor, value: Tensor, _scores: Scores) -> None:
+    def _attention(self, _query: Tensor, key: Tensor, value: Tensor, _scores: ScoreRule) -> None:
         text = {"keys": key[:, :, self.prefix :], "values": value[:, :, self.prefix :]}
         for name, x in ((name, self.chains[name](x)) for name, x in text.items()):
             if self.averaged:

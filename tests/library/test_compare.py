@@ -9,7 +9,7 @@ import torch
 
 from rotquant import api
 from rotquant.commands.options import corpus_spec
-from rotquant.comparison import Comparison, compare
+from rotquant.comparison import ModelComparison, compare
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import checkpoints
 from rotquant.models.limits import metric_windows
@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def compared(reference: Path, *models: Path, text: str, timing: bool = False) -> Comparison:
+def compared(reference: Path, *models: Path, text: str, timing: bool = False) -> ModelComparison:
     metric = Perplexity(corpus=corpus_spec(text).name, sequence_length=LENGTH)
     return compare(reference, models, corpus_spec(text), metric=metric, timing=timing)
 

@@ -12,7 +12,7 @@ from rotquant.methods.grid_scales import GridScales
 from rotquant.methods.grid_scales.static_scale_search import attention_weights, best_factors
 from rotquant.methods.grid_weights import GridWeights
 from rotquant.models.architectures import architecture_of, decoder_layers
-from rotquant.models.simulation.queries import Scores, observed_queries
+from rotquant.models.simulation.queries import ScoreRule, observed_queries
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, hook_site, wrap
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
@@ -122,7 +122,7 @@ def test_attention_weights_are_those_that_attention_computes_with() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         q[None], k[None].repeat_interleave(2, 1), v[None].repeat_interleave(2, 1), attn_mask=mask
     )[0]
-    found = attention_weights(q, k, before=2, causal=True, rule=Scores(8**-0.5)) @ v.unsqueeze(1)
+    found = attention_weights(q, k, before=2, causal=True, rule=ScoreRule(8**-0.5)) @ v.unsqueeze(1)
     torch.testing.assert_close(found.flatten(0, 1), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import initial_rotations
-from rotquant.models.simulation.queries import Scores, observed_queries
+from rotquant.models.simulation.queries import ScoreRule, observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
@@ -189,7 +189,7 @@ def test_static_scales_of_the_cache_cover_rotated_keys_and_values_of_the_calibra
     stored = build(Recipe(rotation=rotation, keys=scheme, values=scheme, calibration=CALIBRATION))
     seen: dict[str, list[torch.Tensor]] = {"keys": [], "values": []}
 
-    def look(_query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _scores: Scores) -> None:
+    def look(_query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _scores: ScoreRule) -> None:
         seen["keys"].append(hadamard_transform(key.double()).float())
         seen["values"].append(value)
 

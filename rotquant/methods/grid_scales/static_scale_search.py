@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rotquant.methods.grid_scales import GridScales
-from rotquant.models.simulation.queries import Scores, observed_queries
+from rotquant.models.simulation.queries import ScoreRule, observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
@@ -37,7 +37,7 @@ def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: GridS
     return search_grid(((centre + shift).clamp(max=1) for shift in shifts), cost, (centre, least))[0]
 
 
-def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool, rule: Scores) -> Tensor:
+def attention_weights(queries: Tensor, keys: Tensor, before: int, causal: bool, rule: ScoreRule) -> Tensor:
     """softmax of one sequence's scores, [kv heads, queries of one, tokens, before + tokens], float32.
 
     Args:
@@ -75,7 +75,7 @@ class ScaleSearch:
     @torch.no_grad()
     def of_layer(self, index: int) -> dict[str, QParams]:
         """A layer's scales by the names of sites, `keys` and `values`; the layer lies on the stream's device."""
-        attention: list[tuple[Tensor, Tensor, Tensor, Scores]] = []
+        attention: list[tuple[Tensor, Tensor, Tensor, ScoreRule]] = []
         averaged = self.settings.ranges == "average"
         with (
             wrap(self.context.model, self.context.online),
@@ -130,7 +130,7 @@ class ScaleSearch:
         name: str,
         scheme: QuantizationScheme,
         covering: QParams,
-        attention: Sequence[tuple[Tensor, Tensor, Tensor, Scores]],
+        attention: Sequence[tuple[Tensor, Tensor, Tensor, ScoreRule]],
         factors: Tensor,
     ) -> Tensor:
         """Cost, in summed squares, of factors [kv heads, 1, 1, 1] of the scales of keys or values, in the factors'

@@ -89,7 +89,7 @@ def stored_prefix(tensors: Mapping[str, Tensor]) -> Prefix | None:
 BOS_OF_PREFIX = "no BOS of the text: the prefix holds one"
 
 
-class Standing:
+class PrefixMark:
     """A mark on a model, until it is removed, of the prefix that stands before every text: `prefix_holds` reads it."""
 
     def __init__(self, model: nn.Module, prefix: Prefix) -> None:

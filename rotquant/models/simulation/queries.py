@@ -26,7 +26,7 @@ _NAMES = {"sdpa": "rotquant_queries", "eager": "rotquant_queries_eager"}
 _FUNCTION = "_rotquant_queries"
 
 
-class Scores(NamedTuple):
+class ScoreRule(NamedTuple):
     """What a layer makes of q k^T before the softmax.
 
     scaling: factor. cap: c of c tanh(score / c), if any (Gemma 2). window: how many keys a query sees, itself one of
@@ -40,12 +40,12 @@ class Scores(NamedTuple):
 
 #: Given queries [batch, heads, tokens, head_dim], keys and values [batch, kv heads, tokens seen, head_dim] as they come
 #: out of the cache, and what the layer makes of scores, what attention takes for queries.
-Queries = Callable[[Tensor, Tensor, Tensor, Scores], Tensor]
+Queries = Callable[[Tensor, Tensor, Tensor, ScoreRule], Tensor]
 
 
 def _changed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """What the module's function makes of queries."""
-    scores = Scores(kwargs["scaling"], kwargs.get("softcap"), kwargs.get("sliding_window"))
+    scores = ScoreRule(kwargs["scaling"], kwargs.get("softcap"), kwargs.get("sliding_window"))
     return getattr(module, _FUNCTION)(query, key, value, scores)
 
 
@@ -114,16 +114,16 @@ def quantized_queries(
         raise RecipeError("queries are quantized after a Hadamard transform alone: give keys no other one.")
     quantizer = KVQuantizer(scheme, None, transforms, scale_gradients=True)
 
-    def quantize(query: Tensor, _key: Tensor, _value: Tensor, _scores: Scores) -> Tensor:
+    def quantize(query: Tensor, _key: Tensor, _value: Tensor, _scores: ScoreRule) -> Tensor:
         return quantizer.fake(query, query, 0)[0]
 
     return ChangedQueries(model, quantize)
 
 
-def observed_queries(model: nn.Module, receive: Callable[[Tensor, Tensor, Tensor, Scores], None]) -> ChangedQueries:
+def observed_queries(model: nn.Module, receive: Callable[[Tensor, Tensor, Tensor, ScoreRule], None]) -> ChangedQueries:
     """Let `receive` see queries, keys and values, and what becomes of scores; nothing changes."""
 
-    def look(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def look(query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
         receive(query, key, value, scores)
         return query
 

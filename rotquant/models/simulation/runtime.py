@@ -26,7 +26,7 @@ from rotquant.models.architectures import (
 from rotquant.models.fitting import check_transforms
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
-from rotquant.models.simulation.prefix import Prefix, Standing, check_prefix
+from rotquant.models.simulation.prefix import Prefix, PrefixMark, check_prefix
 from rotquant.models.transforms import Chain, check_tensors, of_layer
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at_site
@@ -158,7 +158,7 @@ def wrap(
         check_prefix(model, quantization.prefix)
     handle, texts = Handle(), _Texts()
     if quantization.prefix is not None:
-        handle.add(Standing(model, quantization.prefix))
+        handle.add(PrefixMark(model, quantization.prefix))
     for index, layer in enumerate(decoder_layers(model)):
         tensors = of_layer(quantization.tensors, index)
         for site in architecture.sites:
