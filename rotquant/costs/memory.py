@@ -15,7 +15,6 @@ import torch
 
 from rotquant.costs.training import training_way
 from rotquant.costs.work import Way, Work, online_matrices, text_of, way_of
-from rotquant.methods.spinquant.memory import rotation_bytes
 from rotquant.models.batches import KEPT_BYTES, kept_width
 from rotquant.models.rotation.fusing import _BLOCK_ELEMENTS
 from rotquant.models.stream import _RECORD_BYTES, _SHARE_OF_FREE_MEMORY, _TOKENS_AT_ONCE
@@ -23,6 +22,7 @@ from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.recipe import Method
 from rotquant.recipes.schemes import Calibration
 from rotquant.tensors.devices import of_device
+from rotquant.tensors.stiefel import learning_bytes
 
 #: Bytes of a GPU that torch's context, its libraries and fragments take.
 RESERVE = 2**30
@@ -221,7 +221,7 @@ def _network(work: Work, method: Method) -> Phase:
     if matrices := len(online_matrices(work)) * shapes.architecture.num_layers:
         hidden = shapes.architecture.hidden_size
         follows = f"{matrices} matrices {hidden} x {hidden} with gradients, and a step of Cayley SGD"
-        parts.append(Part("online rotations", rotation_bytes(hidden, matrices), follows))
+        parts.append(Part("online rotations", learning_bytes(hidden, matrices), follows))
     return Phase(method.title, tuple(parts))
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 #: How far from orthonormal a parameter may start: rounding of a float32 matrix stays two orders below.
 _START_TOLERANCE = 1e-3
+#: Matrices [n, n] of float32: what a step makes of one, and of each rotation itself and its gradient.
+_OF_STEP, _OF_ROTATION = 6, 2
 
 
 class CayleySGD(torch.optim.Optimizer):
@@ -122,6 +124,11 @@ def orthonormality_error(rotation: Tensor) -> Tensor:
     """max |R^T R - I| of R [n, p], a scalar of its type."""
     gram = rotation.mT @ rotation
     return (gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max()
+
+
+def learning_bytes(size: int, rotations: int) -> int:
+    """Bytes that learning so many rotations [size, size] takes, float32."""
+    return 4 * (_OF_STEP + _OF_ROTATION * rotations) * size**2
 
 
 def _check(parameter: Tensor) -> None:

@@ -27,12 +27,10 @@ from rotquant.models.architectures import config_of, embedding
 from rotquant.models.batches import KEPT_BYTES, kept_bytes
 from rotquant.models.placement import USABLE, bytes_without_layers, size_in_bytes
 from rotquant.tensors.devices import of_device
+from rotquant.tensors.stiefel import learning_bytes
 
 #: Logits held at once, in elements; training holds about three float32 tensors of this size.
 _LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: Matrices of the size of R1, float32: what a step of Cayley SGD makes of one, and of each rotation itself and its
-#: gradient.
-_OF_STEP, _OF_ROTATION = 6, 2
 #: What libraries take.
 _LIBRARIES = 2**30
 
@@ -72,18 +70,13 @@ def plan_memory(
     if memory is None:
         return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
     usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
-    fixed = _LIBRARIES + rotation_bytes(config_of(model).hidden_size, rotations)
+    fixed = _LIBRARIES + learning_bytes(config_of(model).hidden_size, rotations)
     spare = usable - size_in_bytes(model) - fixed
     if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
         spare = (usable - bytes_without_layers(model) - fixed) // 2
     at_once = min(at_once, max(1, spare // sequence))
     recomputes = kept_bytes(model, at_once * tokens) > min(kept, memory // 2)
     return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
-
-
-def rotation_bytes(hidden: int, rotations: int) -> int:
-    """Bytes that learning so many rotations [hidden, hidden] takes, float32."""
-    return 4 * (_OF_STEP + _OF_ROTATION * rotations) * hidden**2
 
 
 def sequence_bytes(model: nn.Module, settings: SpinQuant, tokens: int) -> int:

@@ -84,6 +84,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.metrics.zeroshot.shipped:definition": ("tasks: definitions and items",),
     "rotquant.models.architectures:check_family_of": ("config.json",),
     "rotquant.models.folders:weight_files": ("safetensors indices",),
+    "rotquant.models.folders:_packed_by": ("config.json",),
     "rotquant.models.folders:check_weight_files": ("safetensors headers",),
     "rotquant.models.folders:read_safetensors_header": ("safetensors headers",),
     "rotquant.models.deltas:checked_base": ("low-rank deltas",),
@@ -93,6 +94,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.checkpoints:load_tokenizer": ("tokenizers",),
     "rotquant.models.checkpoints:load_config": ("config.json",),
     "rotquant.models.checkpoints:_check_generation": ("config.json",),
+    "rotquant.models.generation:generation_config": ("quantized folders",),
     "rotquant.models.deltas:read_delta": ("low-rank deltas",),
     "rotquant.models.deltas:merge": ("low-rank deltas",),
     "rotquant.models.integrity:read_tensors": ("quantized folders", "decoders", "low-rank deltas"),
@@ -153,6 +155,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.weights.reading:state_files": ("exports to compressed-tensors",),
     "rotquant.weights.storage:make_model": ("quantized folders", "exports to compressed-tensors"),
     "rotquant.weights.storage:read_quantized": ("quantized folders", "quantized folders with a prefix"),
+    "rotquant.weights.storage:read_method_tensors": ("quantized folders with a prefix",),
     "rotquant.weights.storage:read_manifest": ("manifests of quantized folders",),
 }
 
@@ -190,6 +193,8 @@ ASIDE: dict[str, str] = {
     "reproduction.commands.finetuning:fine_tuned": _LOADS,
     "rotquant.commands.models:evaluate": _LOADS,
     "rotquant.comparison:compare": _LOADS,
+    "rotquant.comparison:compare.load": _LOADS,
+    "rotquant.models.companions:companions": "takes a checkpoint's other files along byte for byte, whatever they hold",
     "rotquant.comparison:_bits_per_weight": _AGAIN,
     "rotquant.weights.gguf_export:_tokenizer": "decodes what the loaded tokenizer says of itself",
     "reproduction.commands.completion:tables": "completes a command line; a file of a wrong form completes nothing",

@@ -10,6 +10,7 @@ from rotquant import api
 from rotquant.decoder import convert, save_decoder
 from rotquant.decoder.storage import read_decoder_manifest
 from rotquant.foundation.errors import RotquantError
+from rotquant.models.companions import GENERATION
 from rotquant.models.folders import DECODER_MANIFEST, MANIFEST, kind_of
 from rotquant.models.rotation.matrices import (
     Rotations,
@@ -26,7 +27,7 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights
 from rotquant.weights.export import export_compressed, seal_export
-from rotquant.weights.storage import read_manifest, read_quantized, save_quantized
+from rotquant.weights.storage import read_manifest, read_method_tensors, read_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model
 from tests.helpers.sealing import reseal
@@ -41,7 +42,7 @@ def formats(root: Path) -> list[Format]:
     manifest, weights = "rotquant.json", "quantized.safetensors"
     return [
         Format("manifests of quantized folders", quantized, kinds(manifest), _manifest, 2.0),
-        Format("quantized folders", quantized, kinds(manifest, weights, "config.json"), _load, 1.0),
+        Format("quantized folders", quantized, kinds(manifest, weights, "config.json", GENERATION), _load, 1.0),
         Format("quantized folders with a prefix", prefixed, kinds(manifest, weights), _read),
         Format("exports to compressed-tensors", exported, kinds("config.json", "rotquant.safetensors"), _load, 1.0),
         Format("manifests of decoders", decoder, kinds("decoder.json"), read_decoder_manifest, 1.5),
@@ -91,6 +92,7 @@ def _load(folder: Path) -> None:
 def _read(folder: Path) -> None:
     _sealed(folder)
     read_quantized(folder)
+    read_method_tensors(folder, "prefixed_outliers")
     api.load(folder)
 
 
