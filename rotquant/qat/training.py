@@ -75,7 +75,8 @@ def apply(settings: SelfDistillation, context: QuantizationContext) -> None:
         engine.at_once, engine.offloads = way.at_once, way.offloaded
     training = Training(context, settings, engine)
     context.history = training.run()
-    if training.engine.rank == 0:
+    context.kept_elsewhere = training.engine.rank != 0
+    if not context.kept_elsewhere:
         training.freeze()
 
 

@@ -131,7 +131,8 @@ def _build(
 def _check_integers(context: QuantizationContext) -> None:
     """Raise `RecipeError` where a linear layer of a recipe with weights has no integers: it would be stored as it was,
     and called quantized."""
-    names = context.linear_weights if context.recipe.weights is not None else ()
+    due = context.recipe.weights is not None and not context.kept_elsewhere
+    names = context.linear_weights if due else ()
     missing = [name for name in names if name not in context.weights]
     if missing:
         rounding = next((one.name for one in context.recipe.methods.values() if "rounding" in one.roles), None)

@@ -54,6 +54,7 @@ class QuantizationContext:
     weights: integers by full name, on the host. splits: features that are kept in higher precision, by layer and site.
     tensors: what the method at work wants stored for the run time, by the names that its `tensors` gives.
     static: static scales of sites, and of `keys` and `values`, by (layer, name).
+    kept_elsewhere: whether another process, of several that share a training, keeps the weights.
     checkpoint: where a method that trains continues if it was interrupted. history: the steps of such a training.
     """
 
@@ -79,6 +80,7 @@ class QuantizationContext:
         self.checkpoint = checkpoint
         self.online = RuntimeQuantization(transforms=recipe.transforms)
         self.weights = HostWeights()
+        self.kept_elsewhere = False
         self.splits: Splits = {}
         self.tensors: dict[str, Tensor] = {}
         self.static: dict[SiteKey, QParams] = {}
