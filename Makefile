@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-machines trials rehearsal speed lint format schemas lock site gallery clean FORCE
+.PHONY: all setup test test-long test-machines trials rehearsal speed lint format schemas lock site gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -27,6 +27,10 @@ reports/%: $(READY) FORCE
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
+
+# With those that are marked `long`: half as long again. Before a release.
+test-long: $(READY)
+	$(BIN)/python -m pytest --long --numprocesses $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
 
 # The numeric tests in the arithmetic of other machines; QUICK=--quick for the part that CI runs.
 test-machines: $(READY)

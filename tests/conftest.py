@@ -23,12 +23,17 @@ gc.set_threshold(20_000, 20, 100)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """See `tests.machines`."""
     parser.addoption("--flip-last-bits", action="store_true", help="compute with other last bits than torch's")
+    parser.addoption("--long", action="store_true", help="the tests marked `long` too")
     parser.addoption("--every", type=int, default=1, help="of each test's cases only every so manieth")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
     _keep_every(config.option.every, config, items)
+    if not config.getoption("--long"):
+        long = [item for item in items if "long" in item.keywords]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if "long" not in item.keywords]
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)

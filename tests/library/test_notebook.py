@@ -9,6 +9,8 @@ import pytest
 
 from tests.helpers.project import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 NOTEBOOK = REPOSITORY / "examples/first_steps.ipynb"
 
 

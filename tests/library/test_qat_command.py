@@ -115,7 +115,10 @@ def commanded(rank: int, command: list[str], processes: int = 1) -> str:
 
 
 @pytest.mark.unflipped
-@pytest.mark.parametrize(("processes", "epochs"), [(1, 15), (2, 8)])  # steps of several take longer
+@pytest.mark.parametrize(
+    ("processes", "epochs"),  # steps of several take longer
+    [(1, 15), pytest.param(2, 8, marks=pytest.mark.long)],
+)
 def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
     if processes > 1 and not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")

@@ -65,7 +65,9 @@ def train(rank, folder, case):
         store(stored, folder / "two")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case == "ldp" else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_two_processes_train_as_one_does(case, tmp_path: Path):
     run_together(tmp_path, partial(train, case=case))
     two, one = torch.load(tmp_path / "two", weights_only=True), made_exactly(case)

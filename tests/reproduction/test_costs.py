@@ -64,6 +64,7 @@ def small(name: str, **changes: object) -> Recipe:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value.methods) or "rtn",
 )
+@pytest.mark.long
 def test_predicted_disk_space_is_what_a_shipped_model_takes(model: str, recipe: Recipe, tmp_path: Path) -> None:
     folder = MODELS / model
     if recipe.methods:  # slow on a CPU

@@ -265,6 +265,7 @@ def test_an_incomplete_folder_is_refused(models: Path, tmp_path: Path):
 # Practice
 
 
+@pytest.mark.long
 def test_no_sum_that_is_asked_is_practised():
     asked = {re.findall(r"(\d+) \+ (\d+)", item["context"])[-1] for item in task_items("arithmetic", read("test"))}
     texts = practice(("arithmetic",), modules=1, items=200)
@@ -284,6 +285,7 @@ def test_the_text_of_sums_is_what_mathematics_is_practised_on():
     assert rows == ["\n".join(question + answer for question, answer in text) for text in texts]
 
 
+@pytest.mark.long
 def test_questions_of_the_other_tasks_come_from_training_modules():
     known = {item["context"] for item in task_items("complete_return", read("test"))}
     texts = practice(("complete_return",), modules=30, items=50)

@@ -68,6 +68,7 @@ def test_the_prefix_of_a_stand_in_is_one_token(model: str) -> None:
     assert detect_prefix(ratios, samples, text.bos, method.threshold, **method.rule) == (text.bos,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_hardly_an_outlier_token_of_the_test_text_stands_elsewhere_than_first(model: str) -> None:
     (run,) = runs("Original", "prefixquant_figure4", "prefixquant_figure7")[model]

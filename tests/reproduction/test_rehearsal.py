@@ -53,6 +53,7 @@ def test_every_method_and_metric_of_the_tables_has_a_kind(plan: Plan) -> None:
     assert len(kinds) < 60
 
 
+@pytest.mark.long
 def test_a_rehearsal_goes_on_after_failures_and_continues(
     tmp_path: Path, inside: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,8 @@ from rotquant.foundation.environment import environment
 from tests.helpers.project import CONFIG
 from tests.helpers.tracked import TABLES, compute, log, make_project
 
+#: The trial `tracking` does the same on a real server.
+pytestmark = pytest.mark.long
 URI = "MLFLOW_TRACKING_URI"
 
 
