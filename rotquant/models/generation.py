@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rotquant.models.checkpoints import quiet_transformers
+from rotquant.foundation.errors import CheckpointError
+from rotquant.models.checkpoints import first_line, quiet_transformers
 from rotquant.models.companions import GENERATION
 
 if TYPE_CHECKING:
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def generation_config(folder: str | Path) -> "GenerationConfig | None":
-    """The settings in a folder's generation_config.json; None where transformers finds none or cannot read it."""
+    """The settings in a folder's generation_config.json; None where there is no such file, or it is no JSON.
+
+    Raises:
+        CheckpointError: transformers accepts no such settings.
+    """
     from transformers import GenerationConfig
 
     try:
@@ -21,6 +26,8 @@ def generation_config(folder: str | Path) -> "GenerationConfig | None":
             return GenerationConfig.from_pretrained(folder, local_files_only=True)
     except OSError:  # no file, or no JSON: transformers takes those of config.json in both cases
         return None
+    except Exception as error:  # transformers validates fields by several exceptions
+        raise CheckpointError(f"{Path(folder) / GENERATION} is damaged: {first_line(error)}.") from None
 
 
 def write_generation_config(folder: Path, settings: "GenerationConfig") -> None:

@@ -87,6 +87,13 @@ def test_settings_of_config_json_alone_are_not_lost(tmp_path: Path) -> None:
         assert (found.temperature, found.top_p, found.eos_token_id) == (0.9, 0.6, [2, 29])
 
 
+@pytest.mark.parametrize("settings", [{"max_new_tokens": -3}, {"watermarking_config": 3}])
+def test_settings_that_transformers_refuses_are_damage_in_a_sentence(tmp_path: Path, settings: dict[str, int]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json is damaged: "):
+        generation_config(tmp_path)
+
+
 def test_what_could_not_be_saved_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     model.config.temperature = 0.5  # which transformers refuses to write into config.json
