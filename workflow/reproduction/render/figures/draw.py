@@ -21,6 +21,7 @@ from reproduction.render.figures.axes import PercentAxis, change_label
 from reproduction.render.figures.changes import Change, change_between
 from reproduction.render.figures.panels import (
     GUTTER,
+    LINE,
     Sheet,
     TooHighError,
     broken,
@@ -89,7 +90,8 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
     drawn: list[Change] = []
     lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}
     least = GUTTER + max(0.8, *(scale.least for _, scale in lost_of.values()))
-    panel = (1.9, 0.82 + height)
+    broken_label = LINE * any(scale.words for _, scale in lost_of.values())  # below narrow panels it takes two lines
+    panel = (1.9, 0.82 + broken_label + height)
     with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=least) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=True):
