@@ -27,6 +27,7 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import ZeroShot
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.commands import rotquant
+from tests.helpers.project import REPOSITORY
 from tests.helpers.watching import long_work
 from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items
 
@@ -487,5 +488,6 @@ def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, 
     ],
 )
 def test_wrong_options_are_one_sentence(arguments: list[str], sentence: str, monkeypatch, capsys):
-    assert rotquant(monkeypatch, "evaluate", "no-such-model", *arguments) == 2  # found before the model is looked for
+    model = REPOSITORY / "workflow/resources/models/rq-7b"
+    assert rotquant(monkeypatch, "evaluate", str(model), *arguments) == 2  # found before its weights are read
     assert sentence in capsys.readouterr().err

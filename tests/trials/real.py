@@ -7,7 +7,6 @@ method that trains has a short training, which tries the way and not the method.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,12 +21,12 @@ from typing import Any
 
 import torch
 
-from rotquant.foundation.files import write_json
+from rotquant.foundation.files import read_json, write_json, write_text
 from rotquant.recipes.presets import all_presets
-from tests.trials.trial import RECORDS, Skip, Trial, run
+from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
-#: Rows of the record, one for a model and a preset.
-ROWS = RECORDS / "real_models.json"
+#: Rows of the record, one for a model and a preset, and the page that shows them.
+ROWS, PAGE = REPOSITORY / "docs/real_models.json", REPOSITORY / "docs/real_models.md"
 #: Short trainings: settings of methods that would take hours with their papers' amounts.
 SHORT: Mapping[str, Sequence[str]] = {
     "omniquant": ["methods.omniquant.steps=32"],
@@ -95,23 +94,24 @@ class Command:
         return self.status in (1, 2) and bool(self.said) and not any("Traceback" in line for line in self.said)
 
 
-def rotquant(*words: object, gpu: str | None = None) -> Command:
-    """Run a command with `--json`; of several GPUs it sees one."""
+def rotquant(*words: object, gpu: str | None = None, as_json: bool = True) -> Command:
+    """Run a command, by default with `--json`, else in words, which are then among its lines; it sees one GPU."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        arguments = [sys.executable, "-m", "rotquant", *map(str, words), "--json"]
+        arguments = [sys.executable, "-m", "rotquant", *map(str, words), *(["--json"] if as_json else [])]
         process = subprocess.Popen(arguments, stdout=out, stderr=err, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - started
         out.seek(0)
         err.seek(0)
+        printed = out.read()
         said = [line.strip() for line in err.read().splitlines() if line.strip()]
         try:
-            answer = json.loads(out.read())
+            answer = json.loads(printed)
         except ValueError:
-            answer = {}
+            answer, said = {}, [*printed.splitlines(), *said]
     return Command(process.returncode, answer, said, seconds, usage.ru_maxrss / 2**20)
 
 
@@ -120,19 +120,22 @@ def body(trial: Trial) -> None:
     models, text, tasks = (_folder(name) for name in ("MODELS", "TEXT", "TASKS"))
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
     gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
-    length, samples, many = (1024, 32, 16) if gpus[0] else (256, 8, 4)
-    amounts = ["--samples", samples, "--sequence-length", length, "--bos", "window"]
-    windows = ["--max-windows", many, "--sequence-length", length, "--bos", "window"]
+    length, samples, many = (480, 64, 32) if gpus[0] else (256, 8, 4)  # a prefix fits the window of Gemma 3 too
     presets = [name for name in all_presets() if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
     workers = int(os.environ.get("ROTQUANT_REAL_WORKERS", len(gpus)))
     free: SimpleQueue[str | None] = SimpleQueue()
     for index in range(workers):
         free.put(gpus[index % len(gpus)])
-    work = [(checkpoint, preset) for checkpoint in checkpoints for preset in presets]
+    work = [(checkpoint, preset) for preset in presets for checkpoint in checkpoints]
+
+    def read_as(checkpoint: Path) -> list[object]:
+        has_bos = read_json(checkpoint / "tokenizer_config.json", "tokenizer").get("bos_token")
+        return ["--sequence-length", length, "--bos", "window" if has_bos else "text"]
 
     def one(checkpoint: Path, preset: str) -> Row:
-        gpu = free.get()
+        gpu, windows = free.get(), read_as(checkpoint)
         try:
+            amounts, windows = ["--samples", samples, *windows], ["--max-windows", many, *windows]
             return quantized(checkpoint, preset, text, amounts, windows, gpu)
         finally:
             free.put(gpu)
@@ -145,8 +148,9 @@ def body(trial: Trial) -> None:
     if not trial.quick:
         rows.sort(key=lambda row: (row.model, [*all_presets()].index(row.preset)))
         write_json(ROWS, [asdict(one) for one in rows])
+        write_text(PAGE, page([asdict(one) for one in rows]))
     for checkpoint in checkpoints:
-        answers(trial, checkpoint, text, tasks, windows)
+        answers(trial, checkpoint, text, tasks, ["--max-windows", many, *read_as(checkpoint)])
     for row in rows:
         what = f"{row.preset} on {row.model}"
         trial.check("A preset is quantized or refused in a sentence", row.outcome != "failed", f"{what}: {row.said}")
@@ -168,11 +172,10 @@ def quantized(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "quantized"
         asked = () if training else amounts
-        made = rotquant(
-            command, checkpoint, "--method", preset, "--corpus", text, "-o", folder, *asked, *options, gpu=gpu
-        )
+        words = [command, checkpoint, "--method", preset, "--corpus", text, "-o", folder, *asked, *options]
+        made = rotquant(*words, gpu=gpu, as_json=False)
         row = Row(checkpoint.name, preset, _outcome(made), made.sentence, round(made.seconds, 1), round(made.gib, 2))
-        row.warned = any(re.search(r"KL|nats", line) for line in made.said)
+        row.warned = "out of the ordinary" in " ".join(made.said)
         if made.status:
             return row
         peaks = json.loads((folder / "rotquant.json").read_text())["peak_bytes"] if gpu else {}
@@ -201,6 +204,40 @@ def answers(trial: Trial, checkpoint: Path, text: Path, tasks: Path, windows: Se
     for name, words in commands.items():
         found = rotquant(*words)
         trial.check(f"`{name}` answers", found.status == 0, f"{checkpoint.name}: {found.sentence}")
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page of the record: a table for each model."""
+    parts = [_OPENING]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        exact = next(row["full_precision"] for row in own if row["full_precision"])
+        parts.append(f"## {model}\n\nFull precision: {exact:.2f}.\n")
+        parts.append("| preset | perplexity | KL, nats | bits | s | GiB | plain | packed | GGUF | decoder |")
+        parts.append("| :-- | --: | --: | --: | --: | --: | :-- | :-- | :-- | :-- |")
+        parts += [_line(row) for row in own if row["preset"] != "baseline"]
+        parts.append("")
+    return "\n".join(parts)
+
+
+_OPENING = """# Real models
+
+Every preset by the commands of a user, on pretrained checkpoints. These are dequantized GGUF files, at 4 to 8 bits a
+weight, and no hub's originals: SmolLM2's weights lie on a 4-bit grid already. Calibration is text of C4, the perplexity
+is of WikiText-2's raw test text. Methods that train have a short training, so their rows try the way and not the
+method: 2-bit weights after some tens of steps are broken. Seconds are of the whole command beside others on one GPU, GiB what torch allocates there. In the last columns:
+yes, or - where the format cannot hold the result and a sentence says so. `python -m tests.trials.real` makes this page.
+"""
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A preset's line of the page."""
+    if row["outcome"] != "quantized":
+        said = row["said"].removeprefix("rotquant: ")
+        return f"| {row['preset']} | {row['outcome']}: {said} | | | | | | | | |"
+    forms = ["yes" if row["exported"].get(form) == "yes" else "-" for form in (*FORMATS, "decoder")]
+    numbers = [f"{row['perplexity']:,.2f}", f"{row['kl']:.3f}", f"{row['bits']:.2f}", f"{row['seconds']:.0f}"]
+    return f"| {' | '.join([row['preset'], *numbers, str(round(row['gib'], 1)), *forms])} |"
 
 
 def _folder(name: str) -> Path:
