@@ -61,7 +61,8 @@ def _remedy(recipe: Recipe, engine: str) -> str:
         if problem.changes.keys() <= changes.keys():  # none, or none that helps
             return "export --for transformers, which runs it by rotquant.serving"
         inside = tuple(f"{path}." for path in problem.changes)
-        changes = {path: value for path, value in changes.items() if not path.startswith(inside)} | problem.changes
+        kept = {path: value for path, value in changes.items() if not path.startswith(inside)}
+        changes = {**kept, **problem.changes}
         for path, value in problem.changes.items():
             recipe = _with(recipe, path, value)
     made = {path: value for path, value in changes.items() if path.startswith("rotation")}

@@ -77,7 +77,8 @@ def tune(context: QuantizationContext, prefix: Prefix) -> tuple[Prefix, list[Rec
             checkpoint=context.checkpoint,
             not_finite="the loss of a prefix is {loss} after {step} steps: lower methods.cushioncache.learning_rate.",
         )
-    return Prefix(*(part.detach().to("cpu", dtype) for part in parts.values()), prefix.ids), history
+    keys, values = (parts[name].detach().to("cpu", dtype) for name in ("keys", "values"))
+    return Prefix(keys, values, prefix.ids), history
 
 
 def network(recipe: Recipe, online: RuntimeQuantization, prefix: Prefix) -> RuntimeQuantization:
