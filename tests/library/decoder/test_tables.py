@@ -12,7 +12,7 @@ from rotquant import api
 from rotquant.commands.root import cli
 from rotquant.decoder import Decoder, Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.config import LINEARS, InputScheme, Precision
-from rotquant.decoder.conversion import pack_tables, precision_of
+from rotquant.decoder.conversion import check_convertible, pack_tables, precision_of
 from rotquant.decoder.linear import LutLinear, QuantizedInputs
 from rotquant.decoder.network import Network
 from rotquant.foundation.errors import KernelError, RecipeError
@@ -224,6 +224,13 @@ def test_weights_that_are_no_tables_are_refused() -> None:
     manifest = stored.manifest.model_copy(update={"recipe": four})
     with pytest.raises(RecipeError, match="4-bit weights without scales, which cannot be converted"):
         convert(StoredModel(stored.model, None, stored.weights, type(stored.state)(manifest, {}, {})))
+
+
+def test_before_anything_is_stored_a_recipe_says_whether_there_will_be_tables() -> None:
+    config = random_model().config
+    check_convertible(preset("rcp"), config)
+    with pytest.raises(RecipeError, match="2-bit weights without tables, which cannot be converted"):
+        check_convertible(table_recipe(128), config)
 
 
 def test_levels_that_float16_does_not_hold_are_refused() -> None:
