@@ -20,6 +20,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(20_000, 20, 100)
 
 
+#: Files that take half a minute and more each, and whose subjects other tests or the trials touch too.
+LONG_FILES = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "all_figures",
+        "archives",
+        "finetuning",
+        "rehearsal",
+        "speed_workflow",
+        "tracking_store",
+        "zeroshot_items",
+    )
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """See `tests.machines`."""
     parser.addoption("--flip-last-bits", action="store_true", help="compute with other last bits than torch's")
@@ -31,9 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
     _keep_every(config.option.every, config, items)
     if not config.getoption("--long"):
-        long = [item for item in items if "long" in item.keywords]
+        long = [item for item in items if "long" in item.keywords or item.path.name in LONG_FILES]
         config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if "long" not in item.keywords]
+        items[:] = [item for item in items if item not in set(long)]
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)

@@ -5,7 +5,6 @@ The commands are found in the tree, so that one that is added is asked too.
 
 import inspect
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -212,7 +211,7 @@ def test_the_librarys_writers_follow_the_rule(tmp_path: Path) -> None:
     assert api.load(tmp_path / "mine").recipe == ROTATED_GPTQ
 
 
-def test_what_links_in_an_input_lead_to_is_an_input(tmp_path: Path) -> None:
+def test_what_links_in_an_input_lead_to_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the hub's cache, whose folders of models are links to blobs."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "weights").write_text("weights")
@@ -223,6 +222,6 @@ def test_what_links_in_an_input_lead_to_is_an_input(tmp_path: Path) -> None:
         for check, place in ((check_output_file, "blobs/weights"), (check_output_folder, "blobs")):
             with pytest.raises(ResultError, match="which this command reads"):
                 check(tmp_path / place, anything, inputs=[tmp_path / "model"])
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     check_output_file("model/new.json", anything, ["model"])
     shutil.rmtree(tmp_path / "model")
