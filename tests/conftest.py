@@ -46,9 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
     _keep_every(config.option.every, config, items)
     if not config.getoption("--long"):
-        long = [item for item in items if "long" in item.keywords or item.path.name in LONG_FILES]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in set(long)]
+        long = {item for item in items if "long" in item.keywords or item.path.name in LONG_FILES}
+        config.hook.pytest_deselected(items=[*long])
+        items[:] = [item for item in items if item not in long]
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)

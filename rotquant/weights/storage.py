@@ -397,8 +397,7 @@ def round_ends(model: nn.Module, dtype: torch.dtype) -> None:
 
     They are the large tensors that are not quantized. In a rotated model they are no longer numbers of that type; their
     rounding is as small as the one that the checkpoint's own went through (2.6e-5 nats of KL divergence, SmolLM2-135M).
-    Call it before the model is measured or
-    saved, so that what is loaded equals it.
+    Call it before the model is measured or saved, so that what is loaded equals it.
     """
     for weight in {base_model(model).embed_tokens.weight, lm_head(model).weight}:
         if dtype.itemsize < weight.dtype.itemsize:
