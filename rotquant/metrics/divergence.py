@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import base_model, lm_head, logit_cap
 from rotquant.models.simulation.prefix import prefix_holds
@@ -45,22 +44,6 @@ class FloatStates:
         return FloatStates(self.windows[batch], self.states[batch], self.head)
 
 
-#: States of this process, by a digest of all that decides them: all runs of one model on one text share them.
-_STATES: dict[str, FloatStates] = {}
-#: Bytes that are kept of them, in addition to the last, which is kept whatever its size.
-_STATES_BYTES = 2**29
-
-
-def saved_states(about: str) -> FloatStates | None:
-    """States that this process has saved under a digest."""
-    return _STATES.get(about)
-
-
-def keep_states(about: str, found: FloatStates) -> FloatStates:
-    """Keep states under a digest of all that decides them, and return them."""
-    return keep(_STATES, about, found, _STATES_BYTES)
-
-
 @torch.no_grad()
 def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | None = None) -> FloatStates:
     """Compute the states by one pass of the full-precision model, in evaluation mode.
@@ -77,9 +60,12 @@ def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | 
             states = base_model(model)(input_ids=ids, use_cache=False).last_hidden_state.cpu()
             parts.append(nn.functional.pad(states, (0, 0, skipped, 0), value=math.nan))
             under_way.advance(len(ids))
-    cap = logit_cap(model)
-    head = lm_head(model) if cap is None else nn.Sequential(lm_head(model), _Cap(cap))
-    return FloatStates(windows, torch.cat(parts), head)
+    return FloatStates(windows, torch.cat(parts), capped(lm_head(model), logit_cap(model)))
+
+
+def capped(head: nn.Module, cap: float | None) -> nn.Module:
+    """A language-model head whose logits stay below a cap, where there is one."""
+    return head if cap is None else nn.Sequential(head, _Cap(cap))
 
 
 def batches_of(model: nn.Module, windows: Tensor, batch_size: int, bos: int | None) -> Iterator[tuple[slice, int]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from reproduction.run.cluster import lost_jobs
+
 from rotquant.foundation.data import merge
 from tests.helpers import forked
 from tests.helpers.project import CONFIG, REPOSITORY, Copy

@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-
 from reproduction.run.rounding import LONGEST, mean_kept, rounded
 
 

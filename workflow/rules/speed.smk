@@ -5,6 +5,7 @@ if GPU:
 
     rule measure_speed:
         output:
+            # what an interrupted or failed job has measured stays, and an earlier record until it is measured anew
             update("results/speed/{speed}.json"),
         log:
             "logs/speed/{speed}.log",
@@ -15,8 +16,9 @@ if GPU:
             mem_mb=lambda wildcards, attempt: attempt * 32000,
             runtime=lambda wildcards, attempt: attempt * 60,
         params:
-            current=lambda wildcards: CURRENT.speed(wildcards.speed),
+            benchmarks=lambda wildcards: PLAN.tables[wildcards.speed].benchmarks,
+            kernels=lambda wildcards: PLAN.tables[wildcards.speed].kernels,
         message:
             "measure {wildcards.speed}"
         shell:
-            JOB + "bench measure {wildcards.speed} --output {output}"
+            CELL + "bench measure {wildcards.speed} --output {output}"

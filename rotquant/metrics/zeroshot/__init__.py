@@ -4,7 +4,7 @@ Importing this package imports neither torch nor lm-eval.
 """
 
 from rotquant.metrics.zeroshot.evaluation import Scores, evaluate, scores
-from rotquant.metrics.zeroshot.folders import identity, prepare
+from rotquant.metrics.zeroshot.folders import folder_name, identity, prepare
 from rotquant.metrics.zeroshot.suites import (
     DEFAULT_TASKS,
     TASKS,
@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "check_allowed",
     "evaluate",
+    "folder_name",
     "identity",
     "prepare",
     "quoted",

@@ -36,14 +36,8 @@ def prepare(
         RecipeError: unknown task.
         TaskError: the tasks cannot be made from the corpus, or a local data file is missing or of another schema.
     """
-    names = task_names(metric)
     if metric.suite == "shipped":
         shipped.check_source(corpus)
-        kind, content = "shipped" if split == "test" else f"shipped-{split}", [shipped.fingerprint()]
-    else:
-        files = [file for splits in paper.data_files(metric).values() for file in splits.values()]
-        asked = [metric.normalization, metric.template is not None, _lm_eval_version(), str(paper.lm_eval_tasks())]
-        kind, content = "paper", [names, *asked, {str(file): content_digest(file) for file in files}]
 
     def build(new: Path) -> None:
         if metric.suite == "shipped":
@@ -54,7 +48,22 @@ def prepare(
             write_definition(new, definition)
 
     folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
-    return _made(folder / f"{kind}-{short_hash(canonical_json([*content, _source_digest()]))}", build)
+    return _made(folder / folder_name(metric, split), build)
+
+
+def folder_name(metric: ZeroShot, split: Split = "test") -> str:
+    """The name of the folder of a metric's tasks, which follows from their content and the code that makes them.
+
+    Raises:
+        TaskError: a local data file is missing.
+    """
+    if metric.suite == "shipped":
+        kind, content = "shipped" if split == "test" else f"shipped-{split}", [shipped.fingerprint()]
+    else:
+        files = [file for splits in paper.data_files(metric).values() for file in splits.values()]
+        asked = [metric.normalization, metric.template is not None, _lm_eval_version(), str(paper.lm_eval_tasks())]
+        kind, content = "paper", [task_names(metric), *asked, {str(file): content_digest(file) for file in files}]
+    return f"{kind}-{short_hash(canonical_json([*content, _source_digest()]))}"
 
 
 def definitions(metric: ZeroShot, folder: Path) -> list[dict[str, Any]]:

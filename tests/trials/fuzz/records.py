@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reproduction.run.states import MARKS, States
+
 from reproduction.commands.tracking import make_report
 from reproduction.frame import values
 from reproduction.frame.speed import read_numbers
@@ -22,7 +24,6 @@ from reproduction.run.plan import Plan, config_file, read_plan
 from reproduction.run.results import part_path, read_result, rotation_path, run_path, weights_path
 from reproduction.run.stages.jobs import record_part, result_current, rotation_current, weights_current
 from reproduction.run.stages.measures import Subject, training_loss
-from reproduction.run.states import MARKS, States
 from reproduction.run.tuning import recorded_runs
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project, source_of

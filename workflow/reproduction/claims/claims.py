@@ -45,7 +45,7 @@ from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
 from reproduction.claims.given import not_given
 from reproduction.frame.values import Values, known_quantities, numbers_of
-from reproduction.run.results import RunResult, read_result, run_path
+from reproduction.run.results import RunResult, read_result
 from reproduction.tables.checks import (
     About,
     Claim,
@@ -248,7 +248,7 @@ def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
         cell for cell in project.cells(target.id) if cell.row in rows and cell.column in (columns or (cell.column,))
     ]
     try:
-        found = {run.key: read_result(project.root / run_path(run.key)) for cell in cells for run in cell.runs}
+        found = {run.key: read_result(project.results.run(run.key)) for cell in cells for run in cell.runs}
     except ResultError:
         return None
     return by_experiment(project, target, experiment.check, quantity, numbers_of(cells, found), found, columns)[0]

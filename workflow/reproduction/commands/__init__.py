@@ -17,7 +17,6 @@ def add_to(cli: typer.Typer) -> None:
     runs_app.command("init-tracking")(tracking.init_tracking)
     runs_app.command("sync-tracking")(tracking.sync_tracking)
     runs_app.command("ui")(tracking.ui)
-    runs_app.command()(archives.archive)
     runs_app.command()(archives.export)
     runs_app.command("import")(archives.import_)
     cli.add_typer(bench.bench_app, name="bench")

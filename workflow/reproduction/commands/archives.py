@@ -1,51 +1,32 @@
-"""`rotquant runs archive`, `export` and `import`: results as files, between machines that share no file system."""
+"""`rotquant runs export` and `import`: results as Parquet files, between machines that share no file system."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from reproduction.commands.runs import Configs, Jobs, PlanFile, open_plan
-from reproduction.run import archives, execution
-from reproduction.run.workers import usual_workers
+from reproduction.commands.runs import Configs, PlanFile, open_plan
+from reproduction.run import archives
+from reproduction.run.plan import Plan
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import FILE, Writes
-from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import OutputKind, check_output_file
+from rotquant.foundation.errors import ConfigError, ResultError, nearest
+from rotquant.foundation.files import OutputKind
 
-ARCHIVE = OutputKind("an archive of runs", archives.is_archive)
-
-
-def archive(
-    output: Annotated[
-        Path,
-        typer.Argument(help="The archive, below whatever folder: weights/0123456789abcdef-01234567.tar."),
-        Writes(ARCHIVE),
-    ],
-    needed: Annotated[
-        list[Path] | None, typer.Option("--needs", help="An archive that it needs. Repeatable."), FILE
-    ] = None,
-    jobs: Jobs = None,
-    config: Configs = None,
-    plan: PlanFile = None,
-) -> None:
-    """Compute what an archive is named after and write it: learned rotations, stored weights, or the part of a table.
-
-    The jobs of workflow/storage.smk do no other thing. What the archives that it needs hold is taken from them.
-    """
-    output, needed = output.absolute(), [path.absolute() for path in needed or []]
-    chosen = open_plan(config, plan)
-    check_output_file(output)
-    target = archives.target_of(chosen, output.as_posix())
-    archives.unpack(chosen, needed)
-    execution.execute(chosen, [target], jobs or usual_workers(chosen.device), typer.echo)
-    archives.pack(chosen, output)
+ARCHIVE = OutputKind("a Parquet file of runs", archives.is_archive)
 
 
-@answers({"output": "the file", "tables": "", "runs": "how many", "of": "how many the tables have", "bytes": ""})
+def _files(output: Path, _: object) -> list[Path]:
+    """The files of these names that are there: `export` replaces them."""
+    return [path for kind in archives.KINDS for path in sorted(output.glob(f"*-{kind}.parquet"))]
+
+
+@answers({"files": "", "tables": "", "runs": "how many", "of": "how many the tables have", "bytes": ""})
 def export(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write, e.g. quarot.tar.xz."), Writes(ARCHIVE)
+        Path,
+        typer.Option("--output", "-o", help="The folder of the files, PAPER-runs.parquet and others."),
+        Writes(ARCHIVE, files=_files),
     ],
     tables: Annotated[
         list[str] | None, typer.Argument(help="Tables or papers. Default: all that are computed.")
@@ -56,48 +37,55 @@ def export(
         bool, typer.Option("--partial", help="Leave out what is not computed yet; another machine continues.")
     ] = False,
 ) -> CommandResult:
-    """Write all runs of tables to one file: every seed, window and item, without models.
+    """Write all runs of tables to Parquet files: every seed, window and item, without models.
 
-    `rotquant runs import` reads it elsewhere, where pages and verdicts are made from it again without a GPU.
+    `rotquant runs import` reads them elsewhere, where pages and verdicts are made from them again without a GPU.
     """
     output = output.absolute()
     chosen = open_plan(config, plan)
-    check_output_file(output)
-    names = archives.tables_of(chosen, tables or ())
-    count, of = archives.export(chosen, names, output, partial)
-    size = output.stat().st_size
-    data = {"output": str(output), "tables": list(names), "runs": count, "of": of, "bytes": size}
+    names = tables_of(chosen, tables or ())
+    files, count, of = archives.export(chosen, names, output, partial)
+    size = sum(file.stat().st_size for file in files)
+    data = {"files": [*map(str, files)], "tables": names, "runs": count, "of": of, "bytes": size}
     shown = f"{count} runs" if count == of else f"{count} of {of} runs"
-    return CommandResult(data, (f"{output.name}: {shown}, {size / 1e6:.1f} MB",))
+    return CommandResult(data, (f"{', '.join(file.name for file in files)}: {shown}, {size / 1e6:.1f} MB",))
 
 
-@answers(
-    {"runs": "keys of those that are here", "others": "keys of those left out", "whole": "parts that are complete"}
-)
+@answers({"runs": "keys of those that are here", "others": "names of those left out"})
 def import_(
-    archived: Annotated[
-        list[Path] | None, typer.Argument(help="Files of `runs export` or `runs archive`."), FILE
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export`."), FILE] = None,
     config: Configs = None,
     plan: PlanFile = None,
 ) -> CommandResult:
-    """Take runs out of files, but for those that are here and current, and record the parts of tables.
+    """Take results out of files, but for those that are here.
 
-    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out. What two
-    files hold is taken out of the first.
+    Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
     """
-    paths = [path.absolute() for path in archived or []]
-    chosen = open_plan(config, plan)
-    runs = archives.unpack(chosen, paths)
-    touched = [part for part, planned in chosen.parts.items() if not runs.keys().isdisjoint(planned.runs)]
-    whole = [part for part in touched if archives.record_whole(chosen, part)]
-    others = [run for run, planned in runs.items() if not planned]
-    if runs and len(others) == len(runs):
+    paths = [path.absolute() for path in files or []]
+    runs, others = archives.import_(open_plan(config, plan), paths)
+    if others and not runs:
         raise ResultError(
-            f"none of the {len(runs)} runs is of the settings and the code that this project has: have the commit and "
-            "the configuration (--config) that they were computed with."
+            f"none of the {len(others)} runs is of the settings and the code that this project has: have the commit "
+            "and the configuration (--config) that they were computed with."
         )
-    said = [f"{len(runs) - len(others)} runs are here" + (f", of {', '.join(whole)} all" if whole else "")]
+    said = [f"{len(runs)} runs are here"]
     said += [f"{len(others)} runs of other settings or code were left out"] if others else []
-    data = {"runs": [run for run, planned in runs.items() if planned], "others": others, "whole": whole}
-    return CommandResult(data, tuple(said))
+    return CommandResult({"runs": runs, "others": others}, tuple(said))
+
+
+def tables_of(plan: Plan, asked: tuple[str, ...] | list[str]) -> list[str]:
+    """The tables that names of tables and papers mean; without names those with a run that is there.
+
+    Raises:
+        ConfigError: a name is neither.
+    """
+    results = plan.results()
+    if not asked:
+        return [name for name, one in plan.of_runs.items() if any(results.run(run).exists() for run in one.runs)]
+    papers = dict.fromkeys(table.paper for table in plan.of_runs.values())
+    for name in asked:
+        if name not in plan.of_runs and name not in papers:
+            raise ConfigError(
+                f"no table or paper with runs is called {name!r}{nearest(name, [*plan.of_runs, *papers])}."
+            )
+    return [name for name, table in plan.of_runs.items() if name in asked or table.paper in asked]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from reproduction.commands import completion
-from reproduction.commands.runs import Configs, PlanFile, open_project
+from reproduction.commands.runs import Configs, Place, PlanFile, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.sources import Source, source_of
 from reproduction.tables.configuration import find_root
@@ -89,6 +89,7 @@ def table(
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
+    place: Place = None,
 ) -> CommandResult:
     """Collect a table's numbers into `results/tables/<name>.csv` and `.parquet`, or print them.
 
@@ -96,7 +97,7 @@ def table(
     """
     from reproduction.frame.lines import write_frame
 
-    project = open_project(config, plan)
+    project = open_project(config, plan, place)
     chosen, source = of_name(project, name)
     if form is None:
         frame, shown = source.frame(source.collect(project, chosen)), str(table_path(name))
@@ -109,7 +110,12 @@ def table(
 
 @report_app.command()
 def figure(
-    name: TableName, form: FigureForm = "svg", width: FigureWidth = None, config: Configs = None, plan: PlanFile = None
+    name: TableName,
+    form: FigureForm = "svg",
+    width: FigureWidth = None,
+    config: Configs = None,
+    plan: PlanFile = None,
+    place: Place = None,
 ) -> None:
     """Draw a table's figure into `reports/figures/<name>.svg`; for a paper: --format pdf --width column (or page).
 
@@ -117,7 +123,7 @@ def figure(
     """
     from reproduction.render.figures.draw import figure_path
 
-    project = open_project(config, plan)
+    project = open_project(config, plan, place)
     chosen, source = of_name(project, name)
     if chosen.drawn is None:
         raise ResultError(f"table {name} has no figure.")
@@ -126,17 +132,24 @@ def figure(
 
 
 @report_app.command()
-def page(name: TableName, config: Configs = None, plan: PlanFile = None) -> None:
-    """Render a table's page into `reports/<name>.md`, and show it in MLflow (unless `tracking: false`).
+def page(name: TableName, config: Configs = None, plan: PlanFile = None, place: Place = None) -> None:
+    """Render all of a table: its numbers, its figure, and its page `reports/<name>.md`, which MLflow shows too.
 
-    Where MLflow cannot be used, the page is written all the same, with a warning.
+    With `tracking: false` MLflow is left alone. Where it cannot be used, the page is written all the same, with a
+    warning.
     """
     from reproduction.commands.tracking import attach, make_report, warning
+    from reproduction.frame.lines import write_frame
+    from reproduction.render.figures.draw import figure_path
     from reproduction.render.pages.markdown import page_path
 
-    project = open_project(config, plan)
+    project = open_project(config, plan, place)
     chosen, source = of_name(project, name)
-    collected, logged = source.agreed(project, chosen), None
+    collected, logged = source.collect(project, chosen), None
+    if source.has_numbers(chosen):
+        write_frame(project.root / table_path(name), source.frame(collected))
+    if chosen.drawn is not None and source.picture(project, chosen) == name:
+        source.draw(project, chosen, project.root / figure_path(name))
     if project.config.tracking:
         with warning(_LATER.format(name)):
             logged = source.log(project, [chosen], {name: collected}).get(name)

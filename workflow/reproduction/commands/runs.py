@@ -4,6 +4,8 @@ These are the commands of the Snakemake rules. Run by hand inside the project fo
 config/config.yaml as the configuration or with the files given by --config on top of it.
 """
 
+import dataclasses
+import functools
 import os
 import re
 from pathlib import Path
@@ -13,11 +15,12 @@ import typer
 from rich.table import Table as RichTable
 
 from reproduction.commands import completion
+from reproduction.identity.names import placed
 from reproduction.planning.current import current_plan
 from reproduction.run import execution
-from reproduction.run.plan import Plan, config_file, read_plan
-from reproduction.run.results import read_result, run_path
-from reproduction.run.stages.jobs import prepare_tasks
+from reproduction.run.plan import Plan, config_file, read_plan, write_plan
+from reproduction.run.results import read_result
+from reproduction.run.stages.jobs import make as make_result
 from reproduction.run.workers import usual_workers
 from reproduction.sources import load_project
 from reproduction.tables.configuration import find_root
@@ -66,19 +69,32 @@ def device_of(asked: str | None, configured: str) -> str:
     return asked or configured
 
 
-def open_project(config: list[Path] | None, plan: Path | None = None) -> Project:
+Place = Annotated[
+    Path | None, typer.Option("--results", help="The folder of results, where they do not lie in the project.")
+]
+
+
+def open_project(config: list[Path] | None, plan: Path | None = None, place: Path | None = None) -> Project:
     """The project around the working folder; its folder becomes the working folder, to which corpora are relative.
 
     Args:
-        plan: take the configuration from this plan.
+        plan: take the configuration from this plan. place: the folder of results.
     """
-    if plan is not None:
-        chosen = open_plan(config, plan)
-        fits = {name: Fitting.model_validate(one) for name, one in chosen.fits.items()}
-        return load_project([config_file(Path.cwd(), chosen)], fits=fits)
-    overrides = [path.resolve() for path in config or []]
-    os.chdir(find_root())
-    return load_project(overrides)
+    if plan is None:
+        overrides = [path.resolve() for path in config or []]
+        os.chdir(find_root())
+        return load_project(overrides)
+    chosen = open_plan(config, plan)
+    project = _of_plan(Path.cwd(), chosen.path.resolve())
+    return project if place is None else dataclasses.replace(project, place=place.resolve())
+
+
+@functools.cache
+def _of_plan(root: Path, path: Path) -> Project:
+    """The project of a plan, once in a process."""
+    plan = read_plan(path)
+    fits = {name: Fitting.model_validate(one) for name, one in plan.fits.items()}
+    return load_project([config_file(root, plan)], fits=fits, named=plan.names)
 
 
 def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
@@ -116,7 +132,7 @@ def list_runs(
     for name in [table] if table else project.tables:
         for cell in project.cells(name):
             for run in cell.runs:
-                path = project.root / run_path(run.key)
+                path = project.results.run(run.key)
                 value = read_result(path).value if path.exists() else None
                 keys = (run.key, run.weights_key, run.rotation_key)
                 line = (*keys, name, cell.row, cell.column, run.metric.kind, run.seed)
@@ -130,25 +146,41 @@ def list_runs(
 @answers({"run": "model, recipe, metric, seed", "metrics, provenance and others": "once it is computed; else its keys"})
 def show(key: Key, config: Configs = None) -> CommandResult:
     """Print a run as JSON: its recipe and, once it is computed, its metrics and where they come from."""
-    path = find_root() / run_path(key)
+    plan = open_plan(config, None)
+    path, run = plan.results().run(key), plan.run(key)
     if path.exists():
         read_result(path)
         found = read_json(path, "run file")
     else:
-        run = open_plan(config, None).run(key)
         keys = {"key": key, "weights_key": run.weights_key, "rotation_key": run.rotation_key}
         found = {**keys, "run": run.model_dump(mode="json")}
     return CommandResult(found, (json_text(found),))
 
 
 @runs_app.command()
-def tasks(
-    key: Annotated[str, typer.Argument(help="A set of zero-shot tasks: a file below results/tasks/.")],
+def make(
+    result: Annotated[
+        str, typer.Argument(help="A key, or a file of the result: results/runs/KEY-CODE.json, another folder's too.")
+    ],
+    device: OtherDevice = None,
     config: Configs = None,
     plan: PlanFile = None,
+    allow_code_execution: AllowCode = False,
 ) -> None:
-    """Make or check the data of the zero-shot tasks before any job needs them, and record what they are."""
-    prepare_tasks(open_plan(config, plan), key, typer.echo)
+    """Compute one result: learned rotations, stored weights, a run, or the tasks of runs. What it needs must be there.
+
+    This is what a job of the workflow does. `rotquant runs execute KEY` computes what is needed too.
+    """
+    path = Path(result).absolute() if "/" in result else None
+    chosen = _changed(open_plan(config, plan), device, allow_code_execution)
+    place, key = (None, result) if path is None else placed(path)
+    typer.echo(make_result(chosen, key, chosen.results(place)))
+
+
+def _changed(plan: Plan, device: str | None, allow_code_execution: bool) -> Plan:
+    """A plan with what options say."""
+    allowed = allow_code_execution or plan.allow_code_execution
+    return plan.model_copy(update={"device": device_of(device, plan.device), "allow_code_execution": allowed})
 
 
 @runs_app.command()
@@ -167,17 +199,22 @@ def execute(
     again: Annotated[
         bool, typer.Option(help="Compute the named runs, weights or rotations though they are there.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the tensors of weights when all runs on them are there.")
+    ] = False,
     allow_code_execution: AllowCode = False,
 ) -> None:
-    """Compute what is not current of tables or of all: rotations, weights, runs; the workflow's jobs do no other thing.
+    """Compute what is not there of tables or of all: rotations, weights, runs, each in a process of its own.
 
     It needs neither Snakemake nor MLflow, and lm-eval only for zero-shot accuracy. Each result is a file at once, so an
-    interrupted call continues, several may run on one project, and the workflow finds the results current.
+    interrupted call continues, and the workflow finds the results.
 
     Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
     chosen = open_plan(config, plan)
-    allowed = allow_code_execution or chosen.allow_code_execution
-    changes = {"device": device_of(device, chosen.device), "allow_code_execution": allowed}
-    chosen = chosen.model_copy(update=changes)
-    execution.execute(chosen, targets or (), jobs or usual_workers(chosen.device), typer.echo, again)
+    write_plan(Path.cwd(), chosen)
+    changed = _changed(chosen, device, allow_code_execution)
+    options = ["--plan", str(chosen.path), "--device", changed.device]
+    options += ["--allow-code-execution"] * changed.allow_code_execution
+    keys = execution.wanted(chosen, targets or ())
+    execution.execute(chosen, options, keys, jobs or usual_workers(changed.device), typer.echo, again, keep)

@@ -78,7 +78,7 @@ def sync_tracking(
     for source in dict.fromkeys(map(source_of, chosen)):
         own = [one for one in chosen if source_of(one) is source]
         rendered = {one.id for one in own if (project.root / REPORTS / f"{one.id}.md").exists()}
-        read = {one.id: (source.agreed if one.id in rendered else source.collect)(project, one) for one in own}
+        read = {one.id: source.collect(project, one) for one in own}
         logged = source.log(project, own, read)
         for one in own:
             shown = logged.get(one.id)

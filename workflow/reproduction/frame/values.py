@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reproduction.frame.lines import COMPUTED, PUBLISHED, damaged, read_frame, to_frame, write_frame
 from reproduction.identity.records import same_tasks
-from reproduction.run.results import RunResult, read_result, run_path, table_path
+from reproduction.run.results import RunResult, read_result, table_path
 from reproduction.run.samples import flipped, observations
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.quantities import ANSWER_FLIPS, Quantity, quantities
@@ -211,7 +211,7 @@ def unquantized(project: Project, results: Mapping[str, RunResult]) -> dict[str,
             plain = result.run.unquantized.key
             if plain not in read:
                 with suppress(ResultError):
-                    read[plain] = read_result(project.root / run_path(plain))
+                    read[plain] = read_result(project.results.run(plain))
             other = read.setdefault(plain, None)
             if other is not None and same_tasks(result.provenance.get("tasks"), other.provenance.get("tasks")):
                 found[key] = other
@@ -270,42 +270,9 @@ def read_values(root: Path, name: str) -> Values:
     return Values.of(frame)
 
 
-def read_back(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
-    """Read a table's written numbers, or write them if there are none, and their run results by key.
-
-    Raises:
-        ResultError: a run file is missing, it or the table is damaged, or the table holds other numbers than these.
-    """
-    if not (project.root / table_path(table.id)).exists():
-        write_values(project.root, table.id, collect(project, table)[0])
-    values = read_values(project.root, table.id)
-    results = _results_of(project, table)
-    measured = {
-        (quantity.name, run.key): repr(
-            (results[run.key].texts if quantity.text else results[run.key].metrics).get(quantity.key)
-        )
-        for cell in project.cells(table.id)
-        for quantity in (*cell.quantities, *cell.endpoints)
-        for run in cell.runs
-    }
-    of_two = {one.name for one in project.endpoints(table) if one.key == ANSWER_FLIPS.name}
-    held = {
-        (name, key): repr(value)
-        for (_, _, name), found in (*values.items(), *values.texts.items())
-        if name not in of_two  # files of other tables have a part in
-        for key, value in zip(found.runs, found.values, strict=True)
-    }
-    if set(results) != {key for _, key in held} or not held.items() <= measured.items():
-        raise ResultError(
-            f"table {table_path(table.id)} is not of the run files that are there now; `rotquant report table "
-            f"{table.id}` collects them."
-        )
-    return values, results
-
-
 def _results_of(project: Project, table: RunTable) -> dict[str, RunResult]:
     keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
-    return {key: read_result(project.root / run_path(key)) for key in keys}
+    return {key: read_result(project.results.run(key)) for key in keys}
 
 
 def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
@@ -313,7 +280,7 @@ def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
     found = {}
     for key in dict.fromkeys(key for number in values.values() for key in number.runs):
         try:
-            found[key] = read_result(project.root / run_path(key))
+            found[key] = read_result(project.results.run(key))
         except ResultError:
             continue
     return found

@@ -14,7 +14,6 @@ from reproduction.run.plan import (
     LARGE,
     Places,
     Plan,
-    PlannedPart,
     PlannedRotation,
     PlannedRun,
     PlannedTable,
@@ -67,10 +66,9 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         allow_code_execution=project.config.allow_code_execution,
         codes={"tasks": stage_digest("tasks"), "index": _index_digest()},
         local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
+        small=tuple(sorted(filter(project.is_small, {run.checkpoint for run in project.runs.values()}))),
+        names=project.names,
         tables={name: _table(project, name) for name in project.tables if name not in impossible},
-        parts={
-            name: _part(project, name, runs) for table in project.tables for name, runs in project.parts(table).items()
-        },
         weights={key: _weights(project, runs[0]) for key, runs in project.weights.items()},
         rotations={key: _rotation(project, key) for key in project.rotations},
         tasks={key: run.key for key, run in project.task_sets.items()},
@@ -101,13 +99,6 @@ def _table(project: Project, name: str) -> PlannedTable:
     codes = {output: code_digest(*modules) for output, modules in source.code.items()}
     data = {"source": source.name, "paper": table.paper, "codes": codes, **source.planned(project, table)}
     return PlannedTable.model_validate(data)
-
-
-def _part(project: Project, name: str, runs: tuple[Run, ...]) -> PlannedPart:
-    table, _, rest = name.partition("-")
-    label = table + (f" on {runs[0].checkpoint}" if rest else "")
-    tasks = sorted({key for key in map(task_set, runs) if key})
-    return PlannedPart(label=label, runs=tuple(run.key for run in runs), tasks=tuple(tasks))
 
 
 def _weights(project: Project, run: Run) -> PlannedWeights:

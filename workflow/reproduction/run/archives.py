@@ -1,313 +1,228 @@
-"""Archives: the results of one job as one tar file, for machines without a shared file system (workflow/storage.smk).
+"""Results as Parquet files, one for each paper and kind: from a machine that computes to one that renders.
 
-An archive's name contains a digest of everything that determines its content: runs and code. So an existing archive is
-current and never replaced, and several configurations, projects and people may share one storage.
-
-Archives hold files of `results/` by their paths, data before the record that identifies it. The archive of a table's
-part has everything that pages need: runs, tasks, and weights and rotations without the tensors. An export holds the
-same for whole tables in one compressed file of any name, with fewer digits (`rounding`): its runs identify themselves.
+They hold every seed, window and item, and no tensors. Numbers of runs keep all digits. Samples, of which pages show
+means and intervals, are float32 of fewer bits with the same mean, which is a fourth of the size.
 """
 
-import filecmp
-import io
-import lzma
-import shutil
-import tarfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD, Results, key_in
+from reproduction.identity.records import check_signed
 from reproduction.run.plan import Plan
-from reproduction.run.results import (
-    HISTORY_FILE,
-    ROTATION_RECORD,
-    ROTATIONS_FILE,
-    WEIGHTS_RECORD,
-    part_path,
-    read_result,
-    rotation_path,
-    run_path,
-    task_set_path,
-    weights_path,
-)
-from reproduction.run.rounding import rounded
-from reproduction.run.stages import jobs
-from rotquant.foundation.errors import ConfigError, ResultError
-from rotquant.foundation.files import atomic_path, canonical_json, check_regular, folder_beside, short_hash
+from reproduction.run.results import read_result
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path, check_regular, folder_beside, read_json, read_object, write_json
 
-#: The folders of `results/` that hold an archive's files, and the record files there.
-_RECORDS = {"rotations": ROTATION_RECORD, "weights": WEIGHTS_RECORD, "runs": None, "tasks": None}
-_KINDS = ("rotations", "weights", "measured")
-
-
-def archive_of(plan: Plan, kind: str, key: str) -> str:
-    """The name of an archive, a path relative to the storage of archives.
-
-    Args:
-        kind: rotations, weights or measured. key: the key of rotations or weights, or the part of a table.
-
-    Raises:
-        ConfigError: the plan has no such thing.
-    """
-    basis: list[object] = []
-    if kind == "rotations":
-        basis = [plan.rotation(key).code]
-    elif kind == "weights":
-        basis = [plan.stored(key).code]
-    else:
-        part = plan.part(key)
-        basis = [plan.codes["tasks"], [[run, plan.planned(run).code] for run in part.runs]]
-    return f"{kind}/{key}-{short_hash(canonical_json([basis, archives_needed(plan, kind, key)]), 8)}.tar"
-
-
-def archives_needed(plan: Plan, kind: str, key: str) -> list[str]:
-    """The archives that a job needs: rotations for weights, weights for the part of a table.
-
-    Raises:
-        ConfigError: the plan has no such thing.
-    """
-    if kind == "weights":
-        rotation = plan.stored(key).rotation
-        return [] if rotation is None else [archive_of(plan, "rotations", rotation)]
-    if kind == "measured":
-        keys = dict.fromkeys(plan.planned(run).weights for run in plan.part(key).runs)
-        return [archive_of(plan, "weights", weights) for weights in keys if weights]
-    return []
-
-
-def target_of(plan: Plan, archive: str) -> str:
-    """The target of `rotquant runs execute` for an archive.
-
-    Raises:
-        ConfigError: the archive's name is not in this plan, for example because another machine has other code.
-    """
-    kind, _, name = archive.rpartition("/")
-    kind, key = PurePosixPath(kind).name, name.removesuffix(".tar").rpartition("-")[0]
-    if kind not in _KINDS:
-        raise ConfigError(f"the archive {archive!r} is not in a folder called {', '.join(_KINDS)}.")
-    if archive_of(plan, kind, key) != f"{kind}/{name}":
-        raise ConfigError(
-            f"the archive {kind}/{name} is of other code or settings than this machine has, whose is "
-            f"{archive_of(plan, kind, key)}: have the same commit and configuration on all machines."
-        )
-    return key
-
-
-def pack(plan: Plan, archive: Path) -> None:
-    """Write the archive of that name from the local results.
-
-    Raises:
-        ConfigError: the name is not in this plan.
-        ResultError: a part of it is missing.
-    """
-    key = target_of(plan, archive.as_posix())
-    _write(archive, _files(plan, archive.parent.name, key))
-
-
-def tables_of(plan: Plan, names: Sequence[str]) -> list[str]:
-    """Find tables by their names or those of their papers; without names all tables whose runs are here.
-
-    Raises:
-        ResultError: without names, none is here.
-    """
-    if not names:
-        names = [name for name, table in plan.of_runs.items() if all(received(plan, part) for part in table.parts)]
-        if not names:
-            raise ResultError("no table's runs are all here; `snakemake` or `rotquant runs execute` computes them.")
-    papers = {name: [one for one, table in plan.of_runs.items() if table.paper == name] for name in names}
-    return [table for name in names for table in papers[name] or [name]]
-
-
-def export(plan: Plan, tables: Iterable[str], archive: Path, partial: bool = False) -> tuple[int, int]:
-    """Write everything that tables' pages need to one compressed file; return the numbers of its runs and of all.
-
-    Args:
-        partial: leave out runs that are missing or not current, so that another machine continues with the others.
-
-    Raises:
-        ConfigError: there is no such table.
-        ResultError: one of their runs is missing or not current; with `partial`, all are.
-    """
-    parts = [part for table in tables for part in plan.table(table).parts]
-    runs = list(dict.fromkeys(run for part in parts for run in plan.part(part).runs))
-    missing = {run: None for run in runs if jobs.result_current(plan, run) is None}
-    here = [run for run in runs if run not in missing]
-    if missing and not (partial and here):
-        raise ResultError(
-            f"{len(missing)} of {len(runs)} runs are not here or not current, among them {next(iter(missing))}: "
-            "`rotquant runs execute` with the names of the tables makes them."
-            + (" --partial exports the others." if here else "")
-        )
-    _write(archive, _measured(plan, here), rounded)
-    return len(here), len(runs)
+#: Bits by which a sample is finer than a usual one of its run.
+BITS = 12
+#: Step of log-odds of items in nats, whose deviation over items is several.
+LOG_ODDS_STEP = 2.0**-4
+#: Most steps that are kept of a training's history.
+LONGEST = 200
+#: Metrics whose arrays are drawn as surfaces, and their digits.
+_SURFACES, _DIGITS = ("magnitudes", "token_maxima"), 3
+KINDS = ("runs", "weights", "rotations")
+#: The column of samples in a file.
+_VALUES = "samples.list.element.values.list.element"
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is an archive that was written here: its first member is a result."""
-    with suppress(Exception), tarfile.open(path) as file:  # of what is no archive, or a damaged one, any error comes
-        first = file.next()
-        return first is not None and first.name.startswith("results/")
-    return False
+    """Whether a file is one of these."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1" and any(path.stem.endswith(f"-{kind}") for kind in KINDS)
 
 
-def _write(archive: Path, paths: Iterable[Path], content: Callable[[Path], bytes] | None = None) -> None:
-    """Write files to an archive; with `content`, which yields what is written of each, to a compressed one."""
-    with (
-        atomic_path(archive) as temporary,
-        # preset 9 finds what result files share within 64 MiB
-        tarfile.open(temporary, "w:xz", preset=9) if content else tarfile.open(temporary, "w") as file,
-    ):
-        for path in paths:
-            if not path.is_file():
-                raise ResultError(f"{archive} cannot be written: {path} is not here.")
-            if content is None:
-                file.add(path, arcname=path.as_posix(), recursive=False, filter=_nobodys)
-            else:
-                member, written = _nobodys(file.gettarinfo(path, path.as_posix())), content(path)
-                member.size = len(written)
-                file.addfile(member, io.BytesIO(written))
+def export(plan: Plan, tables: Iterable[str], folder: Path, partial: bool) -> tuple[list[Path], int, int]:
+    """Write the results of tables below a folder; the files, how many runs they hold, and how many the tables have.
 
-
-def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the owner from an archive member."""
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
-
-
-def _files(plan: Plan, kind: str, key: str) -> list[Path]:
-    """The files of an archive in order: each record after its data."""
-    if kind == "rotations":
-        return [rotation_path(key) / name for name in (ROTATIONS_FILE, HISTORY_FILE, ROTATION_RECORD)]
-    if kind == "weights":
-        return [*_learned(plan, [key]), *_stored(key, tensors=True)]
-    return _measured(plan, plan.part(key).runs)
-
-
-def _measured(plan: Plan, runs: Sequence[str]) -> list[Path]:
-    """The files that pages need of runs, theirs last."""
-    planned = [plan.planned(run) for run in runs]
-    weights = [one for one in dict.fromkeys(run.weights for run in planned) if one]
-    tasks = [one for one in dict.fromkeys(run.tasks for run in planned) if one]
-    stored = [path for one in weights for path in _stored(one, tensors=False)]
-    return [*_learned(plan, weights), *stored, *map(task_set_path, tasks), *map(run_path, runs)]
-
-
-def _learned(plan: Plan, weights: Iterable[str]) -> list[Path]:
-    """The files that pages need of the rotations used for weights."""
-    keys = dict.fromkeys(key for one in weights if (key := plan.stored(one).rotation))
-    return [rotation_path(key) / name for key in keys for name in (HISTORY_FILE, ROTATION_RECORD)]
-
-
-def _stored(key: str, tensors: bool) -> list[Path]:
-    """The files of stored weights, their record last."""
-    folder = weights_path(key)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != WEIGHTS_RECORD]
-    kept = [path for path in files if tensors or path.suffix != ".safetensors"]
-    return [*kept, folder / WEIGHTS_RECORD]
-
-
-def unpack(plan: Plan, archives: Sequence[Path]) -> dict[str, bool]:
-    """Extract the files of archives into the results, except those that are current here or not in this plan.
-
-    The record of a folder is removed before its data is written, and written last, so that an interrupted folder does
-    not look complete.
-
-    Returns:
-        The archives' runs, each with whether it is in this plan, with its settings and code.
+    Args:
+        partial: whether runs may be missing.
 
     Raises:
-        ResultError: an archive is damaged or holds a file that is no result, or the disk is full.
+        ResultError: one is missing or damaged.
     """
-    runs: dict[str, bool] = {}
-    for archive in archives:
-        check_regular(archive)
-        with folder_beside(Path("results/received")) as folder:
-            try:
-                with tarfile.open(archive) as file:
-                    members = file.getmembers()
-                    for member in members:
-                        _check(archive, member)
-                    file.extractall(folder, members, filter="data")
-            except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
-                raise ResultError(f"the archive {archive} is damaged ({error}); delete it and make it anew.") from None
-            names = [Path(member.name) for member in members]
-            found = {path.stem: _is_planned(plan, folder, path) for path in names if path.parts[1] == "runs"}
-            behind = {key for run, planned in found.items() if planned for key in _behind(plan, run)}
-            wanted = [path for path in names if not found or Path(path.parts[2]).stem in behind]
-            for path in [path for path in wanted if not _is_here(plan, path)]:
-                _place(folder / path, path)
-            runs |= found
-    return runs
-
-
-def record_whole(plan: Plan, part: str) -> bool:
-    """Record a part of a table if all of its runs are here and current; return whether they are."""
-    results = {run: jobs.result_current(plan, run) for run in plan.part(part).runs}
-    found = {run: result.value for run, result in results.items() if result is not None}
-    if len(found) == len(results):
-        jobs.record_part(plan, part, found)
-    return len(found) == len(results)
-
-
-def received(plan: Plan, part: str) -> bool:
-    """Whether a part's runs are all here, current and recorded."""
-    return part_path(part).exists() and all(jobs.result_current(plan, run) for run in plan.part(part).runs)
-
-
-def _check(archive: Path, member: tarfile.TarInfo) -> None:
-    parts = PurePosixPath(member.name).parts
-    inside = parts[:1] == ("results",) and len(parts) > 2 and parts[1] in _RECORDS and ".." not in parts
-    if not (inside and member.isfile()):
-        raise ResultError(f"the archive {archive} holds {member.name[:100]!r}, which is no result's file.")
-
-
-def _is_planned(plan: Plan, folder: Path, path: Path) -> bool:
-    """Whether an unpacked run is in the plan, by its settings and its code.
-
-    Raises:
-        ResultError: it is damaged.
-    """
-    result = read_result(folder / path)
-    if (planned := plan.runs.get(path.stem)) is None:
-        return False
-    made = [(result.provenance, planned.code)]
-    if planned.weights is not None:
-        stored = plan.stored(planned.weights)
-        made.append((result.weights or {}, stored.code))
-        if stored.rotation is not None:
-            made.append((result.rotation or {}, plan.rotation(stored.rotation).code))
-    return all(record.get("code_digest") == code for record, code in made)
-
-
-def _behind(plan: Plan, run: str) -> list[str]:
-    """The keys of a run and of the weights, learned rotations and tasks that it was measured with."""
-    planned = plan.planned(run)
-    rotation = None if planned.weights is None else plan.stored(planned.weights).rotation
-    return [key for key in (run, planned.weights, rotation, planned.tasks) if key is not None]
-
-
-def _is_here(plan: Plan, path: Path) -> bool:
-    """Whether the result that a file belongs to is here and current, hence is kept."""
-    kind, key = path.parts[1], Path(path.parts[2]).stem
-    if kind == "runs":
-        return key in plan.runs and jobs.result_current(plan, key) is not None
-    if kind == "weights":
-        return (
-            key in plan.weights
-            and jobs.weights_current(plan, key)
-            and (path.suffix != ".safetensors" or jobs.weights_at_hand(key))
+    results, files, held, of = plan.results(), [], 0, 0
+    for paper in dict.fromkeys(plan.tables[name].paper for name in tables):
+        runs = dict.fromkeys(
+            run for name in tables if plan.tables[name].paper == paper for run in plan.tables[name].runs
         )
-    if kind == "rotations":
-        return key in plan.rotations and jobs.rotation_current(plan, key, at_hand=path.name == ROTATIONS_FILE)
-    return False
+        present = [key for key in runs if results.run(key).exists()]
+        held, of = held + len(present), of + len(runs)
+        if len(present) < len(runs) and not partial:
+            missing = next(key for key in runs if key not in present)
+            raise ResultError(
+                f"{len(runs) - len(present)} runs of {paper} are not computed, such as {missing} "
+                f"({plan.runs[missing].label}); --partial leaves them out."
+            )
+        weights = dict.fromkeys(key for run in present if (key := plan.runs[run].weights))
+        rotations = dict.fromkeys(key for one in weights if (key := plan.weights[one].rotation))
+        rows = {
+            "runs": [_of_run(results.run(key)) for key in present],
+            "weights": _learned(map(results.weights, weights), WEIGHTS_RECORD),
+            "rotations": _learned(map(results.rotation, rotations), ROTATION_RECORD),
+        }
+        for kind, found in rows.items():
+            if found:
+                files.append(folder / f"{paper}-{kind}.parquet")
+                _write(files[-1], found)
+    return files, held, of
 
 
-def _place(source: Path, path: Path) -> None:
-    """Move an unpacked file to its place, unless an equal file is there."""
-    if path.is_file() and filecmp.cmp(source, path, shallow=False):
+def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Take results out of files, but for those that are here; the keys of runs of this plan, and the names of others.
+
+    Raises:
+        ResultError: a file is none of these, or damaged.
+    """
+    results, ours, others = plan.results(), [], []
+    for path in paths:
+        kind = path.stem.rpartition("-")[2]
+        if kind not in KINDS:
+            raise ResultError(
+                f"{path} is no file of `rotquant runs export`: its name ends in none of {', '.join(KINDS)}."
+            )
+        for row in _read(path):
+            name = str(row["name"])
+            key = key_in(name)
+            if plan.names.get(key) != name or key not in getattr(plan, kind):
+                others += [name] * (kind == "runs")
+                continue
+            ours += [key] * (kind == "runs")
+            try:
+                _PLACED[kind](results, key, row)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ResultError(f"{path} is damaged at {name} ({type(error).__name__}: {error}).") from None
+    return ours, others
+
+
+def _of_run(path: Path) -> dict[str, Any]:
+    read_result(path)  # refuses what is damaged
+    data = read_object(path, "run file")
+    samples = data.pop("samples", {})
+    kind = data["run"]["metric"]["kind"]
+    if kind in _SURFACES and "arrays" in data:
+        data["arrays"] = _digits(data["arrays"], _DIGITS)
+    packed = []
+    for quantity, values in samples.items():
+        if isinstance(values, str):
+            packed.append({"quantity": quantity, "answers": values, "values": None})
+        else:
+            step = LOG_ODDS_STEP if kind == "zero_shot" else _step(values)
+            packed.append({"quantity": quantity, "answers": None, "values": mean_kept(values, step)})
+    return {"name": path.stem, "record": _text(data), "samples": packed}
+
+
+def _learned(folders: Iterable[Path], record: str) -> list[dict[str, Any]]:
+    """Records and histories of what is there."""
+    there = [folder for folder in folders if (folder / record).exists() and (folder / HISTORY_FILE).exists()]
+    return [
+        {
+            "name": folder.name,
+            "record": _text(read_object(folder / record, "record")),
+            "history": _text(_digits(thinned(read_json(folder / HISTORY_FILE, "history")), 5)),
+        }
+        for folder in there
+    ]
+
+
+def _place_run(results: Results, key: str, row: Mapping[str, Any]) -> None:
+    data = json.loads(row["record"])
+    if samples := {one["quantity"]: one["answers"] or list(one["values"]) for one in row["samples"]}:
+        data["samples"] = samples
+    place = results.run(key)
+    if place.exists():
         return
-    if record := _RECORDS[path.parts[1]]:
-        (Path(*path.parts[:3]) / record).unlink(missing_ok=True)
+    with folder_beside(place) as temporary:
+        write_json(temporary / place.name, data)
+        read_result(temporary / place.name)  # its key is of what it says
+        (temporary / place.name).rename(place)
+
+
+def _placed(of: Callable[[Results, str], Path], record: str) -> Callable[[Results, str, Mapping[str, Any]], None]:
+    def place(results: Results, key: str, row: Mapping[str, Any]) -> None:
+        folder, data = of(results, key), json.loads(row["record"])
+        if not (folder / record).exists():
+            check_signed(data, folder / record)
+            write_json(folder / HISTORY_FILE, json.loads(row["history"]))
+            write_json(folder / record, data)
+
+    return place
+
+
+_PLACED = {
+    "runs": _place_run,
+    "weights": _placed(Results.weights, WEIGHTS_RECORD),
+    "rotations": _placed(Results.rotation, ROTATION_RECORD),
+}
+
+
+def mean_kept(values: Sequence[float], step: float) -> list[float]:
+    """Values rounded to multiples of a step but for the last, each taking up what the one before lost."""
+    found, lost = [], 0.0
+    for value in values[:-1]:
+        found.append(step * round((value + lost) / step))
+        lost += value - found[-1]
+    return [*found, *(value + lost for value in values[-1:])]
+
+
+def _step(values: Sequence[float]) -> float:
+    """A power of two below a usual one of the values by `BITS`."""
+    usual = fmean(map(abs, values))
+    return 2.0 ** (math.floor(math.log2(usual)) - BITS) if usual else 1.0
+
+
+def thinned(steps: Sequence[Any]) -> list[Any]:
+    """Evenly spaced steps, the last one among them."""
+    every = -(-len(steps) // LONGEST) or 1
+    return [*steps[(len(steps) - 1) % every :: every]]
+
+
+def _digits(data: Any, count: int) -> Any:
+    """Data whose floats have so many significant digits."""
+    if isinstance(data, float):
+        return float(f"{data:.{count}g}")
+    if isinstance(data, list):
+        return [_digits(one, count) for one in data]
+    return {name: _digits(one, count) for name, one in data.items()} if isinstance(data, dict) else data
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    sample = pa.struct([("quantity", pa.string()), ("answers", pa.string()), ("values", pa.list_(pa.float64()))])
+    fields = {"name": pa.string(), "record": pa.string(), "history": pa.string(), "samples": pa.list_(sample)}
+    schema = pa.schema([(name, kind) for name, kind in fields.items() if name in rows[0]])
+    table = pa.Table.from_pylist(rows, schema)
+    split: Any = [_VALUES] if "samples" in rows[0] else False
     with atomic_path(path) as temporary:
-        shutil.move(source, temporary)
+        parquet.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=False,
+            use_byte_stream_split=split,
+        )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    check_regular(path)
+    try:
+        return parquet.read_table(path).to_pylist()
+    except FileNotFoundError:
+        raise ResultError(f"there is no file {path}.") from None
+    except (pa.ArrowException, OSError) as error:
+        raise ResultError(f"{path} is no Parquet file of results ({str(error).splitlines()[0]}).") from None

@@ -1,4 +1,4 @@
-"""The plan: all tables of one configuration expanded into runs, their weights and parts, written once and read by
+"""The plan: all tables of one configuration expanded into runs, their weights and rotations, written once and read by
 Snakemake's rules and by every job. Reading one loads neither recipes nor tables.
 """
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from reproduction.identity.names import RESULTS, Results
 from rotquant.foundation.errors import ConfigError, ResultError, lookup
 from rotquant.foundation.files import canonical_json, check_regular, short_hash, write_text
 
@@ -48,7 +49,7 @@ class PlannedTable(PlanEntry):
 
     definition: digest of its files' content; codes: digests of the code of each output. figure: the table whose figure
     it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure.
-    parts: the jobs that compute its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
+    runs: the keys of its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
     whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
     this machine has none. remarks: what of it is not possible here, or adapted (`Project.remarks`).
     """
@@ -59,7 +60,7 @@ class PlannedTable(PlanEntry):
     codes: dict[Output, str]
     figure: str | None = None
     has_numbers: bool = True
-    parts: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     benchmarks: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     on_gpu: bool = False
@@ -77,14 +78,6 @@ class PlannedRun(PlanEntry):
     batch_size: int
     weights: str | None
     tasks: str | None
-
-
-class PlannedPart(PlanEntry):
-    """The runs that one job of the workflow computes, and the sets of tasks that it needs."""
-
-    label: str
-    runs: tuple[str, ...]
-    tasks: tuple[str, ...]
 
 
 class PlannedWeights(PlanEntry):
@@ -109,6 +102,7 @@ class Plan(PlanEntry):
 
     inputs: digest of everything that the plan depends on. sources: digest of all code then. config: the data of one
     standalone file. codes: digests of the stages that do not depend on a recipe. local: checkpoints that are folders.
+    small: those that a job needs little memory and time for. names: of results by key (`identity.names`).
     shared: recipes, metrics and corpora of the runs, each once. left_out: tables of which nothing can be computed, and
     why. fits: the fittings of recipes to models that are not as they were written, as plain data (`tables.fitting`).
     """
@@ -121,8 +115,9 @@ class Plan(PlanEntry):
     allow_code_execution: bool
     codes: dict[str, str]
     local: tuple[str, ...]
+    small: tuple[str, ...]
+    names: dict[str, str]
     tables: dict[str, PlannedTable]
-    parts: dict[str, PlannedPart]
     weights: dict[str, PlannedWeights]
     rotations: dict[str, PlannedRotation]
     tasks: dict[str, str]
@@ -139,7 +134,7 @@ class Plan(PlanEntry):
     @property
     def of_runs(self) -> dict[str, PlannedTable]:
         """The tables with runs to compute."""
-        return {name: table for name, table in self.tables.items() if table.parts}
+        return {name: table for name, table in self.tables.items() if table.runs}
 
     def table(self, name: str) -> PlannedTable:
         """Find a table by id.
@@ -151,33 +146,17 @@ class Plan(PlanEntry):
             raise ConfigError(f"{name}: {self.left_out[name]}")
         return lookup(self.tables, name, "unknown table")
 
-    def part(self, name: str) -> PlannedPart:
-        """Find a part of a table.
+    def results(self, place: Path | None = None) -> Results:
+        """Where results lie; place: their folder, by default `results` in the working folder."""
+        return Results(place or RESULTS, self.names)
 
-        Raises:
-            ConfigError: no table has it under this configuration.
-        """
-        return known(self.parts, name, "no table has a part")
+    def metric(self, key: str) -> dict[str, Any]:
+        """The metric of a run."""
+        return self.shared[self.planned(key).fields["metric"]]
 
-    def part_digest(self, name: str) -> str:
-        """Digest of a part's runs and of the code that computes them, their weights and their learned rotations.
-
-        Raises:
-            ConfigError: no table has the part under this configuration.
-        """
-        keys = self.part(name).runs
-        weights, rotations = self.behind(name)
-        kinds = ((self.runs, keys), (self.weights, weights), (self.rotations, rotations))
-        return short_hash(canonical_json([sorted({planned[key].code for planned, of in kinds for key in of}), keys]))
-
-    def behind(self, name: str) -> tuple[set[str], set[str]]:
-        """The keys of the stored weights, and of the learned rotations, that a part's runs are measured with.
-
-        Raises:
-            ConfigError: no table has the part under this configuration.
-        """
-        weights = {key for run in self.part(name).runs if (key := self.runs[run].weights)}
-        return weights, {key for one in weights if (key := self.weights[one].rotation)}
+    def is_small(self, run: str) -> bool:
+        """Whether a run is of a small model."""
+        return self.planned(run).fields["checkpoint"] in self.small
 
     def stored(self, key: str) -> PlannedWeights:
         """Find stored weights by key.

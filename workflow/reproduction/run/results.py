@@ -1,6 +1,6 @@
-"""Result files: paths, reading and checks. A run's file holds everything needed to recompute it.
+"""Result files: places, reading and checks. A run's file holds everything needed to recompute it.
 
-Paths are relative to the project folder. Nothing here imports torch.
+A name is the key of what is computed and a digest of the code that computes it, so what exists is current.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,10 @@ from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_object, write_json
 
 RUNS = Path("results/runs")
-ROTATIONS = Path("results/rotations")
-WEIGHTS = Path("results/weights")
-MEASURED = Path("results/measured")
 TASKS = Path("results/tasks")
 TABLES = Path("results/tables")
 REPORTS = Path("reports")
 FIGURES = Path("reports/figures")
-
-#: The record in the folder of stored weights, and the files in that of learned rotations.
-WEIGHTS_RECORD = "weights.json"
-ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE = "rotation.json", "rotations.safetensors", "history.json"
 
 
 @dataclass(frozen=True)
@@ -78,34 +71,9 @@ def rotations_of(results: Iterable[RunResult]) -> dict[str, dict[str, Any]]:
     return {result.rotation["key"]: result.rotation for result in results if result.rotation}
 
 
-def run_path(key: str) -> Path:
-    """The file of a run."""
-    return RUNS / f"{key}.json"
-
-
 def table_path(name: str) -> Path:
     """The CSV of a table's numbers; the Parquet file next to it holds the same."""
     return TABLES / f"{name}.csv"
-
-
-def rotation_path(key: str) -> Path:
-    """The folder of learned rotations. Its record of how they were learned is written last."""
-    return ROTATIONS / key
-
-
-def part_path(part: str) -> Path:
-    """The record of a part of a table, written when all of its runs are measured."""
-    return MEASURED / f"{part}.json"
-
-
-def task_set_path(key: str) -> Path:
-    """The record of a set of zero-shot tasks, written when their definitions and data exist and are checked."""
-    return TASKS / f"{key}.json"
-
-
-def weights_path(weights_key: str) -> Path:
-    """The folder of stored weights. Its weights.json records how they were made."""
-    return WEIGHTS / weights_key
 
 
 def write_result(path: Path, result: RunResult) -> None:
@@ -147,7 +115,7 @@ def read_result(path: Path) -> RunResult:
         raise _damaged(path, first_problem(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
-    if not data.get("key") == run.key == path.stem:
+    if not data.get("key") == run.key == path.stem.partition("-")[0]:
         raise _damaged(path, f"its name is not the key of its run, {run.key}, and it says {data.get('key')}")
     return result
 

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from reproduction.identity.code import stage_digest
+from reproduction.identity.names import ROTATION_RECORD
 from reproduction.identity.run import Run
 from reproduction.metrics.settings import Metric
-from reproduction.run.results import ROTATION_RECORD
 from reproduction.run.workers import Workers, shared_gpus
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
@@ -254,7 +254,7 @@ def measure_run(job: TuningJob) -> dict[str, float]:
         RotquantError: bad input, in one sentence.
     """
     from reproduction.run.stages.rotations import compute_rotations
-    from reproduction.run.stages.runs import measure_runs
+    from reproduction.run.stages.runs import measure_run as measured_run
     from reproduction.run.stages.weights import compute_weights
 
     run, checkpoint, device, code = job.run, job.checkpoint, job.device, job.code
@@ -267,7 +267,7 @@ def measure_run(job: TuningJob) -> dict[str, float]:
                 learned = compute_rotations(run, checkpoint, rotation, device, code)
                 write_json(rotation / ROTATION_RECORD, learned)
             compute_weights(run, checkpoint, weights, device, code, rotation)
-            ((_, measured, _),) = measure_runs([run], checkpoint, weights, device, job.batch_size, [code])
+            measured, _ = measured_run(run, checkpoint, weights, device, job.batch_size, code)
             found = {name: measured.metrics[name] for name in ("perplexity", "nll")}
         except RotquantError as error:
             if type(error) is not RotquantError:  # only this type can result from the rate, not from bad input

@@ -23,7 +23,7 @@ from rotquant.foundation.errors import RotquantError
 _LOADED = "reproduction.run.stages.loaded"
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: By this variable CUDA knows which GPUs a process may use.
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDAVISIBLE_DEVICES"
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -115,8 +115,8 @@ class Workers(Generic[Job, Outcome]):
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, each by what `CUDA_VISIBLE_DEVICES` calls it; found without CUDA."""
-    chosen = os.environ.get(_VISIBLE)
+    """The GPUs that this process may use, each by what `CUDAVISIBLE_DEVICES` calls it; found without CUDA."""
+    chosen = os.environ.get(VISIBLE)
     if chosen is None:
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
     return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
@@ -139,7 +139,7 @@ def usual_workers(device: str) -> int:
 def _serve(pipe: Any, perform: Callable[[Job], Outcome], gpu: str | None) -> None:
     """Main loop of a worker. It ignores Ctrl-C, which a terminal sends to all processes; its parent handles it."""
     if gpu is not None:
-        os.environ[_VISIBLE] = gpu  # before CUDA is first used
+        os.environ[VISIBLE] = gpu  # before CUDA is first used
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError):

@@ -94,13 +94,13 @@ class Source(ABC, Generic[T, C]):
         """
         return self.collect(project, table)
 
-    def agreed(self, project: Project, table: T) -> C:
-        """A table's collected numbers, checked against the measurements; its page is made from them.
+    def has_numbers(self, table: T) -> bool:
+        """Whether a table has numbers of its own, in addition to those of other tables in its figure."""
+        return True
 
-        Raises:
-            ResultError: they differ from the current measurements.
-        """
-        return self.collect(project, table)
+    def picture(self, project: Project, table: T) -> str | None:
+        """The table whose figure a table shows, if any."""
+        return table.id if table.drawn is not None else None
 
     @abstractmethod
     def frame(self, collected: C) -> pd.DataFrame:
@@ -170,6 +170,7 @@ def load_project(
     root: Path | None = None,
     config: Config | None = None,
     fits: Mapping[str, Fitting] | None = None,
+    named: Mapping[str, str] | None = None,
 ) -> Project:
     """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
 
@@ -191,7 +192,7 @@ def load_project(
         if not any(column.slot in config.slots for column in table.columns):
             left_out[name] = no_slot(config, table.columns[0].slot)
             del tables[name]
-    return Project(root, config, tables, left_out, fits)
+    return Project(root, config, tables, left_out, fits, named)
 
 
 def load_tables(root: Path) -> dict[str, Table]:

@@ -69,8 +69,8 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         committed = {name: committed_path(project.root, name) for name in table.recorded}
         return {
             "definition": short_hash(canonical_json([[one.model_dump(mode="json") for one in behind], texts])),
-            "figure": table.id if table.drawing else None,
-            "has_numbers": bool(table.grids),
+            "figure": self.picture(project, table),
+            "has_numbers": self.has_numbers(table),
             "on_gpu": table.device == "gpu",
             "benchmarks": tuple(sorted(cell.key for cell in table.cells)),
             "kernels": tuple(sorted({benchmark_digest(cell.benchmark) for cell in table.cells})),
@@ -81,6 +81,9 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         from reproduction.frame.speed import read_numbers
 
         return read_numbers(project, table)
+
+    def has_numbers(self, table: SpeedTable) -> bool:
+        return bool(table.grids)
 
     def frame(self, collected: Measured) -> pd.DataFrame:
         return collected.frame

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.run.plan import Output
-from reproduction.run.results import RunResult, run_path
+from reproduction.run.results import RunResult
 from reproduction.sources import Reached, Source
 from reproduction.tables.checks import named_by_experiment
 from reproduction.tables.project import Project
@@ -70,8 +70,8 @@ class Runs(Source[RunTable, Collected]):
         shown = [table.model_dump(mode="json"), published, slots, keys, *remarks]
         return {
             "definition": short_hash(canonical_json(shown)),
-            "figure": project.picture(table),
-            "parts": tuple(project.parts(table.id)),
+            "figure": self.picture(project, table),
+            "runs": tuple(dict.fromkeys(keys)),
             "remarks": (*remarks, *project.lacking(table)),
         }
 
@@ -86,10 +86,8 @@ class Runs(Source[RunTable, Collected]):
         values = read_values(project.root, table.id)
         return values, results_behind(project, values)
 
-    def agreed(self, project: Project, table: RunTable) -> Collected:
-        from reproduction.frame.values import read_back
-
-        return read_back(project, table)
+    def picture(self, project: Project, table: RunTable) -> str | None:
+        return project.picture(table)
 
     def frame(self, collected: Collected) -> pd.DataFrame:
         return collected[0].frame
@@ -114,7 +112,7 @@ class Runs(Source[RunTable, Collected]):
     def is_tracked(self, project: Project, table: RunTable) -> bool:
         """Whether all its runs exist."""
         cells = project.cells(table.id)
-        return all((project.root / run_path(run.key)).exists() for cell in cells for run in cell.runs)
+        return all(project.results.run(run.key).exists() for cell in cells for run in cell.runs)
 
     def log(
         self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]

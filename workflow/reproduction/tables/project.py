@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from reproduction.identity.names import DIGITS, RESULTS, Results, names_of
 from reproduction.identity.run import Portion, Run, corpora_of, named
 from reproduction.metrics.settings import Metric
 from reproduction.tables.configuration import Config, Slot
@@ -36,20 +37,23 @@ from rotquant.foundation.errors import (
     ConfigError,
     CorpusError,
     RecipeError,
+    TaskError,
     UnsupportedArchitectureError,
     lookup,
     nearest,
 )
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
+from rotquant.metrics import zeroshot
 from rotquant.models.digests import checkpoint_digest
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
+from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import load_text
 from rotquant.text.digests import UNREAD, text_digest
 
 T = TypeVar("T", bound=Table)
 
-#: Checkpoints with fewer bytes share a job.
+#: Checkpoints with fewer bytes are small: a cluster's job of one needs little.
 SMALL = 500_000_000
 
 #: Kinds of figures that show only runs, no printed numbers, and do not name a single column.
@@ -108,7 +112,8 @@ class Project:
     """The configuration and the tables of all sources, expanded on demand. Paths inside are relative to `root`.
 
     left_out: tables that have no column under this configuration, by id, and why.
-    fits: of a plan, how recipes fit their models (`fittings`); what is not in it fits. None asks the models.
+    fits, named: of a plan, how recipes fit their models (`fittings`; what is not in it fits) and the names of results.
+        None finds them out. place: the folder of results, by default `results`.
     """
 
     root: Path
@@ -116,6 +121,8 @@ class Project:
     tables: dict[str, Table]
     left_out: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, Fitting] | None = None
+    named: Mapping[str, str] | None = None
+    place: Path | None = None
 
     def table(self, name: str) -> Table:
         """Find a table by id.
@@ -247,20 +254,8 @@ class Project:
         return _by_key(self.runs.values(), lambda run: run.rotation_key)
 
     @functools.cache  # noqa: B019
-    def parts(self, name: str) -> dict[str, tuple[Run, ...]]:
-        """The runs of a table as {part: runs}; one job of the workflow computes a part.
-
-        For small models, starting a job takes longer than computing a cell, so their runs are one part, named after the
-        table. The runs on any other checkpoint are a separate part, which a cluster computes in parallel.
-        """
-        found: dict[str, list[Run]] = {}
-        for run in {run.key: run for cell in self.cells(name) for run in cell.runs}.values():
-            small = self._is_small(run.checkpoint)
-            found.setdefault(name if small else f"{name}-{short_hash(run.checkpoint_digest, 8)}", []).append(run)
-        return {part: tuple(runs) for part, runs in found.items()}
-
-    @functools.cache  # noqa: B019
-    def _is_small(self, checkpoint: str) -> bool:
+    def is_small(self, checkpoint: str) -> bool:
+        """Whether a checkpoint is a folder here of less than `SMALL`."""
         place = self.checkpoint_path(checkpoint)
         local = place != checkpoint or Path(checkpoint).is_absolute()
         return local and folder_size(place, "*.safetensors") < SMALL
@@ -274,6 +269,21 @@ class Project:
             if key is not None:
                 found.setdefault(key, run)
         return found
+
+    @cached_property
+    def results(self) -> Results:
+        """Where this project's results lie."""
+        return Results(self.place or self.root / RESULTS, self.names)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The name of each result by its key, from the plan or else the present code and tasks."""
+        if self.named is not None:
+            return dict(self.named)
+        contents = {key: _content(cast(ZeroShot, run.metric)) for key, run in self.task_sets.items()}
+        names = {key: f"{key}-{short_hash(content, DIGITS)}" for key, content in contents.items()}
+        of_runs = {key: names[tasks] for key, run in self.runs.items() if (tasks := task_set(run))}
+        return names | names_of(self.runs, self.weights, self.rotations, of_runs)
 
     @cached_property
     def places(self) -> dict[str, Cell]:
@@ -461,6 +471,14 @@ def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, 
         if (name := key(run)) is not None:
             found.setdefault(name, []).append(run)
     return {name: tuple(members) for name, members in found.items()}
+
+
+def _content(metric: ZeroShot) -> str:
+    """What a set of tasks is, as far as this machine has it."""
+    try:
+        return zeroshot.folder_name(metric)
+    except TaskError:
+        return "not here"  # the job that makes them says what is missing
 
 
 def task_set(run: Run) -> str | None:

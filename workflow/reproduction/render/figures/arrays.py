@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from reproduction.run.results import HISTORY_FILE, read_result, rotation_path, run_path
+from reproduction.identity.names import HISTORY_FILE
+from reproduction.run.results import read_result
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json
@@ -14,7 +15,7 @@ def array_of(project: Project, key: str, name: str) -> Any:
     Raises:
         ResultError: the run file is missing, damaged, or has no such array.
     """
-    path = project.root / run_path(key)
+    path = project.results.run(key)
     arrays = read_result(path).arrays
     if name not in arrays:
         raise ResultError(f"run file {path} holds no {name}; delete it and run again.")
@@ -27,8 +28,8 @@ def history_of(project: Project, key: str) -> list[dict[str, Any]]:
     Raises:
         ResultError: the run has none, or a file is missing or damaged.
     """
-    path = project.root / run_path(key)
+    path = project.results.run(key)
     rotation = read_result(path).rotation
     if rotation is None:
         raise ResultError(f"run file {path} knows of no learned rotations; this figure needs a row that learns them.")
-    return read_json(project.root / rotation_path(rotation["key"]) / HISTORY_FILE, "history of learned rotations")
+    return read_json(project.results.rotation(rotation["key"]) / HISTORY_FILE, "history of learned rotations")

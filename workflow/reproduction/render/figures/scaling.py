@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reproduction.claims.widths import Course, courses
-from reproduction.frame.values import Values, read_back
+from reproduction.frame.values import Values, results_behind
 from reproduction.render.figures.axes import PercentAxis, change_label, logarithmic
 from reproduction.render.figures.changes import Change
 from reproduction.render.figures.panels import Sheet, entry, legend, name_points, note, panels
@@ -97,7 +97,7 @@ def _color(table: RunTable, row: str, place: int) -> str:
 
 def widths(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
     """Draw panels side by side, each with its own scale."""
-    found = courses(project, table, values, read_back(project, table)[1])
+    found = courses(project, table, values, results_behind(project, values))
     down = max(1, math.ceil(len(found) / _ACROSS))
     with panels(sheet, down, _ACROSS, (2.2, 1.9), names=0.3) as (figure, grid):
         for axis, course in zip(grid.flat, found, strict=False):

@@ -4,14 +4,12 @@ It is built once from a table's values and its definition. Texts are Markdown of
 numbers from the paper's everywhere.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from reproduction.claims.claims import Score, Shown
 from reproduction.claims.findings import Decision
-from reproduction.run.results import REPORTS, run_path
 
 Whose = Literal["ours", "published", "chance"]
 ClaimsName = Literal["Claims of the paper", "Claims", "Hypotheses", "Goals"]
@@ -207,7 +205,7 @@ class Fact(NamedTuple):
 
 
 class RunLine(NamedTuple):
-    """A run: its place, its number, its seconds, and its key."""
+    """A run: its place, its number, its seconds, its key, and its file's path from the reports folder."""
 
     row: str
     column: str
@@ -215,11 +213,7 @@ class RunLine(NamedTuple):
     number: str
     seconds: str
     key: str
-
-    @property
-    def path(self) -> str:
-        """Path of the run's file, from the reports folder."""
-        return os.path.relpath(run_path(self.key), REPORTS)
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)

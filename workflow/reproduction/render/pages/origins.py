@@ -137,11 +137,16 @@ def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
+def _link(project: Project, key: str) -> str:
+    """The path of a run's file from the reports folder."""
+    return f"../results/runs/{project.results.run(key).name}"
+
+
 def run_lines(project: Project, table: RunTable, values: Values, results: Results) -> tuple[RunLine, ...]:
     """Every run of the table with the main number of its metric."""
     first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
     return tuple(
-        RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key)
+        RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key, _link(project, key))
         for (row, column, name), number in values.items()
         if name in first
         for key, seed, value in zip(number.runs, number.seeds, number.values, strict=True)

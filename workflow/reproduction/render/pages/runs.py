@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from reproduction.claims.claims import outcomes
 from reproduction.claims.widths import courses
 from reproduction.frame.values import Values
+from reproduction.identity.names import HISTORY_FILE, RESULTS
 from reproduction.identity.run import Run
 from reproduction.render.meaning.tables import meaning_of
 from reproduction.render.pages import origins
@@ -20,7 +21,7 @@ from reproduction.render.pages.model import Logged, Report
 from reproduction.render.pages.trained import trained
 from reproduction.render.pages.verdicts import judged_report
 from reproduction.run.provenance import RotationProvenance, told
-from reproduction.run.results import HISTORY_FILE, rotation_path, rotations_of
+from reproduction.run.results import rotations_of
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from reproduction.tables.tables import RunTable
@@ -120,7 +121,11 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
         "measurements": origins.measurements(project, table),
         "dtype": runs[0].dtype,
         "rotations": [
-            (told(record, RotationProvenance), rotation_path(key) / HISTORY_FILE) for key, record in rotations
+            (
+                told(record, RotationProvenance),
+                RESULTS / "rotations" / project.results.rotation(key).name / HISTORY_FILE,
+            )
+            for key, record in rotations
         ],
     }
 

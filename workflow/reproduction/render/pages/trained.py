@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 from statistics import fmean
 
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn
 from reproduction.render.pages.origins import Results
-from reproduction.run.results import HISTORY_FILE, RunResult, weights_path
+from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ResultError
@@ -50,7 +51,7 @@ def trained(project: Project, table: RunTable, results: Results) -> Grid | None:
 
 def _end(project: Project, result: RunResult) -> dict[str, float]:
     key = result.run.weights_key
-    path = project.root / weights_path(key) / HISTORY_FILE if key else None
+    path = project.results.weights(key) / HISTORY_FILE if key else None
     return last_step(path) if path and path.is_file() else {}
 
 

@@ -5,20 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reproduction.frame.values import collect
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.identity.run import Run
 from reproduction.render.tracking.experiments import writer
 from reproduction.render.tracking.runs import NOTE, PARENT, Logged, LoggedEntry, ShownExperiment
 from reproduction.render.tracking.store import Store, opened
 from reproduction.render.tracking.views import PERCENT, TABLE, by_model, by_row
-from reproduction.run.results import (
-    HISTORY_FILE,
-    RunResult,
-    read_result,
-    rotation_path,
-    rotations_of,
-    run_path,
-    weights_path,
-)
+from reproduction.run.results import RunResult, read_result, rotations_of
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity, endpoints, quantities
 from reproduction.tables.tables import RunTable
@@ -73,13 +66,14 @@ class Paper(ShownExperiment):
         for key, result in track(results.items(), table.id, "run"):
             if key not in self.shown:
                 self.show(self._run(key, result))
-        learned = {key: (record, rotation_path(key)) for key, record in rotations_of(results.values()).items()}
+        places, rotations = self.project.results, rotations_of(results.values())
+        learned = {key: (record, places.rotation(key)) for key, record in rotations.items()}
         trained = {one.run.weights_key: one for one in results.values() if one.run.weights_key}
-        learned |= {key: (_of_weights(one), weights_path(key)) for key, one in trained.items()}
+        learned |= {key: (_of_weights(one), places.weights(key)) for key, one in trained.items()}
         for key, (record, folder) in learned.items():
-            path = self.project.root / folder / HISTORY_FILE
-            if key not in self.shown and path.exists():  # not all weights are trained; a folder may have been deleted
-                self.show(self._training(key, record, read_json(path, "history of a training")))
+            path = folder / HISTORY_FILE
+            if key not in self.shown and path.exists() and (history := read_json(path, "history of a training")):
+                self.show(self._training(key, record, history))
 
     def _parent(self, table: RunTable) -> str:
         """The table's own MLflow run, the same for all renderings."""
@@ -113,7 +107,7 @@ class Paper(ShownExperiment):
                 "rotation_key": run.rotation_key,
             },
             [
-                read_json(self.project.root / run_path(key), "run file"),
+                read_json(self.project.results.run(key), "run file"),
                 fields,
                 {name: str(one) for name, one in numbers.items()},
             ],
@@ -144,7 +138,7 @@ class Paper(ShownExperiment):
         key = run.unquantized.key
         if key not in self.references:
             try:
-                self.references[key] = read_result(self.project.root / run_path(key)).value
+                self.references[key] = read_result(self.project.results.run(key)).value
             except ResultError:
                 self.references[key] = math.nan
         return self.references[key]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.identity.run import Run, named
 from reproduction.metrics.settings import (
     HadamardKurtosis,
@@ -21,7 +22,6 @@ from reproduction.metrics.settings import (
     TrainingLoss,
     WeightKurtosis,
 )
-from reproduction.run.results import HISTORY_FILE
 from reproduction.run.samples import Samples, pack
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import read_json
@@ -236,7 +236,7 @@ def training_loss(metric: TrainingLoss, subject: Subject) -> MetricResult:
     """
     from reproduction.metrics.training_loss import training_loss
 
-    path = subject.weights and subject.weights / HISTORY_FILE
+    path = subject.weights and subject.weights.parent / HISTORY_FILE
     history = read_json(path, "history of a training") if path and path.exists() else []
     if not isinstance(history, list) or not all(isinstance(record, dict) for record in history):
         raise ResultError(f"history of a training {path} is damaged (no list of steps); make the weights again.")

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from reproduction.identity.names import HISTORY_FILE, ROTATIONS_FILE
 from reproduction.identity.run import Run
-from reproduction.run.results import HISTORY_FILE, ROTATIONS_FILE
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, write_json

@@ -1,14 +1,13 @@
-"""The runs stage: measurements of a checkpoint, or of stored weights, under each recipe's runtime part.
+"""The runs stage: measurement of a checkpoint, or of stored weights, under a recipe's runtime part.
 
-Runs that share weights are measured one after the other on one loaded model, since loading costs as much as measuring.
-The full-precision model's states on a text are computed once in a process, before the stored weights are loaded, so
-that only one model is in memory at a time. Where a method puts a prefix in front of every text, the full-precision
+The full-precision model's states on a text are computed first, so that only one model is in memory at a time; runs on
+one model and text share them (`stages.states`). Where a method puts a prefix in front of every text, the full-precision
 model has the same prefix: it moves predictions by itself, which is no error of quantization.
 """
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from reproduction.run.stages import measures
 from reproduction.run.stages.measures import MetricResult, Subject
 from reproduction.run.stages.text import token_ids
 from rotquant.foundation.environment import environment
+from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.foundation.progress import task
 
 if TYPE_CHECKING:
@@ -27,23 +27,25 @@ if TYPE_CHECKING:
     from rotquant.models.simulation.prefix import Prefix
     from rotquant.recipes.recipe import Recipe
 
+Loaded = tuple["PreTrainedModel", "PreTrainedTokenizerBase"]
 
-def measure_runs(
-    runs: Sequence[Run],
+
+def measure_run(
+    run: Run,
     checkpoint: str,
     folder: Path | None,
     device: str,
     batch_size: int,
-    codes: Sequence[str],
+    code: str,
     allow_code_execution: bool = False,
-) -> Iterator[tuple[Run, MetricResult, dict[str, Any]]]:
-    """Measure runs that share their weights; yield each with its measurement (nan and inf are results) and provenance.
+) -> tuple[MetricResult, dict[str, Any]]:
+    """Measure a run; its measurement (nan and inf are results) and its provenance.
 
     Args:
-        checkpoint: the runs' checkpoint, used when they need no stored weights.
+        checkpoint: the run's checkpoint, used when it needs no stored weights.
         folder: the stored weights, or None.
         batch_size: windows of text per forward pass.
-        codes: for each run the digest of this code, for the provenance.
+        code: the digest of this code, for the provenance.
         allow_code_execution: whether programs that the model writes may be run.
 
     Raises:
@@ -56,75 +58,58 @@ def measure_runs(
         from rotquant.weights.storage import load_quantized
 
     started = time.perf_counter()
-    accelerator, dtype = torch_device(device), torch_dtype(runs[0].dtype)
-    state = None
+    accelerator, dtype = torch_device(device), torch_dtype(run.dtype)
     as_it_is = functools.partial(load_checkpoint, checkpoint, dtype, accelerator)
-    if folder is None:
-        model, tokenizer = plain = as_it_is()
-        exact = _full_precision(runs, lambda: plain, None, str(accelerator), batch_size)
-    else:
-        exact = _full_precision(runs, as_it_is, folder, str(accelerator), batch_size)
-        model, tokenizer, state = load_quantized(folder, accelerator, dtype)
+    exact = _full_precision(run, as_it_is, folder, str(accelerator), batch_size)
+    model, tokenizer, state = (*as_it_is(), None) if folder is None else load_quantized(folder, accelerator, dtype)
     text = functools.cache(lambda spec, split, *more: token_ids(spec, split, tokenizer, *more))
     reference = functools.cache(lambda: as_it_is()[0].eval())
-    for run, code in zip(runs, codes, strict=True):
-        with quantized_forward(model, run.recipe, state):
-            more = (state, allow_code_execution, folder, exact.get(run.key))
-            subject = Subject(run, model, tokenizer, text, reference, batch_size, *more)
-            measurement = getattr(measures, run.metric.kind)(run.metric, subject)
-        provenance = {
-            **environment(),
-            "code_digest": code,
-            "gpu": gpu_name(accelerator),
-            "checkpoint": run.checkpoint,
-            "checkpoint_digest": run.checkpoint_digest,
-            **measurement.source,
-            "seconds": time.perf_counter() - started,
-        }
-        yield run, measurement, provenance
-        started = time.perf_counter()
+    with quantized_forward(model, run.recipe, state):
+        more = (state, allow_code_execution, folder, exact)
+        subject = Subject(run, model, tokenizer, text, reference, batch_size, *more)
+        measurement = getattr(measures, run.metric.kind)(run.metric, subject)
+    provenance = {
+        **environment(),
+        "code_digest": code,
+        "gpu": gpu_name(accelerator),
+        "checkpoint": run.checkpoint,
+        "checkpoint_digest": run.checkpoint_digest,
+        **measurement.source,
+        "seconds": time.perf_counter() - started,
+    }
+    return measurement, provenance
 
 
 def _full_precision(
-    runs: Sequence[Run],
-    as_it_is: "Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase]]",
-    folder: Path | None,
-    device: str,
-    batch_size: int,
-) -> "dict[str, FloatStates]":
-    """The full-precision model's last states on the windows of each quantized perplexity run, by the run's key; those
-    that this process lacks are computed on one loaded model.
+    run: Run, as_it_is: Callable[[], Loaded], folder: Path | None, device: str, batch_size: int
+) -> "FloatStates | None":
+    """The full-precision model's last states on the windows of a quantized perplexity run; None for any other.
 
     Args:
         as_it_is: yields the checkpoint with its tokenizer.
-        folder: the runs' stored weights, or None.
+        folder: the run's stored weights, or None.
     """
-    from rotquant.metrics import divergence
+    metric = run.metric
+    if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
+        return None
+    from reproduction.run.stages import states
+    from rotquant.metrics.divergence import float_states
     from rotquant.models.integrity import tensors_digest
     from rotquant.models.limits import metric_windows
     from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 
-    stored = None if folder is None else _stored_prefix(runs[0].recipe, folder)
-    found: dict[str, FloatStates] = {}
-    of_text: dict[str, FloatStates] = {}
-    model, tokenizer = None, None
-    for run in runs:
-        metric = run.metric
-        if metric.kind != "perplexity" or (plain := run.unquantized.key) == run.key:
-            continue
-        about = f"{plain} {device} {batch_size} {stored and tensors_digest(stored)}"
-        known = of_text.get(about) or divergence.saved_states(about)
-        if known is None:
-            if model is None or tokenizer is None:
-                model, tokenizer = as_it_is()
-            planned = run.texts.get(named(metric.corpus, metric.split, None))
-            tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
-            windows = metric_windows(model, tokens, metric)
-            prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
-            with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
-                states = divergence.float_states(model, windows, batch_size, tokens.bos)
-            known = divergence.keep_states(about, states)
-        found[run.key] = of_text[about] = known
+    stored = None if folder is None else _stored_prefix(run.recipe, folder)
+    about = short_hash(canonical_json([plain, device, batch_size, stored and tensors_digest(stored)]))
+    if (known := states.read(about)) is not None:
+        return known
+    model, tokenizer = as_it_is()
+    planned = run.texts.get(named(metric.corpus, metric.split, None))
+    tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
+    windows = metric_windows(model, tokens, metric)
+    prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
+    with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
+        found = float_states(model, windows, batch_size, tokens.bos)
+    states.keep(about, found, model)
     return found
 
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reproduction.identity.names import ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.identity.run import Run
-from reproduction.run.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
-from rotquant.foundation.files import canonical_json, read_object, replacing, short_hash, write_json
+from rotquant.foundation.files import canonical_json, read_object, replacing, short_hash
 from rotquant.foundation.progress import task
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def compute_weights(
     run: Run, checkpoint: str, folder: Path, device: str, code: str, rotation: Path | None = None
-) -> dict[str, Any]:
-    """Build the stored weights of a run into `folder` and return their provenance.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Build the stored weights of a run into `folder`; return their provenance and the history of their training.
 
     Args:
         checkpoint: the run's checkpoint: a local folder or a hub id.
@@ -56,7 +56,7 @@ def compute_weights(
         texts[name], corpora[name] = text_samples(run, text, tokenizer)
     learned = None if rotation is None else read_object(rotation / ROTATION_RECORD, "record of rotations")
     # a training with other code or other rotations is not continued
-    unfinished = folder.with_name(f"{folder.name}.unfinished-{short_hash(canonical_json([code, learned]))}")
+    unfinished = folder.with_name(f"unfinished-{short_hash(canonical_json([code, learned]))}")
     kept = Checkpoint(unfinished, str(run.weights_key), every=None, seconds=_interval(model.num_parameters()))
     stored = build_weights(
         model,
@@ -84,11 +84,9 @@ def compute_weights(
     }
     with replacing(folder):  # which is the workflow's, whatever an interruption left there
         save_quantized(folder, stored, provenance)
-    if stored.history:
-        write_json(folder / HISTORY_FILE, stored.history)
-    for path in folder.parent.glob(f"{folder.name}.unfinished-*"):
+    for path in folder.parent.glob("unfinished-*"):
         path.unlink()
-    return provenance
+    return provenance, list(stored.history or ())
 
 
 def _bits(stored: "StoredModel") -> dict[str, float]:

@@ -1,0 +1,179 @@
+# A table's numbers, its figure and its page; the scoreboard; MLflow's view of the runs. These jobs are children of a process
+# that has read all papers once.
+localrules:
+    tracking,
+    index,
+    all,
+
+
+# Tables of which was said what is not possible here.
+REMARKED = set()
+
+
+def measured(name):
+    """What a table's numbers are collected from: the files of its runs, and the records of what was timed.
+
+    Without a GPU there may be none of these, and the page says so. What of it is not possible on the models here is said
+    when the jobs are planned, thus by a dry run too.
+    """
+    table = sentence(PLAN.table, name)
+    if workflow.is_main_process and name not in REMARKED:
+        REMARKED.add(name)
+        for remark in table.remarks:
+            print(f"{name}: {remark}", file=sys.stderr)
+    timed = (timed_record(*record) for record in table.records.items())
+    return [*(str(FILES.run(run)) for run in table.runs), *filter(None, timed)]
+
+
+def timed_record(name, committed):
+    """The record of what was timed for a table, None where there is none and none is to be made."""
+    own = f"results/speed/{name}.json"
+    return own if (GPU and name in SPEED) or Path(own).exists() else committed
+
+
+def learned(name):
+    """The histories that a table's page and figure show: of learned rotations and of weights."""
+    weights = dict.fromkeys(key for run in PLAN.tables[name].runs if (key := PLAN.runs[run].weights))
+    rotations = dict.fromkeys(key for one in weights if (key := PLAN.weights[one].rotation))
+    folders = (*map(FILES.weights, weights), *map(FILES.rotation, rotations))
+    return [str(folder / "history.json") for folder in folders]
+
+
+# Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
+rule tracking:
+    output:
+        "results/tracking.json",
+    log:
+        "logs/tracking.log",
+    params:
+        place=[os.environ.get("MLFLOW_TRACKING_URI", ""), PLAN.tracking],
+    message:
+        "MLflow database"
+    shell:
+        PAGE + "runs init-tracking --output {output}"
+
+
+def behind(wildcards):
+    """What a table's report is made from."""
+    name = wildcards.table
+    other = PLAN.tables[name].figure
+    figures = [f"reports/figures/{other}.svg"] * (other not in (None, name))
+    return [*measured(name), *learned(name), *figures, *["results/tracking.json"] * bool(PLAN.tracking)]
+
+
+def results_of(wildcards, input):
+    """The folder of results: with a storage provider, that of its copies."""
+    stored = next((path for path in input if "/results/runs/" in path), "")
+    return Path(stored.partition("/results/")[0]) / "results"
+
+
+def follows(wildcards):
+    """What a report follows from beside its inputs: its definition, and the code that renders and that is timed.
+
+    Of an input that was deleted Snakemake asks only where the report has to be made anyway. So a lost one is named here,
+    by which the report has another parameter and is made again, with all that it needs.
+    """
+    table = PLAN.tables[wildcards.table]
+    return [table.definition, *table.codes.values(), *table.kernels, *(f"lost: {path}" for path in lost(wildcards.table))]
+
+
+def lost(name):
+    """What an earlier report was made from and is gone; with a storage provider it is elsewhere."""
+    if not Path(f"reports/{name}.md").exists() or workflow.storage_settings.default_storage_provider:
+        return []
+    return [path for path in (*measured(name), *learned(name)) if not Path(path).exists()]
+
+
+# One job for all of a table: its numbers, its figure where it has one of its own, and its page.
+for has_numbers in (True, False):
+    for draws in (True, False):
+        tables = [
+            name for name, one in PLAN.tables.items() if (one.has_numbers, one.figure == name) == (has_numbers, draws)
+        ]
+
+        rule:
+            name:
+                "_".join(["page", *["numbers"] * has_numbers, *["figure"] * draws])
+            input:
+                behind,
+            output:
+                report("reports/{table}.md", **shown("Page")),
+                *[report("results/tables/{table}.csv", **shown("Numbers"))] * has_numbers,
+                *["results/tables/{table}.parquet"] * has_numbers,
+                *[report("reports/figures/{table}.svg", **shown("Figure"))] * draws,
+            log:
+                "logs/reports/{table}.log",
+            wildcard_constraints:
+                table="|".join(tables) or "none",
+            localrule: True
+            params:
+                follows=follows,
+                results=results_of,
+            message:
+                "report {wildcards.table}"
+            shell:
+                PAGE + "report page {wildcards.table} --results {params.results}" + BY_PLAN
+
+
+rule index:
+    input:
+        reports=expand("reports/{table}.md", table=PLAN.tables),
+        targets="config/targets.yaml",
+    output:
+        "reports/index.md",
+        "reports/index.html",
+    log:
+        "logs/reports/index.log",
+    params:
+        code=PLAN.codes["index"],
+    message:
+        "scoreboard"
+    shell:
+        PAGE + "report index" + BY_PLAN
+
+
+INDEX = PAGE + "report index" + BY_PLAN
+
+
+def refresh_index():
+    """Render the scoreboard as it stands where a page is newer, whatever was asked for. It never fails the run."""
+    index = Path("reports/index.html")
+    pages = [page.stat().st_mtime_ns for page in Path("reports").glob("*.md") if page.name != "index.md"]
+    if pages and not (index.exists() and max(pages) <= index.stat().st_mtime_ns):
+        log, threads = "logs/reports/refresh_index.log", 1
+        try:
+            shell(INDEX)
+            print(f"to look at in a browser: {index}, and a page for each table next to it", file=sys.stderr)
+        except subprocess.CalledProcessError:
+            print(f"warning: the scoreboard {index} could not be rendered: {log} says why.", file=sys.stderr)
+
+
+onsuccess:
+    refresh_index()
+
+
+# Of several targets that --keep-going goes on with, those that succeeded.
+onerror:
+    refresh_index()
+
+
+def tables_of(*papers, of=("runs", "benchmarks", "recipes", "elsewhere")):
+    """The tables of papers that have their numbers from these sources."""
+    return [name for name, one in PLAN.tables.items() if one.paper in papers and one.source in of]
+
+
+# Targets that are no files, and their tables.
+GROUPS = {paper: tables_of(paper) for paper in dict.fromkeys(table.paper for table in PLAN.tables.values())}
+# The accuracy half of QuaRot: Tables 1 to 13, Figure 1 and the switches.
+GROUPS["quarot_accuracy"] = tables_of("quarot", of=["runs"])
+# The speed half of the papers, and the kernels' own report; reports/index.md would ask for the accuracy half too.
+GROUPS["speed"] = tables_of(*GROUPS, of=["benchmarks"])
+
+for group, members in GROUPS.items():
+
+    rule:
+        name:
+            group
+        input:
+            expand("reports/{table}.md", table=members),
+        localrule: True
