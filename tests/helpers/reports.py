@@ -16,7 +16,7 @@ from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.model import Logged
 from reproduction.render.pages.runs import runs_report
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
@@ -153,7 +153,7 @@ def compute(project: Project, name: str = "quarot_table1", **special: float) -> 
             weights = provenance(seconds=2.0) if run.weights_key else None
             record = provenance(corpora={"evaluation": TEXT}, tasks=TASKS)
             result = RunResult(run, metrics(run, value), record, weights, samples=samples(run, value))
-            write_result(project.root / run_path(run.key), result)
+            write_result(project.results.run(run.key), result)
 
 
 def load(root: Path, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any]) -> Project:

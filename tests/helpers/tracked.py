@@ -9,7 +9,7 @@ import pytest
 
 from reproduction.render import tracking
 from reproduction.render.pages.model import Logged
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
@@ -60,7 +60,7 @@ def compute(project: Project, value: float = 11.0, row: str | None = None) -> No
             for run in cell.runs:
                 numbers = metrics(run, value + run.seed / 10)
                 record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
-                write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
+                write_result(project.results.run(run.key), RunResult(run, numbers, record, None))
 
 
 def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Project:

@@ -12,7 +12,7 @@ from reproduction.frame import values as tables
 from reproduction.metrics.magnitudes import magnitudes
 from reproduction.metrics.settings import Magnitudes
 from reproduction.render.figures import draw as figures
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
@@ -196,7 +196,7 @@ def compute(project: Project, arrays: dict) -> None:
     numbers = {"peak_ratio": 8.0, "largest": 4.0, "median": 0.5}
     for run in project.runs.values():
         record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0}
-        write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None, arrays))
+        write_result(project.results.run(run.key), RunResult(run, numbers, record, None, arrays))
 
 
 def draw(project: Project) -> bytes:

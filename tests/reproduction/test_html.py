@@ -15,7 +15,7 @@ from reproduction.frame import values as tables
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.inline_svg import inline_svg
 from reproduction.render.html.pages import render_pages
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.scoreboard import page as html
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
@@ -149,7 +149,7 @@ def render(project: Project, name: str, table: Any) -> None:
             value = 40.0 + run.seed / 10 + (3 if (cell.row == "QuaRot") == (run.metric.kind == "perplexity") else 0)
             numbers = {quantity.name: value for quantity in quantities(run.metric)}
             record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
-            write_result(project.root / run_path(run.key), RunResult(run, numbers, record, None))
+            write_result(project.results.run(run.key), RunResult(run, numbers, record, None))
     values, _ = tables.collect(project, table)
     tables.write_values(project.root, name, values)
     if table.figure:
@@ -378,7 +378,7 @@ def test_equal_files_give_an_equal_page(project: Project) -> None:
 
 def test_a_missing_run_file_costs_its_facts_and_not_the_page(own_project: Project) -> None:
     for key in own_project.runs:
-        (own_project.root / run_path(key)).unlink()
+        (own_project.results.run(key)).unlink()
     text = article(html.index(own_project), "quarot_table1")
     assert "43.050" in text
     assert "Models, seeds, code" not in text

@@ -11,7 +11,7 @@ import yaml
 from reproduction.claims import claims
 from reproduction.frame import values as tables
 from reproduction.identity.run import Run
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.run.stages import measures
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
@@ -50,7 +50,7 @@ def compute(project: Project, **numbers: float) -> None:
         found = {one.name: (NUMBERS | numbers).get(one.name, 1.0) + run.seed / 1000 for one in quantities(run.metric)}
         made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
         weights = made if run.weights_key else None
-        write_result(project.root / run_path(run.key), RunResult(run, found, made, weights, arrays(run)))
+        write_result(project.results.run(run.key), RunResult(run, found, made, weights, arrays(run)))
 
 
 def arrays(run: Run) -> dict[str, Any]:

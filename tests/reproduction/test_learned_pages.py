@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from reproduction.render.pages.model import Logged
-from reproduction.run.results import RunResult, read_result, run_path, write_result
+from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.tables.project import Project
 from tests.helpers.learned import LEARNED, learned_record
 from tests.helpers.reports import compute, load, page, table
@@ -21,9 +21,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     compute(project)
     for key, runs in project.rotations.items():
         for run in runs:
-            result = read_result(project.root / run_path(run.key))
+            result = read_result(project.results.run(run.key))
             weights = {**result.weights, "rotation": {**learned_record(run), "corpora": {}}}
-            write_result(project.root / run_path(run.key), RunResult(run, result.metrics, result.provenance, weights))
+            write_result(project.results.run(run.key), RunResult(run, result.metrics, result.provenance, weights))
             assert key == run.rotation_key
     return project
 

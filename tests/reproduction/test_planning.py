@@ -12,7 +12,6 @@ from reproduction.identity import code
 from reproduction.planning import expansion
 from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan, read_plan
-from reproduction.run.results import part_path, run_path
 from reproduction.tables import project as projects
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from reproduction.identity.code import stage_digest
-from reproduction.run.results import RunResult, run_path, weights_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.run.stages.runs import measure_runs
 from reproduction.run.stages.weights import compute_weights
 from reproduction.sources import load_project
@@ -160,14 +160,14 @@ def test_a_table_computes_and_describes_a_registered_method(project: Project) ->
     recipe = cells[1].runs[0].recipe
     assert recipe.methods["halving"].model_dump() == {"times": 3}  # as the configuration says
     for run in (run for cell in cells for run in cell.runs):
-        folder = project.root / weights_path(run.weights_key) if run.weights_key else None
+        folder = project.results.weights(run.weights_key) if run.weights_key else None
         checkpoint = project.checkpoint_path(run.checkpoint)
         record = (
             None if folder is None else compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
         )
         code = stage_digest("runs", run.recipe)
         ((_, found, provenance),) = measure_runs([run], checkpoint, folder, "cpu", 2, [code])
-        write_result(project.root / run_path(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
+        write_result(project.results.run(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
     assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)
 
 

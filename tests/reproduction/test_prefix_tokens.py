@@ -11,7 +11,7 @@ import torch
 from reproduction.frame.values import Text, Values, collect, read_values, write_values
 from reproduction.metrics.prefix_tokens import content_of, prefix_tokens
 from reproduction.metrics.settings import PrefixTokens
-from reproduction.run.results import RunResult, read_result, run_path, write_result
+from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
 from reproduction.tables.project import Project
@@ -104,7 +104,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
             number, content = FOUND[run.seed]
             record = provenance(corpora={})
             result = RunResult(run, {"tokens": float(number)}, record, record, texts={"content": content})
-            write_result(loaded.root / run_path(run.key), result)
+            write_result(loaded.results.run(run.key), result)
     return loaded
 
 
@@ -138,7 +138,7 @@ def test_an_empty_text_is_read_back_as_one(tmp_path: Path) -> None:
 
 def test_a_run_file_without_its_text_is_damaged(project: Project) -> None:
     (run, *_) = project.cells("quarot_table1")[0].runs
-    path = project.root / run_path(run.key)
+    path = project.results.run(run.key)
     data = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in data.items() if name != "texts"}))
     with pytest.raises(ResultError, match="it lacks the metric content"):

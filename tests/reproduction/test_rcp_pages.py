@@ -12,6 +12,7 @@ import torch
 
 from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Values, printed
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.metrics.model_size import model_size
 from reproduction.metrics.settings import TrainingLoss
 from reproduction.metrics.training_loss import training_loss
@@ -20,7 +21,7 @@ from reproduction.render.figures.scaling import ours, papers
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.trained import last_step
-from reproduction.run.results import HISTORY_FILE, RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
 from reproduction.sources import load_project
@@ -192,7 +193,7 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
         (task,) = cast(ZeroShot, run.metric).tasks
         value = 40.0 if task == "grammar" else 20.0
         metrics = {"average": value, task: value}
-        write_result(tmp_path / run_path(run.key), RunResult(run, metrics, provenance(), None))
+        write_result(project.results.run(run.key), RunResult(run, metrics, provenance(), None))
     values, _ = collected.collect(project, table)
     collected.write_values(tmp_path, table.id, values)
     again, _ = collected.read_back(project, table)

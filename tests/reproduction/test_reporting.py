@@ -20,7 +20,7 @@ from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.model import Logged
 from reproduction.render.pages.runs import runs_report
-from reproduction.run.results import read_result, run_path, table_path, write_result
+from reproduction.run.results import read_result, table_path, write_result
 from reproduction.scoreboard import page as html
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project
@@ -313,7 +313,7 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     project = load_project(root=shutil.copytree(kinds.root, tmp_path / "copy"))
     chosen = project.table("quarot_table3")
     broken = next(cell for cell in project.cells(chosen.id) if cell.row == "QuaRot" and cell.metric.kind == "zero_shot")
-    path = project.root / run_path(broken.runs[0].key)
+    path = project.results.run(broken.runs[0].key)
     result = read_result(path)
     write_result(
         path, replace(result, metrics={**result.metrics, "average": math.nan, "grammar": math.nan}, samples={})
@@ -374,7 +374,7 @@ def test_losses_have_the_word_of_their_direction() -> None:
 def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
     chosen = project.table("quarot_table1")
     key = project.cells(chosen.id)[0].runs[0].key
-    path = project.root / run_path(key)
+    path = project.results.run(key)
     good = path.read_text()
     for damaged in (good[:100], "{}", "[1]", good.replace('"perplexity": 10', '"perplexity": "ten"')):
         path.write_text(damaged)
@@ -433,7 +433,7 @@ def with_endpoints(project: Project, name: str = "quarot_table1", **finer: float
     """Add to the run files of a table KL divergences and log-odds, by row; none of rows that are not named."""
     for cell in project.cells(name):
         for run in cell.runs if cell.row in finer else ():
-            path, value = project.root / run_path(run.key), finer[cell.row] * (1 + run.seed / 100)
+            path, value = project.results.run(run.key), finer[cell.row] * (1 + run.seed / 100)
             found = read_result(path)
             metrics, samples = dict(found.metrics), dict(found.samples)
             if run.metric.kind == "perplexity":

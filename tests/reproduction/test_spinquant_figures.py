@@ -9,10 +9,11 @@ import pytest
 
 from reproduction.claims import claims
 from reproduction.frame import values as tables
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures.changes import change_between
 from reproduction.render.figures.learning import gains, layers_of, smoothed
-from reproduction.run.results import HISTORY_FILE, RunResult, rotation_path, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import SNR_DB, quantities
@@ -117,9 +118,9 @@ def compute(project: Project, run: Any) -> None:
     if run.metric.kind == "range_use":
         size = len(run.metric.magnitudes)
         arrays = {"points": [point[:size] for point in arrays["points"]], "ranges": arrays["ranges"][:size]}
-    write_result(project.root / run_path(run.key), RunResult(run, numbers, made, weights, arrays))
+    write_result(project.results.run(run.key), RunResult(run, numbers, made, weights, arrays))
     if run.rotation_key:
-        write_json(project.root / rotation_path(run.rotation_key) / HISTORY_FILE, history(20))
+        write_json(project.results.rotation(run.rotation_key) / HISTORY_FILE, history(20))
 
 
 def rotation(key: str) -> dict[str, Any]:

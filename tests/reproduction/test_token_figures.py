@@ -12,7 +12,7 @@ from reproduction.frame import values as tables
 from reproduction.metrics.token_maxima import STATISTICS, TENSORS
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures import tokens as drawn
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS, quantities
@@ -102,7 +102,7 @@ def compute(project: Project, **arrays: Any) -> None:
             usual["magnitudes"] = {"panels": [panel(1000.0 if run.recipe.rotation is None else 1.0)]}
         made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
         found = arrays.get(run.metric.kind, usual[run.metric.kind])
-        write_result(project.root / run_path(run.key), RunResult(run, numbers, made, None, found))
+        write_result(project.results.run(run.key), RunResult(run, numbers, made, None, found))
 
 
 def draw(project: Project, number: int) -> str:

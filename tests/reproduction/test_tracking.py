@@ -13,18 +13,11 @@ import yaml
 from mlflow import MlflowClient
 
 from reproduction.frame.values import collect
+from reproduction.identity.names import HISTORY_FILE
 from reproduction.render import tracking
 from reproduction.render.pages.runs import runs_report
 from reproduction.render.tracking import papers
-from reproduction.run.results import (
-    HISTORY_FILE,
-    RunResult,
-    read_result,
-    rotation_path,
-    run_path,
-    weights_path,
-    write_result,
-)
+from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Claim
@@ -172,7 +165,7 @@ def test_without_the_unquantized_model_numbers_stand_as_they_are(project: Projec
     table = TABLES["tables"][0] | {"rows": ROWS[1:2], "baseline": "QuaRot"}
     path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
     for run in (run for cell in project.cells("quarot_table1") if cell.row == "Baseline" for run in cell.runs):
-        (project.root / run_path(run.key)).unlink()
+        project.results.run(run.key).unlink()
     log(load_project(root=project.root))
     (run, *_) = search(project)
     assert set(run.data.metrics) == {"perplexity", f"{run.data.params['model']}/perplexity"}
@@ -278,7 +271,7 @@ def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project
     assert log(project) == first
     run = next(cell for cell in project.cells("quarot_table1") if cell.row == "QuaRot").runs[0]
     write_result(
-        project.root / run_path(run.key), RunResult(run, {"perplexity": 9.0}, {**environment(), "seconds": 1}, None)
+        project.results.run(run.key), RunResult(run, {"perplexity": 9.0}, {**environment(), "seconds": 1}, None)
     )
     second = log(project)
     for before, after in zip(first, second, strict=True):
@@ -302,7 +295,7 @@ def test_tags_follow_the_tables(project: Project) -> None:
 
 def test_a_missing_run_file_is_named_before_anything_is_logged(project: Project) -> None:
     key = next(iter(project.runs))
-    (project.root / run_path(key)).unlink()
+    (project.results.run(key)).unlink()
     with pytest.raises(ResultError, match=key):
         log(project)
     with tracking.opened(project.root) as store:
@@ -391,11 +384,11 @@ def with_learned_rotations(project: Project) -> Project:
     changed = load_project(root=project.root)
     compute(changed)
     for key, runs in changed.rotations.items():
-        write_json(project.root / rotation_path(key) / HISTORY_FILE, HISTORY)
+        write_json(project.results.rotation(key) / HISTORY_FILE, HISTORY)
         for run in runs:
-            result = read_result(project.root / run_path(run.key))
+            result = read_result(project.results.run(run.key))
             record = {"seconds": 1.0, "rotation": learned_record(run)}
-            write_result(project.root / run_path(run.key), replace(result, weights=record))
+            write_result(project.results.run(run.key), replace(result, weights=record))
     return changed
 
 
@@ -427,11 +420,11 @@ def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: P
 
 def test_trained_weights_are_a_run_with_the_history_of_their_training(project: Project) -> None:
     run = next(run for run in project.runs.values() if run.weights_key)
-    path = project.root / run_path(run.key)
+    path = project.results.run(run.key)
     record = {**environment(), "seconds": 2.0, "checkpoint": "models/small", "checkpoint_digest": "feed"}
     write_result(path, replace(read_result(path), weights=record))
     steps = [{"step": step, "loss": 5.0 - step} for step in range(3)]
-    write_json(project.root / weights_path(run.weights_key) / HISTORY_FILE, steps)
+    write_json(project.results.weights(run.weights_key) / HISTORY_FILE, steps)
     (logged,) = log(project, "quarot_table1")
     (shown,) = search(project, "tags.`rotquant.kind` = 'weights'")
     assert shown.data.tags["rotquant.key"] == run.weights_key
@@ -446,8 +439,8 @@ def test_a_new_history_replaces_the_old_and_a_missing_one_is_passed_over(project
     project = with_learned_rotations(project)
     (before,) = log(project, "quarot_table1")
     changed, missing = list(project.rotations)[:2]
-    write_json(project.root / rotation_path(changed) / HISTORY_FILE, HISTORY[:2])
-    (project.root / rotation_path(missing) / HISTORY_FILE).unlink()
+    write_json(project.results.rotation(changed) / HISTORY_FILE, HISTORY[:2])
+    (project.results.rotation(missing) / HISTORY_FILE).unlink()
     (after,) = log(project, "quarot_table1")
     assert {key for key in after.rotations if after.rotations[key] != before.rotations[key]} == {changed}
     assert set(before.rotations) - set(after.rotations) == {missing}

@@ -14,7 +14,7 @@ from reproduction.render import tracking
 from reproduction.render.pages.runs import runs_report
 from reproduction.render.tracking import TrackingError, papers, runs, store
 from reproduction.render.tracking.location import Location, printable
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
@@ -57,7 +57,7 @@ def compute_later(project: Project, value: float) -> str:
     """Compute one run of a quantized model again; its key."""
     key, run = next((key, run) for key, run in project.runs.items() if run.weights_key)
     record = {**environment(), "date": "2099-01-01T00:00:00+00:00", "code_digest": "feed", "seconds": 1.0}
-    write_result(project.root / run_path(key), RunResult(run, {"perplexity": value}, record, None))
+    write_result(project.results.run(key), RunResult(run, {"perplexity": value}, record, None))
     return key
 
 
@@ -100,9 +100,9 @@ def test_a_named_project_has_its_name_in_a_file_too(
 
 
 def test_of_results_that_two_clones_computed_the_later_is_shown(project: Project) -> None:
-    earlier = (project.root / run_path(compute_later(project, 9.0))).read_text()
+    earlier = (project.results.run(compute_later(project, 9.0))).read_text()
     key = compute_later(project, 9.0)
-    path = project.root / run_path(key)
+    path = project.results.run(key)
     log(project)
     before = shown(project)
     path.write_text(earlier.replace("2099", "2098").replace("9.0", "8.0"))

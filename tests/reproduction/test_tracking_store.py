@@ -18,7 +18,6 @@ from reproduction.commands import report
 from reproduction.commands import tracking as commands
 from reproduction.render import tracking
 from reproduction.render.tracking import TrackingError, find_location
-from reproduction.run.results import run_path
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
@@ -268,7 +267,7 @@ def test_what_is_not_computed_is_not_synchronized(project: Project, capsys: pyte
     only = {run.key for cell in project.cells("quarot_table9") for run in cell.runs}
     only -= {run.key for cell in project.cells("quarot_table1") for run in cell.runs}
     for key in only:
-        (project.root / run_path(key)).unlink()
+        (project.results.run(key)).unlink()
     commands.sync_tracking()
     assert capsys.readouterr().out.split(":")[0] == "quarot_table1"
     with pytest.raises(ResultError):

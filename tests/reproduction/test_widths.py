@@ -9,7 +9,7 @@ import pytest
 
 from reproduction.claims.estimates import Interval
 from reproduction.claims.widths import Course, Line, line_through
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.tables import WidthEffect
@@ -83,7 +83,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
             rise = 0.0 if cell.row == "Baseline" else 128 / WIDTHS[cell.column] + run.seed / 100
             weights = provenance(seconds=2.0) if run.weights_key else None
             write_result(
-                tmp_path / run_path(run.key), RunResult(run, metrics(run, 10 + 10 * rise), provenance(), weights)
+                project.results.run(run.key), RunResult(run, metrics(run, 10 + 10 * rise), provenance(), weights)
             )
     return loaded
 
