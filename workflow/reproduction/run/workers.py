@@ -23,7 +23,7 @@ from rotquant.foundation.errors import RotquantError
 _LOADED = "reproduction.run.stages.loaded"
 _THREADS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: By this variable CUDA knows which GPUs a process may use.
-VISIBLE = "CUDAVISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -115,7 +115,7 @@ class Workers(Generic[Job, Outcome]):
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, each by what `CUDAVISIBLE_DEVICES` calls it; found without CUDA."""
+    """The GPUs that this process may use, each by what `CUDA_VISIBLE_DEVICES` calls it; found without CUDA."""
     chosen = os.environ.get(VISIBLE)
     if chosen is None:
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
