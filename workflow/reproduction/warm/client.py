@@ -1,8 +1,8 @@
 """Ask a warm process to run a command of rotquant: client.py KIND LOG WORDS...
 
-The process is started if it does not run, and ends with the one that ROTQUANT_ENDS_WITH numbers. The command's output
-goes to LOG; its warnings, and the last line of a failure, also to standard error. Nothing is imported that is not
-needed: this is what a job costs beyond its work.
+The process is started if it does not run, and ends with the one that ROTQUANT_ENDS_WITH numbers, else with this one.
+The command's output goes to LOG; its warnings, and the last line of a failure, also to standard error. Nothing is
+imported that is not needed: this is what a job costs beyond its work.
 """
 
 import json
@@ -17,7 +17,7 @@ PATIENCE = 120
 
 def folder() -> str:
     """The folder of the sockets of this user's warm processes that end with the same process."""
-    owner = os.environ.get("ROTQUANT_ENDS_WITH", str(os.getpid()))
+    owner = os.environ.setdefault("ROTQUANT_ENDS_WITH", str(os.getpid()))
     return f"{os.environ.get('TMPDIR', '/tmp')}/rotquant-{os.getuid()}-{owner}"
 
 

@@ -65,7 +65,7 @@ class Server:
             length, streams, _, _ = socket.recv_fds(client, 8, 3)
             with client.makefile("rb") as rest:
                 words, environment, place = json.loads(rest.read(int.from_bytes(length, "big")))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):  # it has gone, or is none of ours
             client.close()
             return
         used = Counter(child.gpu for child in self.children)
@@ -74,7 +74,10 @@ class Server:
         if process == 0:
             self.listening.close()
             self.events.close()
-            _run(words, environment | ({} if gpu is None else {VISIBLE: gpu}), place, streams)
+            own = {VARIABLE: os.environ[VARIABLE]} | ({} if gpu is None else {VISIBLE: gpu})
+            _run(words, environment | own, place, streams)
+        with suppress(OSError):  # here too, since its client may go before it does so itself
+            os.setpgid(process, process)
         for stream in streams:
             os.close(stream)
         child = _Child(process, os.pidfd_open(process), client, gpu)
@@ -94,7 +97,9 @@ class Server:
         child.client.close()
 
     def _gone(self, child: _Child) -> None:
-        """The client says nothing more unless it has gone."""
+        """The client says nothing more unless it has gone. The child may have ended at the same time."""
+        if child not in self.children:
+            return
         self.events.unregister(child.client)
         os.killpg(child.process, signal.SIGKILL)
 
@@ -148,7 +153,9 @@ def main() -> None:
     (home / kind).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(home / kind))
-    states = tempfile.mkdtemp(prefix="states-", dir=home)
+    for left in home.glob(f"{kind}-states-*"):  # of one that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    states = tempfile.mkdtemp(prefix=f"{kind}-states-", dir=home)
     try:
         os.environ.setdefault(VARIABLE, states)
         for module in PRELOADED[kind]:
