@@ -86,16 +86,19 @@ def compute_weights(run, checkpoint, folder, device, code, rotation=None):
         Path("started").touch()
         time.sleep(0.05)
     folder.mkdir(parents=True, exist_ok=True)
+    with Path("made").open("a") as made:
+        made.write(f"weights {run.weights_key}\\n")
     learned = {} if rotation is None else {"rotation": read_json(rotation / "rotation.json")}
     made_of = run.weights_key, learned and learned["rotation"]["digest"]
     write_text(folder / "model.safetensors", f"tensors of {made_of}")
     write_json(folder / "rotquant.json", {"digests": {"model.safetensors": file_digest(folder / "model.safetensors")}})
-    return {**environment(), "code_digest": code, "seconds": 0.5, "corpora": {}, **learned}
+    return {**environment(), "code_digest": code, "seconds": 0.5, "corpora": {}, **learned}, []
 '''
 
 FAKE_RUNS = '''"""Runs stage of the tests: numbers that depend on the recipe, the slot and the seed alone."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rotquant.foundation.environment import environment
 from reproduction.tables.quantities import quantities
@@ -111,15 +114,16 @@ class Measurement:
     texts: dict = field(default_factory=dict)
 
 
-def measure_runs(runs, checkpoint, folder, device, batch_size, codes, allow_code_execution=False):
-    for run, code in zip(runs, codes, strict=True):
-        bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
-        loss = 1 + 2.0**-bits + 0.001 * run.seed
-        metrics = {}
-        for place, quantity in enumerate(quantities(run.metric)):
-            value = FACTOR * (10 + place + len(checkpoint) % 7)
-            metrics[quantity.name] = value * loss if quantity.better == "lower" else value / loss
-        yield run, Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
+def measure_run(run, checkpoint, folder, device, batch_size, code, allow_code_execution=False):
+    with Path("made").open("a") as made:
+        made.write(f"run {run.key}\\n")
+    bits = run.recipe.weights.scheme.bits if run.recipe.weights else 16
+    loss = 1 + 2.0**-bits + 0.001 * run.seed
+    metrics = {}
+    for place, quantity in enumerate(quantities(run.metric)):
+        value = FACTOR * (10 + place + len(checkpoint) % 7)
+        metrics[quantity.name] = value * loss if quantity.better == "lower" else value / loss
+    return Measurement(metrics), {**environment(), "code_digest": code, "seconds": 0.25, "corpora": {}}
 '''
 
 FAKE_DELTAS = '''"""Checkpoints of the tests are names without files."""
@@ -322,12 +326,17 @@ class Copy:
         return forked.snakemake(self.root, self.environment(), "--cores", "2", *arguments)
 
     def planned(self, *arguments: str) -> dict[str, int]:
-        """How many jobs of each rule a dry run would execute."""
+        """How many jobs of each rule a dry run would execute; rules of pages by one name."""
         status, output = self.snakemake("--dry-run", *arguments)
         assert status == 0, output
         lines = output.partition("Job stats:")[2].partition("total")[0].splitlines()
         pairs = [line.split() for line in lines if len(line.split()) == 2]
-        return {rule: int(count) for rule, count in pairs if count.isdigit()}
+        counted: dict[str, int] = {}
+        for rule, count in pairs:
+            if count.isdigit():
+                name = "page" if rule.startswith("page") else rule
+                counted[name] = counted.get(name, 0) + int(count)
+        return counted
 
     def read(self, pattern: str) -> dict[str, bytes]:
         """The content of all files that match, by path."""

@@ -32,11 +32,12 @@ def timed_record(name, committed):
 
 
 def learned(name):
-    """The histories that a table's page and figure show: of learned rotations and of weights."""
+    """How a table's weights and learned rotations were made, and the histories that its page and figure show."""
     weights = dict.fromkeys(key for run in PLAN.tables[name].runs if (key := PLAN.runs[run].weights))
     rotations = dict.fromkeys(key for one in weights if (key := PLAN.weights[one].rotation))
-    folders = (*map(FILES.weights, weights), *map(FILES.rotation, rotations))
-    return [str(folder / "history.json") for folder in folders]
+    records = [(FILES.weights(key), "weights.json") for key in weights]
+    records += [(FILES.rotation(key), "rotation.json") for key in rotations]
+    return [f"{folder}/{file}" for folder, record in records for file in (record, "history.json")]
 
 
 # Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
@@ -78,10 +79,11 @@ def follows(wildcards):
 
 
 def lost(name):
-    """What an earlier report was made from and is gone; with a storage provider it is elsewhere."""
+    """What an earlier report was made from or with and is gone; with a storage provider it is elsewhere."""
     if not Path(f"reports/{name}.md").exists() or workflow.storage_settings.default_storage_provider:
         return []
-    return [path for path in (*measured(name), *learned(name)) if not Path(path).exists()]
+    numbers = [f"results/tables/{name}.{form}" for form in ("csv", "parquet")] * PLAN.tables[name].has_numbers
+    return [path for path in (*measured(name), *learned(name), *numbers) if not Path(path).exists()]
 
 
 # One job for all of a table: its numbers, its figure where it has one of its own, and its page.
