@@ -25,9 +25,7 @@ LONG_FILES = frozenset(
     f"test_{name}.py"
     for name in (
         "all_figures",
-        "archives",
         "finetuning",
-        "rehearsal",
         "speed_workflow",
         "tracking_store",
         "zeroshot_items",

@@ -9,6 +9,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -75,12 +77,15 @@ def _texts(root: Path) -> dict[str, Path]:
         "nojson.jsonl": '{"text": "w3"}\n{{{',
         "nofield.jsonl": '{"content": "w3"}\n',
         "noparquet.parquet": "w3",
+        "torn-runs.parquet": "w3",
         "config.yaml": "device: toaster\n",
         "recipe.yaml": "name: mine\nstepz: 3\n",
         "training.yaml": Path("config/training/rq-7b.yaml").read_text(encoding="utf-8"),
     }
     for name, content in files.items():
         (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    pq.write_table(pa.table({"text": ["w3"]}), root / "columns-runs.parquet")
+    files["columns-runs.parquet"] = ""
     return {re.split(r"\W", name)[0]: root / name for name in files}
 
 

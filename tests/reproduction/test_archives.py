@@ -1,162 +1,359 @@
-"""Results travel as archives between machines that share no file system: whole, once, and never what is no result."""
+"""Results as Parquet files: they come back as they were, but for digits that no page shows, and nothing else comes."""
 
-import io
+import itertools
+import json
+import math
+import random
 import shutil
-import tarfile
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.helpers.project import Copy
-from tests.helpers.workflows import REPORT, with_rotations
-from tests.trials.projects import digests
+from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD
+from reproduction.identity.records import signed
+from reproduction.planning.expansion import make_plan
+from reproduction.run import archives
+from reproduction.run.plan import Plan
+from reproduction.run.results import RunResult, read_result, write_result
+from reproduction.run.samples import observations
+from reproduction.sources import load_project
+from reproduction.tables.project import Project
+from reproduction.tables.quantities import quantities
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import read_json, write_json
+from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
+from tests.helpers.learned import LEARNED, learned_record
+from tests.helpers.project import CONFIG
+from tests.helpers.reports import TASKS, TEXT, ZERO_SHOT, load, provenance, table
 
-KINDS = ("rotations", "weights", "measured")
+PERPLEXITY = {"kind": "perplexity", "corpus": "wikitext2"}
+ROWS = [
+    {"name": "Baseline", "method": "baseline"},
+    {"name": "QuaRot", "method": "quarot"},
+    LEARNED,
+]
+TABLE = {"columns": ["Llama-2-7B"], "rows": ROWS, "published": None, "claims": [], "figure": None}
+TABLES = [
+    table("table1", metrics=[PERPLEXITY, ZERO_SHOT], **TABLE),
+    table("figure1", metrics=[{"kind": "magnitudes"}], **TABLE),
+]
+NAMES = ("quarot_table1", "quarot_figure1")
+#: Steps of the training of all weights: more than are kept.
+HISTORY = [{"step": step, "loss": 3 / (1 + step), "learning_rate": 0.1} for step in range(1000)]
 
 
-def make(project: Copy, archive: str, *needed: Path) -> tuple[int, str]:
-    """Make an archive below `store/`, on a machine that has what it needs in the store alone."""
-    needs = [f"--needs={path}" for path in needed]
-    return project.rotquant("runs", "archive", f"store/{archive}", *needs, "--jobs", "1")
+def result(run: Any, weights: dict[str, Any] | None, drawn: random.Random) -> RunResult:
+    """A made-up measurement with all samples that there are, whose means are its numbers."""
+    samples: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    metrics = {quantity.name: math.pi for quantity in quantities(run.metric)}
+    if run.metric.kind == "perplexity":
+        sizes = {"perplexity": 2.0, "kl": 0.01, "flips": 0.1}
+        samples = {name: [size * drawn.lognormvariate(0, 0.3) for _ in range(50)] for name, size in sizes.items()}
+        means = {name: statistics.fmean(values) for name, values in samples.items()}
+        metrics |= {"perplexity": math.exp(means["perplexity"]), "kl": means["kl"], "flips": 100 * means["flips"]}
+        metrics |= {"nll": means["perplexity"], "kl_median": math.inf}
+    elif run.metric.kind == "zero_shot":
+        for name in run.metric.tasks:
+            samples[name] = "".join(drawn.choices("01", k=90))
+            metrics[name] = 100 * samples[name].count("1") / 90
+        samples[choices_of("grammar")] = "".join(drawn.choices("0123", k=90))
+        samples[log_odds_of("grammar")] = [drawn.gauss(1, 4) for _ in range(90)]
+        metrics[log_odds_of("grammar")] = statistics.fmean(samples[log_odds_of("grammar")])
+    else:
+        arrays = {"input": [[drawn.random() for _ in range(4)] for _ in range(3)], "count": 7, "axis": ["a", "b"]}
+    record = provenance(corpora={"evaluation": TEXT}, tasks=TASKS)
+    return RunResult(run, metrics, record, weights, arrays=arrays, samples=samples)
 
 
-def names(project: Copy) -> dict[str, list[str]]:
-    """The archives of a project's table, by kind."""
-    code = """
-from pathlib import Path
-from reproduction.run.archives import archive_of
-from reproduction.planning.current import current_plan
-plan = current_plan(Path.cwd())
-for kind, keys in (("rotations", plan.rotations), ("weights", plan.weights), ("measured", plan.parts)):
-    print(*(archive_of(plan, kind, key) for key in keys))
-"""
-    status, output = project.run("python", "-c", code)
-    assert status == 0, output
-    return {kind: line.split() for kind, line in zip(KINDS, output.splitlines(), strict=True)}
+def record_all(project: Project) -> None:
+    """Results of all kinds, whose records are of what they say."""
+    drawn = random.Random(7)
+    for key, runs in project.rotations.items():
+        told = signed(learned_record(runs[0]), runs[0].rotation_identity() or {})
+        write_json(project.results.rotation(key) / ROTATION_RECORD, told)
+        write_json(project.results.rotation(key) / HISTORY_FILE, HISTORY[:3])
+    for key, runs in project.weights.items():
+        run, folder = runs[0], project.results.weights(key)
+        told = {**provenance(seconds=2.0), "digests": {"model.safetensors": "0"}}
+        if run.rotation_key:
+            told["rotation"] = read_json(project.results.rotation(run.rotation_key) / ROTATION_RECORD)
+        write_json(folder / WEIGHTS_RECORD, signed(told, run.weights_identity() or {}))
+        write_json(folder / HISTORY_FILE, HISTORY)
+        (folder / "model").mkdir()
+        (folder / "model/model.safetensors").write_bytes(b"tensors")
+    for run in project.runs.values():
+        weights = read_json(project.results.weights(run.weights_key) / WEIGHTS_RECORD) if run.weights_key else None
+        write_result(project.results.run(run.key), result(run, weights, drawn))
+
+
+def plan_of(project: Project) -> Plan:
+    """The plan of a project as it is."""
+    return make_plan(project, "0" * 16, "0" * 16)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Copy, Path]:
-    """A project that has made all archives, and the folder that they lie in.
-
-    Before each kind its results are taken away, as on a machine that has none, so that it makes them from archives.
-    """
-    project = with_rotations(tmp_path_factory.mktemp("node"))
-    made: dict[str, list[str]] = names(project)
-    needed: list[Path] = []
-    for kind in KINDS:
-        shutil.rmtree(project.root / "results", ignore_errors=True)
-        for archive in made[kind]:
-            status, output = make(project, archive, *needed)
-            assert status == 0, output
-            assert all(f": {other} " not in output for other in KINDS if other != kind), "it was in an archive"
-        needed = [project.root / "store" / archive for archive in made[kind]]
-    return project, project.root / "store"
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project of two tables, all of it computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root := tmp_path_factory.mktemp("made"))  # to which texts are relative
+        project = load(root, patch, *TABLES)
+        record_all(project)
+        yield project
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Copy:
-    """The same project on another machine, which has computed nothing."""
-    return with_rotations(tmp_path / "home")
+def home(made: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The same project on a machine that has computed nothing; it is the working folder."""
+    ignore = shutil.ignore_patterns("results", "__pycache__")
+    shutil.copytree(made.root, tmp_path / "home", ignore=ignore)
+    monkeypatch.chdir(tmp_path / "home")
+    return load_project(root=tmp_path / "home")
 
 
-def test_pages_are_made_from_what_was_received_and_nothing_is_computed(store: tuple[Copy, Path], home: Copy) -> None:
-    (archive,) = (store[1] / "measured").iterdir()
-    status, output = home.rotquant("runs", "import", str(archive))
-    assert (status, output) == (0, f"7 runs are here, of {archive.name[:22]} all\n")
-    assert not list(home.root.glob("results/**/*.safetensors"))
-    assert set(home.planned(REPORT)) == {"table", "report"}
-    status, output = home.snakemake(REPORT)
-    assert status == 0, output
-    theirs = digests(store[0].root)
-    assert theirs.items() <= digests(home.root).items()
-    assert len([name for name in theirs if name.startswith("rotations")]) == 2
-
-    earlier = {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")}
-    assert home.rotquant("runs", "import", str(archive))[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in home.root.glob("results/[!p]*/**/*")} == earlier
+@pytest.fixture
+def files(made: Project, tmp_path: Path) -> list[Path]:
+    """All results as files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made.root)
+        found, held, of = archives.export(plan_of(made), NAMES, tmp_path, partial=False)
+    assert held == of == len(made.runs)
+    assert [path.name for path in found] == [f"quarot-{kind}.parquet" for kind in archives.KINDS]
+    return found
 
 
-def test_an_archive_of_other_code_is_neither_made_nor_received(store: tuple[Copy, Path], home: Copy) -> None:
-    (archive,) = (store[1] / "measured").iterdir()
-    home.edit("workflow/reproduction/run/stages/weights.py", "sleep(0.05)", "sleep(0.04)")
-    status, output = home.rotquant("runs", "import", str(archive))
-    assert (status, output) == (0, "1 runs are here\n6 runs of other settings or code were left out\n")  # the baseline
-    assert len(list(home.root.glob("results/runs/*"))) == 1
-    assert not list(home.root.glob("results/weights/*"))
-    home.edit("workflow/reproduction/run/stages/runs.py", "def measure_runs(", "UNUSED = 1\n\n\ndef measure_runs(")
-    status, output = home.rotquant("runs", "import", str(archive))
-    assert (status, output.count("\n")) == (2, 1)
-    assert "none of the 7 runs is of the settings and the code" in output
-    status, output = home.rotquant("runs", "archive", f"measured/{archive.name}")
-    assert (status, "is of other code or settings than this machine has" in output) == (2, True)
+def results(project: Project) -> dict[str, RunResult]:
+    """What is there, by key."""
+    paths = {key: project.results.run(key) for key in project.runs}
+    return {key: read_result(path) for key, path in paths.items() if path.exists()}
 
 
-def test_an_export_holds_all_that_pages_are_made_from_and_some_of_it_may_be_of_other_settings(
-    store: tuple[Copy, Path], home: Copy
+def test_results_come_back_as_they_were_but_for_samples_of_fewer_digits(
+    made: Project, home: Project, files: list[Path]
 ) -> None:
-    (archive,) = (store[1] / "measured").iterdir()
-    export = home.root / "quarot.tar.xz"
-    status, output = home.rotquant("runs", "export", "-o", str(export))
-    assert (status, "no table's runs are all here" in output) == (2, True)
-    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
-    assert (status, "7 of 7 runs are not here or not current" in output) == (2, True)
-    assert not export.exists()
+    ours, others = archives.import_(plan_of(home), files)
+    assert (sorted(ours), others) == (sorted(home.runs), [])
+    before, after = results(made), results(home)
+    for key, old in before.items():
+        new = after[key]
+        assert new.metrics == old.metrics  # all digits, infinity too
+        assert (new.run, new.provenance, new.weights, new.texts) == (old.run, old.provenance, old.weights, old.texts)
+        assert new.samples.keys() == old.samples.keys()
+        for name, values in old.samples.items():
+            if isinstance(values, str):
+                assert new.samples[name] == values
+                continue
+            size = statistics.fmean(map(abs, values))
+            step = archives.LOG_ODDS_STEP if name == log_odds_of("grammar") else size * 2.0**-archives.BITS
+            differences = [abs(one - other) for one, other in zip(new.samples[name], values, strict=True)]
+            assert max(differences) <= step
+            assert statistics.fmean(new.samples[name]) == pytest.approx(statistics.fmean(values), rel=1e-12, abs=1e-15)
+        for quantity in quantities(old.run.metric):
+            noise = [observations(one.run.metric, quantity.name, one.metrics, one.samples) for one in (old, new)]
+            if noise[0] is not None:  # standard errors are those that pages show
+                assert noise[1].std() == pytest.approx(noise[0].std(), rel=1e-3)
+    surfaces = [one.arrays for one in after.values() if one.run.metric.kind == "magnitudes"]
+    assert surfaces
+    assert all(one["axis"] == ["a", "b"] and one["count"] == 7 for one in surfaces)
+    exact = {key: one.arrays for key, one in before.items()}
+    for key, one in after.items():
+        if one.arrays:
+            assert one.arrays["input"] == [[pytest.approx(x, rel=5e-3) for x in row] for row in exact[key]["input"]]
 
-    assert home.rotquant("runs", "import", str(archive))[0] == 0
-    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
-    assert (status, output[:22]) == (0, "quarot.tar.xz: 7 runs,")
-    assert export.stat().st_size < archive.stat().st_size / 2
-    with tarfile.open(export) as file:
-        assert {(one.uid, one.gid, one.uname, one.gname) for one in file} == {(0, 0, "", "")}
-    theirs = digests(home.root)
-    next(home.root.glob("results/runs/*")).unlink()
-    status, output = home.rotquant("runs", "export", "quarot", "-o", str(export))
-    assert (status, "1 of 7 runs" in output, "--partial exports the others" in output) == (2, True, True)
-    some = home.root / "some.tar.xz"
-    status, output = home.rotquant("runs", "export", "quarot", "-o", str(some), "--partial")
-    assert (status, output[:22]) == (0, "some.tar.xz: 6 of 7 ru")
+
+def test_records_and_histories_of_weights_and_rotations_come_without_tensors(
+    made: Project, home: Project, files: list[Path]
+) -> None:
+    archives.import_(plan_of(home), files)
+    for name, keys, record in (
+        ("weights", home.weights, WEIGHTS_RECORD),
+        ("rotation", home.rotations, ROTATION_RECORD),
+    ):
+        assert keys
+        for key in keys:
+            old, new = (getattr(project.results, name)(key) for project in (made, home))
+            assert read_json(new / record) == read_json(old / record)
+            history = read_json(new / HISTORY_FILE)
+            assert history[-1]["step"] == read_json(old / HISTORY_FILE)[-1]["step"]
+            assert len(history) <= archives.LONGEST
+    assert not [*home.root.glob("results/**/*.safetensors")]
+
+
+def test_an_export_is_the_same_bytes_again_also_of_what_was_imported(
+    made: Project, home: Project, files: list[Path], tmp_path: Path
+) -> None:
+    archives.import_(plan_of(home), files)
+    (tmp_path / "again").mkdir()
+    archives.export(plan_of(home), NAMES, tmp_path / "again", partial=False)
+    for path in files:
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_is_there_already_stays_as_it_is(made: Project, home: Project, files: list[Path]) -> None:
+    run = next(iter(home.runs.values()))
+    own = RunResult(run, dict.fromkeys((one.name for one in quantities(run.metric)), 2.5), provenance(), None)
+    write_result(home.results.run(run.key), own)
+    archives.import_(plan_of(home), files)
+    before = {path: path.stat().st_mtime_ns for path in home.root.glob("results/**/*")}
+    assert read_result(home.results.run(run.key)).metrics == own.metrics
+    assert len(archives.import_(plan_of(home), files)[0]) == len(home.runs)
+    assert {path: path.stat().st_mtime_ns for path in home.root.glob("results/**/*")} == before
+
+
+def test_runs_that_are_missing_are_named_or_left_out(home: Project, files: list[Path], tmp_path: Path) -> None:
+    plan, some = plan_of(home), tmp_path / "some"
+    some.mkdir()
+    for partial in (False, True):
+        with pytest.raises(ResultError, match="are not computed, such as" if not partial else "no run of these tables"):
+            archives.export(plan, NAMES, some, partial)
+    archives.import_(plan, files)
+    missing = next(iter(home.runs))
+    home.results.run(missing).unlink()
+    with pytest.raises(ResultError, match=f"1 runs of quarot are not computed, such as {missing} .*--partial leaves"):
+        archives.export(plan, NAMES, some, partial=False)
+    assert not [*some.iterdir()]
+    _, held, of = archives.export(plan, NAMES, some, partial=True)
+    assert (held, of) == (len(home.runs) - 1, len(home.runs))
     shutil.rmtree(home.root / "results")
-    assert home.rotquant("runs", "import", str(some))[1].startswith("6 runs are here\n")
+    assert sorted(archives.import_(plan, [*some.iterdir()])[0]) == sorted({*home.runs} - {missing})
+
+
+def test_of_a_damaged_run_nothing_is_exported(home: Project, files: list[Path], tmp_path: Path) -> None:
+    archives.import_(plan_of(home), files)
+    path = home.results.run(next(iter(home.runs)))
+    path.write_text(path.read_text().replace('"metrics"', '"metric"'))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ResultError, match=f"{path.name} is damaged"):
+        archives.export(plan_of(home), NAMES, tmp_path / "none", partial=True)
+    assert not [*(tmp_path / "none").iterdir()]
+
+
+def test_results_of_other_settings_or_code_stay_out(home: Project, files: list[Path]) -> None:
+    (home.root / "config/config.yaml").write_text(json.dumps({**CONFIG, "seeds": [0]}))
+    fewer = load_project(root=home.root)
+    ours, others = archives.import_(plan_of(fewer), files)
+    assert sorted(ours) == sorted(fewer.runs)
+    assert {name.partition("-")[0] for name in others} == home.runs.keys() - fewer.runs.keys()
+    assert {path.stem for path in home.root.glob("results/runs/*")} == {fewer.names[key] for key in ours}
+    assert {path.name for path in home.root.glob("results/weights/*")} == {fewer.names[key] for key in fewer.weights}
     shutil.rmtree(home.root / "results")
-    home.edit("config/config.yaml", "seeds:\n- 0\n- 1\n", "seeds:\n- 0\n")
-    status, output = home.rotquant("runs", "import", str(export))
-    assert status == 0, output
-    assert "runs of other settings or code were left out" in output
-    fewer = digests(home.root)
-    assert fewer.items() < theirs.items()
-    assert home.snakemake(REPORT)[0] == 0
-    assert digests(home.root).items() >= fewer.items()
+    changed = {key: f"{key}-00000000" for key in home.names}  # as the names of another version of the code
+    ours, others = archives.import_(plan_of(home).model_copy(update={"names": changed}), files)
+    assert (ours, sorted(others)) == ([], sorted(home.names[key] for key in home.runs))
+    assert not (home.root / "results").exists()
 
 
-def _outside(archive: tarfile.TarFile) -> None:
-    archive.addfile(tarfile.TarInfo("results/runs/../../escaped"), io.BytesIO())
+def _rewritten(path: Path, change: Any) -> None:
+    """Change the rows of a file."""
+    rows = pq.read_table(path).to_pylist()
+    change(rows)
+    archives._write(path, rows)
 
 
-def _link(archive: tarfile.TarFile) -> None:
-    link = tarfile.TarInfo("results/runs/link.json")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-    archive.addfile(link)
+def _exchanged(rows: list[dict[str, Any]]) -> None:
+    rows[0]["record"], rows[1]["record"] = rows[1]["record"], rows[0]["record"]
 
 
-def _source(archive: tarfile.TarFile) -> None:
-    archive.addfile(tarfile.TarInfo("rotquant/cli.py"), io.BytesIO())
+def _edited(old: str, new: str) -> Any:
+    def change(rows: list[dict[str, Any]]) -> None:
+        assert old in rows[0]["record"]
+        rows[0]["record"] = rows[0]["record"].replace(old, new)
+
+    return change
 
 
-@pytest.mark.parametrize("add", [_outside, _link, _source, None])
-def test_an_archive_with_anything_else_is_refused_whole(store: tuple[Copy, Path], home: Copy, add) -> None:
-    (archive,) = (store[1] / "measured").iterdir()
-    copy = home.root / "measured" / archive.name
-    copy.parent.mkdir()
-    shutil.copy(archive, copy)
-    if add is None:
-        copy.write_bytes(copy.read_bytes()[:-9000])
+def _sampled(rows: list[dict[str, Any]]) -> None:
+    values = next(one["values"] for row in rows for one in row["samples"] if one["values"])
+    values[0] += 100
+
+
+DAMAGE: dict[str, tuple[str, Any]] = {
+    "runs: the record of another": ("runs", _exchanged),
+    "runs: no JSON": ("runs", _edited('{"key"', '{"key')),
+    "runs: nested too deeply": ("runs", lambda rows: rows[0].update(record="[" * 100_000)),
+    "runs: nothing": ("runs", lambda rows: rows[0].update(record=None)),
+    "runs: no object": ("runs", lambda rows: rows[0].update(record="[1]")),
+    "runs: another type": ("runs", _edited('"dtype":"float32"', '"dtype":"bfloat16"')),
+    "runs: samples of another mean": ("runs", _sampled),
+    "runs: no list of samples": ("runs", lambda rows: rows[0].update(samples=None)),
+    "weights: the record of another": ("weights", _exchanged),
+    "weights: another identity": ("weights", _edited('"seed":0', '"seed":5')),
+    "weights: no history": ("weights", lambda rows: rows[0].update(history=None)),
+    "rotations: the record of another": ("rotations", _exchanged),
+    "rotations: a name with a path": ("rotations", lambda rows: rows[0].update(record='{"key":"../../escaped"}')),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_record_that_is_not_of_its_name_is_one_sentence_and_not_written(
+    case: str, home: Project, files: list[Path]
+) -> None:
+    kind, change = DAMAGE[case]
+    path = files[archives.KINDS.index(kind)]
+    _rewritten(path, change)
+    with pytest.raises(ResultError) as refused:
+        archives.import_(plan_of(home), [path])
+    assert "\n" not in str(refused.value)
+    for key, project in ((key, home) for key in home.runs):
+        found = project.results.run(key)
+        assert not found.exists() or read_result(found).key == key
+    assert not [*home.root.glob("results/**/.tmp*")]
+
+
+def test_a_name_that_leads_elsewhere_is_nobodys(home: Project, files: list[Path]) -> None:
+    _rewritten(files[0], lambda rows: [row.update(name=f"../../{row['name']}") for row in rows])
+    ours, others = archives.import_(plan_of(home), files[:1])
+    assert (ours, len(others)) == ([], len(home.runs))
+    assert not (home.root / "results").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "no such", "folder", "another kind", "renamed"])
+def test_a_foreign_or_damaged_file_is_one_sentence(
+    damage: str, home: Project, files: list[Path], tmp_path: Path
+) -> None:
+    path, content = files[0], files[0].read_bytes()
+    if damage in ("cut", "empty", "text"):
+        path.write_bytes({"cut": content[:-300], "empty": b"", "text": b"key,value\n"}[damage])
+    elif damage == "another kind":
+        path = files[1].rename(files[0])
+    elif damage == "renamed":
+        path = path.rename(tmp_path / "quarot.parquet")
     else:
-        with tarfile.open(copy, "a") as file:
-            add(file)
-    before = {path for path in home.root.rglob("*") if "results" not in path.parts}
-    status, output = home.rotquant("runs", "import", str(copy))
-    assert (status, output.count("\n")) == (2, 1)
-    assert ("which is no result's file" if add else "is damaged") in output
-    assert not list(home.root.glob("results/runs/*"))
-    assert {path for path in home.root.rglob("*") if "results" not in path.parts} == before
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+    with pytest.raises(ResultError) as refused:
+        archives.import_(plan_of(home), [path])
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (home.root / "results").exists()
+
+
+def test_only_files_of_its_kind_are_replaced(files: list[Path], tmp_path: Path) -> None:
+    assert all(archives.is_archive(path) for path in files)
+    for name, content in (("a-runs.parquet", b"x"), ("runs.parquet", files[0].read_bytes())):
+        (tmp_path / name).write_bytes(content)
+        assert not archives.is_archive(tmp_path / name)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=80), st.sampled_from([2.0**-12, 0.0625, 0.5]))
+def test_rounded_values_keep_their_mean_and_each_is_near(values: list[float], step: float) -> None:
+    found = archives.mean_kept(values, step)
+    assert math.fsum(found) == pytest.approx(math.fsum(values), abs=1e-9)
+    assert all(abs(one - other) <= step * (1 + 1e-9) + 1e-9 for one, other in zip(found, values, strict=True))
+    assert all((one / step).is_integer() for one in found[:-1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 999])
+def test_a_thinned_history_is_even_short_and_ends_as_the_whole(count: int) -> None:
+    found = archives.thinned(range(count))
+    assert len(found) <= archives.LONGEST
+    assert found[-1:] == [*range(count)][-1:]
+    assert len({after - before for before, after in itertools.pairwise(found)}) <= 1
+    assert count > archives.LONGEST or found == [*range(count)]

@@ -14,6 +14,9 @@ from reproduction.planning.current import current_plan
 from rotquant.cli import app
 from tests.helpers.places import make_places, snapshot
 
+#: A duration in words, however long a busy machine takes.
+TIME = r"\d+ (s|min( \d+ s)?|h( \d+ min)?)"
+
 
 def cases(name: str) -> pytest.MarkDecorator:
     """The lines of a table beside this file, as parameters named by what they run."""
@@ -57,7 +60,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run, says, place, run_line
     said = capsys.readouterr().err
     assert status == 2, said
     *progress, sentence = said.splitlines()
-    assert all(re.search(r"(, |: done, )\d+ s(, about \d+ (s|min) left)?$", line) for line in progress)
+    assert all(re.search(rf"(, |: done, ){TIME}(, about {TIME} left)?$", line) for line in progress)
     assert sentence.startswith("rotquant: ")
     assert Template(says).substitute(places) in sentence
     assert sentence.endswith(".")

@@ -11,9 +11,9 @@ from torch.nn.functional import kl_div
 
 from reproduction.identity.run import Run
 from reproduction.run.stages import runs as stage
+from reproduction.run.stages import states
 from rotquant.foundation.errors import CheckpointError
-from rotquant.metrics import divergence as kept
-from rotquant.metrics.divergence import divergence, float_states
+from rotquant.metrics.divergence import FloatStates, divergence, float_states
 from rotquant.metrics.perplexity import perplexity
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
@@ -100,39 +100,49 @@ def test_states_of_other_tokens_are_refused(model: Any, text: Tokens) -> None:
         perplexity(model, text, TWENTY, exact=exact)
 
 
-def test_a_process_runs_the_full_precision_model_once_for_all_runs_on_a_text(
-    model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch
+def run_of(recipe: dict[str, Any], **metric: Any) -> Run:
+    """A run of perplexity on a text."""
+    corpora = {"text": {"name": "text", "source": "local", "path": "text"}}
+    asked = {"kind": "perplexity", "corpus": "text", "sequence_length": 20, **metric}
+    return Run.model_validate(
+        {"checkpoint": "m", "checkpoint_digest": "0", "recipe": recipe, "metric": asked, "corpora": corpora}
+    )
+
+
+def test_jobs_with_a_folder_run_the_full_precision_model_once_for_all_runs_on_a_text(
+    model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And anew for other windows or another device's arithmetic; never for a run that is not quantized."""
+    """And anew for other windows, batches or another device's arithmetic; never for a run that is not quantized."""
     loaded: list[str] = []
-    monkeypatch.setattr(kept, "_STATES", {})
     monkeypatch.setattr(stage, "token_ids", lambda *_: (text, {}))
 
     def load() -> Any:
         loaded.append("model")
         return model, None
 
-    def run(recipe: dict[str, Any], **metric: Any) -> Run:
-        corpora = {"text": {"name": "text", "source": "local", "path": "text"}}
-        asked = {"kind": "perplexity", "corpus": "text", "sequence_length": 20, **metric}
-        return Run.model_validate(
-            {"checkpoint": "m", "checkpoint_digest": "0", "recipe": recipe, "metric": asked, "corpora": corpora}
-        )
+    def found(run: Run, device: str = "cpu", batch_size: int = 8) -> FloatStates:
+        made = stage._full_precision(run, load, None, device, batch_size)
+        assert made is not None
+        return made
 
-    plain, first = run({}), run({"keys": {"bits": 4, "granularity": "group", "group_size": 4}})
-    second = run({"keys": {"bits": 3, "granularity": "group", "group_size": 4}})
-    assert stage._full_precision([plain], load, None, "cpu", 8) == {}
+    four, three = ({"keys": {"bits": bits, "granularity": "group", "group_size": 4}} for bits in (4, 3))
+    assert stage._full_precision(run_of({}), load, None, "cpu", 8) is None
     assert not loaded
-    found = stage._full_precision([first, plain, second], load, None, "cpu", 8)
-    assert set(found) == {first.key, second.key}
-    assert found[first.key] is found[second.key]
-    again = stage._full_precision([second], load, None, "cpu", 8)
-    assert again[second.key] is found[second.key]
+    monkeypatch.delenv(states.VARIABLE, raising=False)
+    alone = found(run_of(four))
+    found(run_of(four))
+    assert loaded == ["model"] * 2
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
+    loaded.clear()
+    for again in (found(run_of(four)), found(run_of(three)), found(run_of(four))):
+        assert torch.equal(again.states, alone.states)
+        assert torch.equal(again.windows, alone.windows)
+        assert torch.equal(again.head(again.states), alone.head(alone.states))
     assert loaded == ["model"]
-    shorter = run({"keys": {"bits": 4, "granularity": "group", "group_size": 4}}, max_windows=2)
-    assert len(stage._full_precision([shorter], load, None, "cpu", 8)[shorter.key].states) == 2
-    stage._full_precision([first], load, None, "cuda", 8)
-    assert loaded == ["model"] * 3
+    assert len(found(run_of(four, max_windows=2)).states) == 2
+    found(run_of(four), batch_size=4)
+    stage._full_precision(run_of(four), load, None, "cuda", 8)
+    assert loaded == ["model"] * 4
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -140,22 +150,15 @@ def test_with_a_prefix_the_reference_is_full_precision_with_the_same_prefix(
     rotated: bool, model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without a quantizer nothing is lost, though the prefix alone moves every prediction."""
-    monkeypatch.setattr(kept, "_STATES", {})
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
     monkeypatch.setattr(stage, "token_ids", lambda *_: (text, {}))
     recipe = {"methods": {"prefixed_outliers": {"ids": (5, 9)}}, "rotation": {} if rotated else None}
     recipe |= {"calibration": {"corpus": "text", "samples": 1, "sequence_length": 8}}
-    of = Run.model_validate(
-        {
-            "checkpoint": "m",
-            "checkpoint_digest": "0",
-            "recipe": recipe,
-            "metric": {"kind": "perplexity", "corpus": "text", "sequence_length": 20},
-            "corpora": {"text": {"name": "text", "source": "local", "path": "text"}},
-        }
-    )
+    of = run_of(recipe)
     stored = build_weights(copy.deepcopy(model), None, of.recipe, 0, text.ids[None, :8], progress=False)
     save_quantized(tmp_path / "weights", stored)
-    exact = stage._full_precision([of], lambda: (model, None), tmp_path / "weights", "cpu", 8)[of.key]
+    stage._full_precision(run_of({**recipe, "methods": {}}), lambda: (model, None), None, "cpu", 8)  # is no such states
+    exact = stage._full_precision(of, lambda: (model, None), tmp_path / "weights", "cpu", 8)
     with quantized_forward(stored.model, of.recipe, stored.state):
         with_prefix = perplexity(stored.model, text, TWENTY, exact=exact).as_metrics()["kl"]
         plain = float_states(model, exact.windows, 8)
@@ -164,15 +167,34 @@ def test_with_a_prefix_the_reference_is_full_precision_with_the_same_prefix(
     assert abs(with_prefix) < 1e-5 < 1e-3 < moved
 
 
-def test_what_a_process_keeps_is_bounded(model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is full is emptied; what is larger than all of it is kept alone."""
+@pytest.mark.parametrize("cap", [None, 0.37])
+def test_kept_states_come_back_to_the_last_bit_with_the_head_that_makes_logits_of_them(
+    cap: float | None, model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
+    model.config.final_logit_softcapping = cap
+    one = float_states(model, metric_windows(model, text, TWENTY), 8)
+    assert states.read("one") is None
+    states.keep("one", one, model)
+    again = states.read("one")
+    assert again is not None
+    assert torch.equal(again.states, one.states)
+    assert torch.equal(again.windows, one.windows)
+    logits = one.head(one.states)
+    assert torch.equal(again.head(again.states), logits)
+    assert cap is None or logits.abs().max() <= cap < model.lm_head(one.states).abs().max()
+
+
+def test_what_is_kept_is_bounded_and_a_folder_that_cannot_be_written_costs_only_time(
+    model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     one = float_states(model, metric_windows(model, text, TWENTY), 8)
     assert one.nbytes == one.windows.nbytes + one.states.nbytes + model.lm_head.weight.nbytes
-    monkeypatch.setattr(kept, "_STATES", {})
-    monkeypatch.setattr(kept, "_STATES_BYTES", 2 * one.nbytes)
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(states, "MOST", 2 * one.nbytes)
     for name in "abc":
-        kept.keep_states(name, one)
-    assert list(kept._STATES) == ["c"]
-    monkeypatch.setattr(kept, "_STATES_BYTES", 1)
-    kept.keep_states("d", one)
-    assert list(kept._STATES) == ["d"]
+        states.keep(name, one, model)
+    assert [states.read(name) is not None for name in "abc"] == [True, False, False]  # files have a head each
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path / "gone"))
+    states.keep("a", one, model)
+    assert states.read("a") is None

@@ -36,7 +36,7 @@ def test_the_page_names_every_learned_rotation_once(project: Project) -> None:
     logged.runs.update({key: f"run-{key}" for key in project.runs})
     text = page(project, logged=logged)
     for key in project.rotations:
-        assert text.count(f"[`{key}`](../results/rotations/{key}/history.json)") == 1
+        assert text.count(f"[`{key}`](../results/rotations/{project.names[key]}/history.json)") == 1
         assert f"`mlflow-{key}`" in text
     assert "4 learned rotations, from the first step to the last" in text
     assert "| small | 0 | inputs, cache | 3 x 2 x 16 | 5.00 → 3.00 | - → - | - → - | 30 |" in text

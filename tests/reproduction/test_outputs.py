@@ -28,6 +28,9 @@ from tests.helpers.weights import ROTATED_GPTQ, build
 #: What stands for arguments that name no place, where a command needs them.
 WORDS = {"method": "rtn", "table": "quarot_table14", "slots": "Llama-2-7B"}
 
+#: Names of files that a command replaces where they are there; which ones it writes follows from what it finds.
+REPLACED = {"runs export": "quarot-runs.parquet"}
+
 
 def commands(tree: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
     for info in tree.registered_commands:
@@ -134,6 +137,9 @@ def test_what_is_of_another_kind_is_replaced_by_force_alone(
     given = inputs(command, places)
     place = places / "mine"
     written, folder = targets(command, name, given, place)
+    if command in REPLACED:  # what is there under such a name
+        written = [place / REPLACED[command]]
+        assert targets(command, name, given, place)[0] == []
     for file in [place / "notes.txt"] if folder else written:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine, and nobody else's")

@@ -12,7 +12,7 @@ import torch
 
 from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Values, printed
-from reproduction.identity.names import HISTORY_FILE
+from reproduction.identity.names import HISTORY_FILE, Results
 from reproduction.metrics.model_size import model_size
 from reproduction.metrics.settings import TrainingLoss
 from reproduction.metrics.training_loss import training_loss
@@ -117,10 +117,10 @@ def subject(weights: Path | None) -> Subject:
 def test_the_loss_is_read_where_the_weights_are(tmp_path: Path) -> None:
     losses = [3.0, 1.0, 2.0, 0.5]
     write_json(tmp_path / HISTORY_FILE, [{"step": step, "loss": loss} for step, loss in enumerate(losses)])
-    found = measures.training_loss(TrainingLoss(), subject(tmp_path))
+    found = measures.training_loss(TrainingLoss(), subject(tmp_path / "model"))
     assert found.metrics == pytest.approx(reference(losses, TrainingLoss()))
-    (tmp_path / "other").mkdir()
-    for folder in (None, tmp_path / "other"):
+    write_json(tmp_path / "other" / HISTORY_FILE, [])  # of weights that nothing trains
+    for folder in (None, tmp_path / "other" / "model", tmp_path / "none" / "model"):
         with pytest.raises(RecipeError, match="needs a method that trains weights"):
             measures.training_loss(TrainingLoss(), subject(folder))
 
@@ -196,7 +196,7 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
         write_result(project.results.run(run.key), RunResult(run, metrics, provenance(), None))
     values, _ = collected.collect(project, table)
     collected.write_values(tmp_path, table.id, values)
-    again, _ = collected.read_back(project, table)
+    again = collected.read_values(tmp_path, table.id)
     found = {place[1:]: number.mean for place, number in again.items()}
     assert found == {
         ("Llama-2-7B", "average"): 20.0,
@@ -206,7 +206,7 @@ def test_a_metric_that_is_called_otherwise_is_read_from_its_runs(tmp_path: Path)
     }
 
 
-def histories(folder: Path, project: Project, name: str) -> None:
+def histories(project: Project, name: str) -> None:
     """Of each training of RCP a history with two steps, whose last one rises with the seed."""
     for cell in project.cells(name):
         for run in cell.runs:
@@ -214,20 +214,19 @@ def histories(folder: Path, project: Project, name: str) -> None:
                 shares = {"partition_1": 0.3 + run.seed / 100, "from_uniform": 0.04, "clip_low": 0.9}
                 last = {"centre": 0.51} if "3-4-4" in cell.row else shares
                 records = [{"step": 0, "loss": 2.0, "from_uniform": 0.0}, {"step": 1, "loss": 1.0, **last}]
-                (folder / str(run.weights_key)).mkdir(exist_ok=True)
-                write_json(folder / str(run.weights_key) / HISTORY_FILE, records)
+                write_json(project.results.weights(str(run.weights_key)) / HISTORY_FILE, records)
 
 
 def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reproduction.render.pages.trained.weights_path", lambda key: tmp_path / key)
+    monkeypatch.setitem(vars(project), "results", Results(tmp_path, project.names))
     for name in ("rcp_start", "rcp_table2"):
         table = project.table(name)
         assert "<summary>What is trained" not in markdown(
             runs_report(project, table, *made_up(project, name))
         )  # histories are not here
-        histories(tmp_path, project, name)
+        histories(project, name)
         text = markdown(runs_report(project, table, *made_up(project, name)))
         lines = text.partition("<summary>What is trained in addition to the weights")[2].partition("</details>")[0]
         head = "| Row | Model | lower end | first partition | farthest from a third | centre |"
@@ -238,7 +237,7 @@ def test_where_partitions_ended_stands_on_the_page_and_once_for_each_model(
         assert "BitDistiller" not in lines
         models = 1 if name == "rcp_start" else 3  # six columns on three stand-ins
         assert lines.count("| RCP 2-4-4 |") == models
-        for path in tmp_path.glob("*/history.json"):
+        for path in tmp_path.glob("weights/*/history.json"):
             path.unlink()
 
 

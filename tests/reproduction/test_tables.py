@@ -19,7 +19,6 @@ from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
-from rotquant.foundation.files import short_hash
 from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
@@ -117,18 +116,15 @@ def test_runs_that_differ_at_run_time_only_share_their_weights(tmp_path: Path) -
     assert [len(runs) for runs in project.weights.values()] == [2] * (2 * 2)  # columns x seeds
 
 
-def test_a_part_is_a_table_on_small_models_and_else_a_table_on_one_model(tmp_path: Path) -> None:
-    (table,) = TABLES["tables"]
-    columns = ["Llama-2-7B", "Llama-2-13B", "Llama-2-70B"]
-    slots = {**CONFIG["slots"], "Llama-2-70B": {"checkpoint": "owner/large"}}
-    for name in ("small", "larger"):
-        (tmp_path / "models" / name).mkdir(parents=True)
-    data = {**TABLES, "tables": [{**table, "columns": columns}]}
-    project = load(tmp_path, data, {**CONFIG, "slots": slots})
-    parts = {name: {run.checkpoint for run in runs} for name, runs in project.parts("quarot_table1").items()}
-    large = f"quarot_table1-{short_hash(short_hash('large'), 8)}"
-    assert parts == {"quarot_table1": {"models/small", "models/larger"}, large: {"owner/large"}}
-    assert sum(len(runs) for runs in project.parts("quarot_table1").values()) == len(project.runs)
+def test_a_model_is_small_if_it_is_a_folder_here_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's job of one asks for little."""
+    project = load(tmp_path)
+    (tmp_path / "models/small").mkdir(parents=True)
+    (tmp_path / "models/small/model.safetensors").write_bytes(bytes(100))
+    assert project.is_small("models/small")
+    assert not project.is_small("owner/large")
+    monkeypatch.setattr("reproduction.tables.project.SMALL", 100)
+    assert not load_project(root=tmp_path).is_small("models/small")
 
 
 @pytest.mark.parametrize("path", ["../../../secret.csv", "/etc/passwd"])

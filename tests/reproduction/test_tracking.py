@@ -384,11 +384,11 @@ def with_learned_rotations(project: Project) -> Project:
     changed = load_project(root=project.root)
     compute(changed)
     for key, runs in changed.rotations.items():
-        write_json(project.results.rotation(key) / HISTORY_FILE, HISTORY)
+        write_json(changed.results.rotation(key) / HISTORY_FILE, HISTORY)
         for run in runs:
-            result = read_result(project.results.run(run.key))
+            result = read_result(changed.results.run(run.key))
             record = {"seconds": 1.0, "rotation": learned_record(run)}
-            write_result(project.results.run(run.key), replace(result, weights=record))
+            write_result(changed.results.run(run.key), replace(result, weights=record))
     return changed
 
 

@@ -83,7 +83,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
             rise = 0.0 if cell.row == "Baseline" else 128 / WIDTHS[cell.column] + run.seed / 100
             weights = provenance(seconds=2.0) if run.weights_key else None
             write_result(
-                project.results.run(run.key), RunResult(run, metrics(run, 10 + 10 * rise), provenance(), weights)
+                loaded.results.run(run.key), RunResult(run, metrics(run, 10 + 10 * rise), provenance(), weights)
             )
     return loaded
 

@@ -70,7 +70,7 @@ def device_of(asked: str | None, configured: str) -> str:
 
 
 Place = Annotated[
-    Path | None, typer.Option("--results", help="The folder of results, where they do not lie in the project.")
+    Path | None, typer.Option("--results", help="The folder of results, where they do not lie in the project."), FILE
 ]
 
 
@@ -212,9 +212,9 @@ def execute(
     Example: `rotquant runs execute quarot spinquant --device cuda --jobs 8 --config config/thorough.yaml`
     """
     chosen = open_plan(config, plan)
-    write_plan(Path.cwd(), chosen)
     changed = _changed(chosen, device, allow_code_execution)
+    keys = execution.wanted(chosen, targets or ())
+    write_plan(Path.cwd(), chosen)
     options = ["--plan", str(chosen.path), "--device", changed.device]
     options += ["--allow-code-execution"] * changed.allow_code_execution
-    keys = execution.wanted(chosen, targets or ())
     execution.execute(chosen, options, keys, jobs or usual_workers(changed.device), typer.echo, again, keep)

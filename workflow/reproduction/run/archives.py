@@ -17,6 +17,7 @@ from reproduction.run.plan import Plan
 from reproduction.run.results import read_result
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, check_regular, folder_beside, read_json, read_object, write_json
+from rotquant.foundation.parsing import parse_json
 
 #: Bits by which a sample is finer than a usual one of its run.
 BITS = 12
@@ -44,7 +45,7 @@ def export(plan: Plan, tables: Iterable[str], folder: Path, partial: bool) -> tu
         partial: whether runs may be missing.
 
     Raises:
-        ResultError: one is missing or damaged.
+        ResultError: one is missing or damaged, or there is none.
     """
     results, files, held, of = plan.results(), [], 0, 0
     for paper in dict.fromkeys(plan.tables[name].paper for name in tables):
@@ -70,6 +71,8 @@ def export(plan: Plan, tables: Iterable[str], folder: Path, partial: bool) -> tu
             if found:
                 files.append(folder / f"{paper}-{kind}.parquet")
                 _write(files[-1], found)
+    if not held:
+        raise ResultError("no run of these tables is computed here; `rotquant runs execute` computes them.")
     return files, held, of
 
 
@@ -86,7 +89,7 @@ def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
             raise ResultError(
                 f"{path} is no file of `rotquant runs export`: its name ends in none of {', '.join(KINDS)}."
             )
-        for row in _read(path):
+        for row in _read(path, kind):
             name = str(row["name"])
             key = key_in(name)
             if plan.names.get(key) != name or key not in getattr(plan, kind):
@@ -131,7 +134,7 @@ def _learned(folders: Iterable[Path], record: str) -> list[dict[str, Any]]:
 
 
 def _place_run(results: Results, key: str, row: Mapping[str, Any]) -> None:
-    data = json.loads(row["record"])
+    data = _data(row["record"])
     if samples := {one["quantity"]: one["answers"] or list(one["values"]) for one in row["samples"]}:
         data["samples"] = samples
     place = results.run(key)
@@ -145,10 +148,10 @@ def _place_run(results: Results, key: str, row: Mapping[str, Any]) -> None:
 
 def _placed(of: Callable[[Results, str], Path], record: str) -> Callable[[Results, str, Mapping[str, Any]], None]:
     def place(results: Results, key: str, row: Mapping[str, Any]) -> None:
-        folder, data = of(results, key), json.loads(row["record"])
+        folder, data = of(results, key), _data(row["record"])
         if not (folder / record).exists():
             check_signed(data, folder / record)
-            write_json(folder / HISTORY_FILE, json.loads(row["history"]))
+            write_json(folder / HISTORY_FILE, _data(row["history"]))
             write_json(folder / record, data)
 
     return place
@@ -192,7 +195,11 @@ def _digits(data: Any, count: int) -> Any:
 
 
 def _text(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def _data(text: str) -> Any:
+    return parse_json(text.encode())
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -215,13 +222,16 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path, kind: str) -> list[dict[str, Any]]:
     import pyarrow as pa
     from pyarrow import parquet
 
     check_regular(path)
     try:
-        return parquet.read_table(path).to_pylist()
+        found = parquet.read_table(path)
+        if lacking := {"name", "record", "samples" if kind == "runs" else "history"}.difference(found.column_names):
+            raise ResultError(f"{path} is no Parquet file of results (it lacks the column {min(lacking)}).")
+        return found.to_pylist()
     except FileNotFoundError:
         raise ResultError(f"there is no file {path}.") from None
     except (pa.ArrowException, OSError) as error:

@@ -49,14 +49,14 @@ def keep(about: str, states: "FloatStates", model: "nn.Module") -> None:
 
     from rotquant.models.architectures import lm_head, logit_cap
 
-    used = sum(one.stat().st_size for one in path.parent.iterdir())
-    if used + states.nbytes > MOST:
-        return
     head = {name: tensor.detach().cpu().contiguous() for name, tensor in lm_head(model).named_parameters()}
     cap = logit_cap(model)
     told = {"device": str(next(model.parameters()).device)} | ({} if cap is None else {"cap": repr(cap)})
-    with suppress(OSError), atomic_path(path) as temporary:  # a full disk only costs time
-        save_file({"windows": states.windows, "states": states.states, **head}, temporary, told)
+    with suppress(OSError):  # a full disk only costs time
+        if sum(one.stat().st_size for one in path.parent.iterdir()) + states.nbytes > MOST:
+            return
+        with atomic_path(path) as temporary:
+            save_file({"windows": states.windows, "states": states.states, **head}, temporary, told)
 
 
 def _path(about: str) -> Path | None:
