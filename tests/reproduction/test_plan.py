@@ -1,4 +1,4 @@
-"""A target's jobs compute the runs, weights and rotations that it shows, and nothing else."""
+"""For a target the runs, weights and rotations are computed that it shows, and nothing else."""
 
 from pathlib import Path
 
@@ -7,13 +7,14 @@ import pytest
 from reproduction.identity.run import Run
 from reproduction.planning.expansion import make_plan
 from reproduction.reading.written import read_yaml
-from reproduction.run.execution import units, wanted
+from reproduction.run.execution import to_compute, wanted
 from reproduction.run.plan import Plan, config_file
 from reproduction.sources import load_project
-from reproduction.tables.project import Project
+from reproduction.tables.project import Project, task_set
 from reproduction.tables.tables import RunTable
+from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
+from tests.helpers.project import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +28,33 @@ def runs_of(project: Project, table: str) -> dict[str, Run]:
     return {run.key: run for cell in project.cells(table) for run in cell.runs}
 
 
-def test_no_job_of_a_table_makes_what_the_table_does_not_show(whole: tuple[Project, Plan]) -> None:
-    """By what its jobs are given, the parts of the table, and what these need."""
+def test_nothing_is_computed_for_a_table_but_its_runs_and_what_these_need(
+    whole: tuple[Project, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project, plan = whole
+    monkeypatch.chdir(tmp_path)  # where there are no results
     for table in project.of(RunTable):
         shown = runs_of(project, table)
-        asked = wanted(plan, [table])
-        assert asked.parts == plan.table(table).parts
-        assert asked.runs.keys() == shown.keys()
-        assert asked.weights.keys() == {run.weights_key for run in shown.values()} - {None}, table
-        assert asked.rotations.keys() == {run.rotation_key for run in shown.values()} - {None}, table
+        keys = wanted(plan, [table])
+        assert keys == [*shown]
+        graph = to_compute(plan, keys)
+        needs = {key: {run.weights_key, task_set(run)} - {None} for key, run in shown.items()}
+        needs |= {str(run.weights_key): {run.rotation_key} - {None} for run in shown.values() if run.weights_key}
+        needs |= {str(need): set() for run in shown.values() for need in (run.rotation_key, task_set(run)) if need}
+        assert graph == needs, table
+
+
+def test_a_table_that_shares_its_weights_with_others_has_nothing_of_these_computed(
+    whole: tuple[Project, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figure 7 shares its weights with tables of zero-shot accuracy, which it does not show."""
+    project, plan = whole
+    monkeypatch.chdir(tmp_path)
+    graph = to_compute(plan, wanted(plan, ["spinquant_figure7"]))
+    on_them = {run.metric.kind for run in project.runs.values() if run.weights_key in graph}
+    assert on_them == {"snr", "perplexity", "zero_shot"}
+    assert {project.runs[key].metric.kind for key in graph if key in project.runs} == {"snr"}
+    assert not graph.keys() & plan.tasks.keys()
 
 
 def test_the_thorough_profile_takes_all_items_more_windows_and_its_seeds_everywhere() -> None:
@@ -52,21 +70,24 @@ def test_the_thorough_profile_takes_all_items_more_windows_and_its_seeds_everywh
         assert all(seeds in [{*range(amount)} for amount in amounts] for seeds in drawn), table
 
 
-def test_a_table_is_whole_before_one_that_was_asked_for_later_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Project, Plan]
+def test_targets_are_tables_papers_and_keys_each_once_in_the_order_of_asking(whole: tuple[Project, Plan]) -> None:
+    """So a table is whole before one that was asked for later, with which it shares baselines and more."""
+    project, plan = whole
+    first, paper = wanted(plan, ["quarot_table1"]), wanted(plan, ["quarot"])
+    assert first == [*runs_of(project, "quarot_table1")]
+    assert paper == [*{run: None for table in plan.of_runs.values() if table.paper == "quarot" for run in table.runs}]
+    assert wanted(plan, ["quarot_table1", "quarot"]) == [*dict.fromkeys([*first, *paper])]
+    assert {*wanted(plan, [])} == plan.runs.keys()
+    weights, rotation, tasks = (next(iter(known)) for known in (plan.weights, plan.rotations, plan.tasks))
+    assert wanted(plan, [weights, first[3], rotation, tasks, weights]) == [weights, first[3], rotation, tasks]
+
+
+@pytest.mark.parametrize(("target", "nearest"), [("quarot_tabel1", "quarot_table1"), ("spinqant", "spinquant")])
+def test_what_names_nothing_is_refused_with_what_is_nearest(
+    target: str, nearest: str, whole: tuple[Project, Plan]
 ) -> None:
-    """They share baselines and more, which do not wait for the last table that shows them."""
-    _, plan = whole
-    monkeypatch.chdir(tmp_path)  # where there are no results
-    asked = wanted(plan, ["quarot_table1", "quarot"])
-    order = [run for unit in units(plan, asked)[0] for run in unit.runs]
-    first = wanted(plan, ["quarot_table1"]).runs.keys()
-    assert sorted(order) == sorted(asked.runs)
-    # runs that later tables measure on the same weights come along with them, and nothing else does
-    until = order[: max(map(order.index, first)) + 1]
-    shared = {plan.runs[run].weights for run in first}
-    assert {plan.runs[run].weights for run in until} == shared
-    assert len(until) < len(order) / 3
+    with pytest.raises(ConfigError, match=f"nothing to compute is called '{target}'; nearest: {nearest}"):
+        wanted(whole[1], ["quarot", target])
 
 
 def test_the_file_of_a_configuration_is_read_as_that_configuration(tmp_path: Path, whole: tuple[Project, Plan]) -> None:
@@ -74,26 +95,3 @@ def test_the_file_of_a_configuration_is_read_as_that_configuration(tmp_path: Pat
     _, plan = whole
     small = plan.model_copy(update={"config": {**plan.config, "methods": {"block_ap": {"weight_lr": 3e-05}}}})
     assert read_yaml(config_file(tmp_path, small)) == small.config
-
-
-def test_a_small_target_leaves_its_own_runs_weights_and_rotations_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Figure 7 shares its weights with tables of zero-shot accuracy, which it does not show."""
-    checkpoints_by_name(monkeypatch, str)  # as the copy does
-    copy = Copy(tmp_path, small=False)
-    status, output = copy.snakemake("results/tables/spinquant_figure7.csv")
-    assert status == 0, output
-    project = load_project(root=tmp_path)
-    shown = runs_of(project, "spinquant_figure7").values()
-    weights = {run.weights_key for run in shown}
-    on_them = {run.metric.kind for run in project.runs.values() if run.weights_key in weights}
-    assert on_them == {"snr", "perplexity", "zero_shot"}
-
-    def made(pattern: str) -> set[str]:
-        return {path.stem for path in tmp_path.glob(pattern)}
-
-    assert made("results/runs/*.json") == {run.key for run in shown}
-    assert made("results/weights/*/") == {*weights}
-    assert made("results/rotations/*/") == {run.rotation_key for run in shown} - {None}
-    assert not made("results/tasks/*")

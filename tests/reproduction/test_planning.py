@@ -1,14 +1,15 @@
 """A plan says what the tables' direct expansion says, is read while nothing changed, and made again when not."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from reproduction.run.states import MARKS, States
 
 from reproduction.identity import code
+from reproduction.identity.names import Results, key_in, names_of, placed
 from reproduction.planning import expansion
 from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan, read_plan
@@ -48,8 +49,8 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(project: projects.Project)
     assert plan.rotations.keys() == project.rotations.keys()
     assert plan.tasks.keys() == project.task_sets.keys()
     for name, table in plan.tables.items():
-        shown = {run.key for cell in project.cells(name) for run in cell.runs}
-        assert sorted(run for part in table.parts for run in plan.part(part).runs) == sorted(shown)
+        assert table.runs == tuple({run.key: None for cell in project.cells(name) for run in cell.runs})
+    assert plan.names == project.names
     assert {name: [*page.records] for name, page in plan.tables.items() if page.records} == {
         name: list(dict.fromkeys(table.recorded)) for name, table in project.of(SpeedTable).items()
     }
@@ -104,7 +105,6 @@ def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
     ("kind", "sentence"),
     [
         ("run", "no table asks for a run 'feed' under this configuration"),
-        ("part", "no table has a part 'feed'"),
         ("stored", "no run uses weights 'feed'"),
         ("rotation", "no run has learned rotations 'feed'"),
         ("table", "unknown table 'feed'; known: quarot_table1"),
@@ -172,31 +172,40 @@ def test_plans_that_nobody_read_for_long_are_removed(copy: Copy) -> None:
     assert current_plan(copy.root) == old
 
 
-def test_the_state_of_a_part_follows_its_files_and_its_jobs(copy: Copy) -> None:
-    plan = current_plan(copy.root)
-    key, part = next(iter(plan.parts.items()))
-    record = part_path(key)
+@pytest.mark.parametrize("kind", ["runs", "weights", "rotations", "tasks"])
+def test_a_result_lies_where_its_kind_key_and_code_say_and_its_key_is_read_off_its_place(
+    project: projects.Project, kind: str
+) -> None:
+    places, keys = Results(Path("elsewhere"), project.names), getattr(project, "task_sets" if kind == "tasks" else kind)
+    of = {"runs": places.run, "weights": places.weights, "rotations": places.rotation, "tasks": places.tasks}[kind]
+    found = {key: of(key) for key in keys}
+    assert len({*found.values()}) == len(keys) > 0
+    for key, path in found.items():
+        assert re.fullmatch(rf"elsewhere/{kind}/{key}-[0-9a-f]{{8}}(\.json)?", str(path))
+        file = path if path.suffix else path / "some.json"
+        assert (key_in(path.name), placed(Path("/x/results") / file.relative_to("elsewhere"))) == (
+            key,
+            (Path("/x/results"), key),
+        )
+    assert of("0" * 16).name.removesuffix(".json") == "0" * 16  # which no table asks for, and no file is called
 
-    def state() -> str:
-        return States(plan).part(key)
 
-    absent = state()
-    for path in (*map(run_path, part.runs), record):
-        copy.write(str(path), "{}")
-    os.utime(record)
-    whole = state()
-    assert whole == absent
-    assert whole.endswith("-")
-    run_path(part.runs[0]).unlink()
-    lost = state()
-    assert lost != whole
-    assert state() == lost
-    copy.write(str(run_path(part.runs[0])), "{}")
-    os.utime(run_path(part.runs[0]), ns=(0, record.stat().st_mtime_ns + 1))  # made anew by hand
-    assert state() == lost
-    os.utime(record)
-    assert state() == lost  # so that a job ends in the state that it was started for
-    copy.write(str(MARKS / record), "a job that failed")
-    failed = state()
-    run_path(part.runs[0]).unlink()
-    assert len({state(), failed, lost, whole}) == 4
+def test_a_name_is_of_the_code_of_a_result_and_of_all_that_it_is_computed_on(project: projects.Project) -> None:
+    """Of a run on learned rotations: another digest of a stage is another name of what follows it, of nothing else."""
+    run = next(run for run in project.runs.values() if run.rotation_key)
+    rotation, weights = str(run.rotation_key), str(run.weights_key)
+
+    def names(tasks: dict[str, str], **codes: str) -> dict[str, str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("reproduction.identity.names.stage_digest", lambda stage, _: codes.get(stage, "code"))
+            return names_of({run.key: run}, {weights: [run]}, {rotation: [run]}, tasks)
+
+    def other(found: dict[str, str]) -> set[str]:
+        return {key for key, name in found.items() if name != earlier[key]}
+
+    earlier = names({})
+    assert other(names({})) == set()
+    assert other(names({}, rotations="other")) == {rotation, weights, run.key}
+    assert other(names({}, weights="other")) == {weights, run.key}
+    assert other(names({}, runs="other")) == {run.key}
+    assert other(names({run.key: "tasks"})) == {run.key}

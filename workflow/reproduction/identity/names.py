@@ -7,11 +7,13 @@ code has other names, and the results of both stay.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.code import stage_digest
-from reproduction.identity.run import Run
 from rotquant.foundation.files import canonical_json, short_hash
+
+if TYPE_CHECKING:
+    from reproduction.identity.run import Run  # recipes take time to load, and most readers of a plan need none
 
 #: Where results lie in a project.
 RESULTS = Path("results")
@@ -21,11 +23,13 @@ ROTATION_RECORD, ROTATIONS_FILE, HISTORY_FILE = "rotation.json", "rotations.safe
 #: Hexadecimal digits of the digest in a name.
 DIGITS = 8
 
-Members = Mapping[str, Sequence[Run]]
+Members = Mapping[str, Sequence["Run"]]
 """The runs on something, by its key."""
 
 
-def names_of(runs: Mapping[str, Run], weights: Members, rotations: Members, tasks: Mapping[str, str]) -> dict[str, str]:
+def names_of(
+    runs: Mapping[str, "Run"], weights: Members, rotations: Members, tasks: Mapping[str, str]
+) -> dict[str, str]:
     """The name of each result by its key.
 
     Args:
