@@ -50,15 +50,13 @@ def test_a_dry_run_names_each_cell_and_without_a_target_everything_is_made(tmp_p
     project = Copy(tmp_path, small=False)
     _, output = project.snakemake("--dry-run", REPORT)
     assert "QuaRot-128G on Llama-2-13B, seed 1, perplexity" in output
-    assert project.planned(REPORT) == {"run": 57, "weights": 54, "tracking": 1, "page": 1}
-    without, with_one = project.planned(), project.planned("all")
-    assert without.pop("everything") == with_one.pop("all") == 1
-    assert without == with_one
-    assert without["page"] > 100
+    counts = output.partition("Job stats:")[2].split()
+    assert [counts[counts.index(rule) + 1] for rule in ("run", "weights", "page_numbers_figure")] == ["57", "54", "1"]
+    planned = project.planned()  # without a target everything is made
+    assert planned.pop("everything") == 1
+    assert planned["page"] > 100
+    assert planned["run"] > 3500
     assert not (tmp_path / "results/runs").exists()
-    paper = project.planned(REPORT, "--configfile", "config/paper.yaml")
-    assert (paper["run"], paper["page"]) == (57, 1)
-    assert "paper.yaml" not in "".join(project.read("results/plans/*"))
 
 
 def test_a_report_is_complete_and_nothing_is_left_to_do(computed: Copy) -> None:

@@ -83,7 +83,9 @@ def execute(
         return
     os.environ["ROTQUANT_ENDS_WITH"] = str(os.getpid())
     asked_for = set(keys)
-    users = {need: {key for key, needs in graph.items() if need in needs} for need in graph}
+    users: dict[str, set[str]] = {}
+    for key in graph.keys() & plan.runs.keys():
+        users.setdefault(plan.runs[key].weights or "", set()).add(key)
     failed: dict[str, str] = {}
     order = TopologicalSorter(graph)
     order.prepare()
@@ -106,10 +108,11 @@ def execute(
                     say(f"{_label(plan, key)}: done")
                 order.done(key)
                 counted.advance()
-                for need in graph[key]:
-                    users[need].discard(key)
-                    if not (users[need] or keep or need in asked_for or need not in plan.weights):
-                        shutil.rmtree(plan.results().weights(need) / MODEL, ignore_errors=True)
+                weights = plan.runs[key].weights if key in plan.runs else None
+                if weights is not None:
+                    users[weights].discard(key)
+                    if not (users[weights] or keep or weights in asked_for):
+                        shutil.rmtree(plan.results().weights(weights) / MODEL, ignore_errors=True)
     if failed:
         key, problem = next(iter(failed.items()))
         raise ResultError(f"{len(failed)} results could not be computed; the first, {_label(plan, key)}: {problem}")
