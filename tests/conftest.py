@@ -26,7 +26,6 @@ LONG_FILES = frozenset(
     for name in (
         "all_figures",
         "finetuning",
-        "speed_workflow",
         "tracking_store",
         "zeroshot_items",
     )

@@ -103,15 +103,3 @@ def test_every_command_and_the_scoreboard_know_it(tmp_path: Path, monkeypatch: p
     assert "*Elsewhere*: measured by others" in scoreboard.index(project)
     assert '<span class="badge elsewhere">' in html.index(project)
     assert "has no figure" in str(CliRunner().invoke(report_app, ["figure", "quarot_others"]).exception)
-
-
-def test_the_workflow_renders_it_and_again_when_a_number_is_edited(tmp_path: Path) -> None:
-    load(tmp_path)
-    copy = Copy.__new__(Copy)
-    copy.root = tmp_path
-    name = "reports/quarot_others.md"
-    status, output = copy.snakemake(name)
-    assert status == 0, output
-    assert copy.planned(name) == {}
-    copy.edit("workflow/papers/quarot/numbers/others.csv", "6.2", "6.3")
-    assert copy.planned(name) == {"table": 1, "report": 1}

@@ -198,22 +198,6 @@ def test_the_command_writes_the_page_and_the_table_in_every_form(
     assert "| accuracy | computed | 0 | 0 | 0 | 0 |" in scoreboard.index(project)
 
 
-def test_the_workflow_renders_it_and_again_when_a_recipe_is_edited(tmp_path: Path) -> None:
-    load(tmp_path)
-    copy = Copy.__new__(Copy)
-    copy.root = tmp_path
-    page = "reports/quarot_table4.md"
-    status, output = copy.snakemake(page)
-    assert status == 0, output
-    assert "Asym ≠" in (tmp_path / page).read_text()
-    assert copy.planned(page) == {}
-    (tmp_path / "results/tables/quarot_table4.parquet").unlink()
-    assert copy.planned(page) == {"table": 1, "report": 1}
-    assert copy.snakemake(page)[0] == 0
-    copy.edit("workflow/papers/quarot/settings.yaml", "clip_ratio: 0.8", "clip_ratio: 0.7")
-    assert copy.planned(page) == {"table": 1, "report": 1}
-
-
 def repository() -> dict[str, SettingsTable]:
     return shipped_project().of(SettingsTable)
 

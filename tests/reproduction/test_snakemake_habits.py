@@ -14,8 +14,7 @@ from tests.helpers.workflows import REPORT, one_column
 EXCEPTIONS = {
     "Specify a conda environment or container for each rule.": "all rules run in the one environment of "
     "requirements.lock, which `make setup` or Containerfile makes; results record its versions",
-    "Do not access input and output files individually by index in shell commands": "one prefix runs the commands of "
-    "all rules, and a job's mark has the name of its first output (workflow/scripts/job.sh)",
+    "Do not access input and output files individually by index in shell commands": "a cell is named by its first file",
     "Shell command directly uses variable PLAN from outside of the rule": "the plan's file is named by all that it "
     "follows from; as a parameter it would re-run every job for a setting of another table",
     "Path composition with '+' in line N": "what is added is a command to the prefix of all commands, no path",
@@ -32,13 +31,13 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return project
 
 
-def test_lint_says_what_is_excepted_with_its_reason_and_nothing_else(computed: Copy) -> None:
+def test_it_works_as_snakemakes_manual_says(computed: Copy) -> None:
+    # lint: what is excepted, with its reason, and nothing else
     _, output = computed.run("snakemake", "--lint")
     said = {re.sub(r"line \d+", "line N", one) for one in re.findall(r"^ +\* (.*?):?$", output, re.MULTILINE)}
     assert said == EXCEPTIONS.keys()
 
-
-def test_the_report_holds_page_figure_and_numbers_below_their_paper(computed: Copy) -> None:
+    # the report holds page, figure and numbers below their paper
     status, output = computed.snakemake("--report", "report.html", REPORT)
     assert status == 0, output
     text = (computed.root / "report.html").read_text(encoding="utf-8")
@@ -51,13 +50,22 @@ def test_the_report_holds_page_figure_and_numbers_below_their_paper(computed: Co
     }
     assert '"quarot"' in re.search(r"var categories = (.*)", text)[1]
 
-
-def test_it_runs_by_the_catalogs_layout_as_from_the_top(computed: Copy) -> None:
+    # it runs by the catalog's layout as from the top
     status, output = computed.snakemake("--snakefile", "workflow/Snakefile", REPORT)
     assert (status, "Nothing to be done" in output) == (0, True), output
     told = yaml.safe_load((REPOSITORY / ".snakemake-workflow-catalog.yml").read_text(encoding="utf-8"))
     assert told["usage"]["report"] is True
     assert all((REPOSITORY / path).exists() for path in ("config/README.md", "config/config.yaml", "LICENSE"))
+
+    # cells are nodes of the graph and lines of the summary, and options name them
+    _, dag = computed.snakemake("--dag", "--forceall", REPORT)
+    assert len(re.findall(r'label = "run', dag)) == 3
+    _, summary = computed.snakemake("--summary", REPORT)
+    assert len(re.findall(r"^results/runs/", summary, re.MULTILINE)) == 3
+    assert computed.planned("--forcerun", "weights", "--", REPORT) == {"weights": 2, "run": 2, "page": 1}
+    assert computed.planned("--forceall", "--until", "weights", "--", REPORT)["weights"] == 2
+    _, changes = computed.snakemake("--list-changes", "params", REPORT)
+    assert "results/" not in changes.partition("Building DAG")[2]
 
 
 def test_citation_changelog_and_packages_say_one_version() -> None:

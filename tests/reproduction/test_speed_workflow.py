@@ -24,39 +24,24 @@ def project(tmp_path: Path) -> Copy:
 
 
 def test_without_a_gpu_pages_are_rendered_from_the_committed_record(project: Copy) -> None:
-    status, output = project.snakemake(PAGE, FIGURE)
+    status, output = project.snakemake("speed")
     assert status == 0, output
     assert "recorded on another machine" in (project.root / PAGE).read_text()
     assert (project.root / "reports/figures/quarot_figure7.svg").exists()
     assert project.planned(PAGE, FIGURE) == {}
-    forms = [project.root / f"results/tables/quarot_table14.{form}" for form in ("csv", "parquet")]
-    for numbers in forms:
-        numbers.rename(kept := project.root / "kept")
-        assert project.planned(PAGE, FIGURE) == {"table": 1, "report": 1}
-        kept.rename(numbers)
-    for numbers in forms:
-        numbers.unlink()
     record(project.root / COMMITTED, load_tables(project.root)["quarot_table14"], gpu="Newer GPU")
-    assert project.planned(PAGE, FIGURE) == {"table": 1, "figure": 1, "report": 2}
+    assert project.planned(PAGE, FIGURE) == {"page": 2}
     status, output = project.snakemake(PAGE)
     assert (status, "Newer GPU" in (project.root / PAGE).read_text()) == (0, True), output
-    assert all(numbers.exists() for numbers in forms)
-
-
-def test_without_a_record_the_page_says_that_nothing_was_measured(project: Copy) -> None:
     (project.root / COMMITTED).unlink()
-    status, output = project.snakemake(PAGE, FIGURE)
-    assert status == 0, output
-    assert "Not measured yet" in (project.root / PAGE).read_text()
+    (project.root / PAGE).unlink()
+    status, output = project.snakemake(PAGE)
+    assert (status, "Not measured yet" in (project.root / PAGE).read_text()) == (0, True), output
 
 
-def test_with_a_gpu_the_table_is_measured_first_and_once_for_table_and_figure(project: Copy) -> None:
+def test_with_a_gpu_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
     project.set_config(merge(CONFIG, {"device": "cuda"}))
-    assert project.planned(PAGE, FIGURE) == {"measure_speed": 1, "table": 1, "figure": 1, "report": 2}
-
-
-def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
-    project.set_config(merge(CONFIG, {"device": "cuda"}))
+    assert project.planned(PAGE, FIGURE) == {"measure_speed": 1, "page": 2}
     project.edit("rotquant/tensors/devices.py", 'shutil.which("nvidia-smi") is not None', "True")  # as with a GPU
     project.edit(
         "workflow/reproduction/commands/bench.py", "from reproduction.run.stages.speed import", "from tests_fake import"
@@ -65,13 +50,9 @@ def test_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy
     status, output = project.snakemake(PAGE)
     assert status == 0, output
     project.edit("workflow/papers/quarot/speed.yaml", "{Layer} batch {Batch}", "{Layer}, batch {Batch}")
-    assert project.planned(PAGE) == {"table": 1, "report": 1}
+    assert project.planned(PAGE) == {"page": 1}
     project.edit("workflow/papers/quarot/speed.yaml", "tokens: 4096", "tokens: 8192")
-    assert project.planned(PAGE) == {"measure_speed": 1, "table": 1, "report": 1}
-
-
-def test_all_speed_tables_have_one_target_that_asks_for_nothing_else(project: Copy) -> None:
-    assert project.planned("speed") == {"speed": 1, "table": 1, "figure": 1, "report": 2}
+    assert project.planned(PAGE) == {"measure_speed": 1, "page": 1}
 
 
 FAKE_MEASURING = '''"""A measuring stage that makes its numbers up."""

@@ -1,6 +1,7 @@
 # One job for each learned rotation, set of weights and run. A name is a key and a digest of the code (docs/results.md), so
-# a file that exists is current, whoever computed it and whenever: inputs are `ancient`. Tensors of weights are temporary;
-# `--notemp` keeps them for later runs on them.
+# a file that exists is current, whoever computed it and whenever: inputs are `ancient`. Tensors of weights are temporary.
+# Where they are made again for a run that is lacking, the other runs on them are measured again too, so that all are of
+# the same bits; `--notemp` keeps tensors for later runs.
 
 
 # What a job asks of a cluster, megabytes and minutes, more at each attempt. A small model takes MB at most, twice what was

@@ -64,8 +64,7 @@ def behind(wildcards):
 
 def results_of(wildcards, input):
     """The folder of results: with a storage provider, that of its copies."""
-    stored = next((path for path in input if "/results/runs/" in path), "")
-    return Path(stored.partition("/results/")[0]) / "results"
+    return next((path.parent for path in map(Path, input) if path.parent.name == "runs"), FILES.root / "runs").parent
 
 
 def follows(wildcards):
