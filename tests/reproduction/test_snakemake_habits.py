@@ -64,7 +64,7 @@ def test_it_works_as_snakemakes_manual_says(computed: Copy) -> None:
     assert len(re.findall(r"^results/runs/", summary, re.MULTILINE)) == 3
     assert computed.planned("--forcerun", "weights", "--", REPORT) == {"weights": 2, "run": 2, "page": 1}
     assert computed.planned("--forceall", "--until", "weights", "--", REPORT)["weights"] == 2
-    _, changes = computed.snakemake("--list-changes", "params", REPORT)
+    _, changes = computed.snakemake("--list-changes", "input", REPORT)
     assert "results/" not in changes.partition("Building DAG")[2]
 
 
