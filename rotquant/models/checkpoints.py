@@ -45,6 +45,8 @@ from rotquant.models.folders import (
     settings_files,
     weight_files,
 )
+from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import described
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +67,7 @@ def load_checkpoint(
     Everything that can be checked without reading the weights is checked first.
 
     Args:
-        checkpoint: a folder, or a hub id `owner/name` or `owner/name@revision`.
+        checkpoint: a folder, a GGUF file, or a hub id `owner/name` or `owner/name@revision`.
         dtype: floating-point type of all parameters.
         device: where they go.
 
@@ -155,7 +157,7 @@ def configuration_alone(checkpoint: str | Path) -> Any | None:
     Raises:
         CheckpointError: as `load_config`.
     """
-    folder, name, revision = located(checkpoint)
+    folder, name, revision = located(described(checkpoint) if is_gguf(checkpoint) else checkpoint)
     if folder is not None:
         base = deltas.base_folder(folder)
         return None if base is None and is_delta(folder) else load_config(base or folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.identity.run import Run
+from reproduction.run.provenance import of_checkpoint
 from reproduction.run.results import HISTORY_FILE, ROTATIONS_FILE
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
@@ -52,8 +53,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         **environment(),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
+        **of_checkpoint(run, checkpoint),
         "corpora": {"learning": corpus},
         "key": run.rotation_key,
         "digest": file_digest(folder / ROTATIONS_FILE),

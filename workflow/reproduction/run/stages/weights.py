@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.run import Run
+from reproduction.run.provenance import of_checkpoint
 from reproduction.run.results import HISTORY_FILE, ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
@@ -74,8 +75,7 @@ def compute_weights(
         **environment(),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
+        **of_checkpoint(run, checkpoint),
         "corpora": corpora,
         **({} if learned is None else {"rotation": learned}),
         "bits_per_weight": _bits(stored),
