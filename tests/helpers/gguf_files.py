@@ -1,6 +1,7 @@
 """GGUF files of tiny models, written by the package gguf as llama.cpp's converter writes them."""
 
 from collections.abc import Mapping
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def _shape(config: Any, architecture: str) -> dict[str, Any]:
         said["final_logit_softcapping"] = config.final_logit_softcapping
     if rope["rope_type"] == "longrope":
         said["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-        said["rope.scaling.attn_factor"] = 1.2
+        longer = config.max_position_embeddings / rope["original_max_position_embeddings"]
+        said["rope.scaling.attn_factor"] = sqrt(1 + log(longer) / log(rope["original_max_position_embeddings"]))
     if rope["rope_type"] == "linear":
         said |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     return {f"{architecture}.{key}": value for key, value in said.items()}

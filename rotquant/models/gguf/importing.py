@@ -134,7 +134,12 @@ def write_checkpoint(path: str | Path, folder: str | Path, dtype: str = DTYPE, w
     source = checked(path)
     origin = _origin(source, dtype)
     with task("dequantizing" if weights else "reading the header"), atomic_directory(folder) as temporary:
-        _write_settings(source, temporary, dtype)
+        try:
+            _write_settings(source, temporary, dtype)
+        except OSError:
+            raise
+        except Exception as error:  # what is odd to transformers and tokenizers has no common type
+            raise CheckpointError(f"{path} cannot be imported: {' '.join(str(error).split())[:200]}.") from None
         if weights:
             _write_weights(source, temporary, dtype)
         write_json(temporary / ORIGIN, origin.model_dump(mode="json"))

@@ -118,7 +118,7 @@ def network_of(header: Header) -> GGUFNetwork:
     if parts and parts != 1:
         raise CheckpointError(f"{path} is one of {parts} parts of a model: join them by `llama-gguf-split --merge`.")
     architecture = fields.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise UnsupportedArchitectureError(
             f"{path} is of the architecture {architecture!r}, and those that are read are {', '.join(ARCHITECTURES)}."
         )
@@ -166,21 +166,18 @@ def _own(said: _Settings, family: str, config: Mapping[str, Any]) -> dict[str, A
         said.only("expert_used_count", 0)
         return biases
     if family == "mixtral":
-        return {
-            "num_local_experts": said.size("expert_count"),
-            "num_experts_per_tok": said.size("expert_used_count"),
-        }
+        return {"num_local_experts": _experts(said), "num_experts_per_tok": said.size("expert_used_count")}
     if family == "qwen3_moe":
         return {
-            "num_experts": said.size("expert_count"),
+            "num_experts": _experts(said),
             "num_experts_per_tok": said.size("expert_used_count"),
             "moe_intermediate_size": said.size("expert_feed_forward_length"),
             "norm_topk_prob": True,
         }
     if family == "phi3":
-        window, longest = said.get("attention.sliding_window", 0), config["max_position_embeddings"]
-        original = said.size("rope.scaling.original_context_length", longest)
-        return {"sliding_window": window or None, "original_max_position_embeddings": original}
+        window = said.size("attention.sliding_window") if said.get("attention.sliding_window") else None
+        original = said.size("rope.scaling.original_context_length", config["max_position_embeddings"])
+        return {"sliding_window": window, "original_max_position_embeddings": original}
     if family in _LARGEST_GEMMA:
         largest = config["num_hidden_layers"] == _LARGEST_GEMMA[family]
         own: dict[str, Any] = {
@@ -196,6 +193,14 @@ def _own(said: _Settings, family: str, config: Mapping[str, Any]) -> dict[str, A
     return {}
 
 
+def _experts(said: _Settings) -> int:
+    """Experts of a layer, as many as its router has: a damaged number would be names without end."""
+    count, router = said.size("expert_count"), said.header.tensors.get("blk.0.ffn_gate_inp.weight")
+    if router is None or router.shape[0] != count:
+        raise CheckpointError(f"{said.header.path} says {count} experts, and its first layer's router has others.")
+    return count
+
+
 def _rope(said: _Settings, family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary embeddings, as transformers has them."""
     import numpy as np
@@ -208,7 +213,6 @@ def _rope(said: _Settings, family: str, config: Mapping[str, Any]) -> dict[str, 
         found |= {"rope_type": "linear", "factor": said.number("rope.scaling.factor")}
     elif family == "phi3":
         said.only("rope.scaling.type", "none", "longrope")
-        said.get("rope.scaling.attn_factor")  # which transformers computes from the two lengths
     else:
         said.only("rope.scaling.type", "none")
     if family == "phi3":
@@ -218,6 +222,7 @@ def _rope(said: _Settings, family: str, config: Mapping[str, Any]) -> dict[str, 
             short, long = (_factors(said.header, f"rope_factors_{name}.weight", turned) for name in ("short", "long"))
             found |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
             found["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+            found["attention_factor"] = said.number("rope.scaling.attn_factor", 1.0)
     elif turned != head:
         said.only("rope.dimension_count", head)
     if "rope_freqs.weight" in tensors:

@@ -92,8 +92,8 @@ def vocabulary_of(header: Header) -> Vocabulary:
     }
     if kind == "llama":
         scores = get("scores", list)
-        if len(scores) != len(tokens):
-            raise CheckpointError(f"{header.path} has {len(scores)} scores of {len(tokens)} tokens.")
+        if len(scores) != len(tokens) or not all(isinstance(score, float) for score in scores):
+            raise CheckpointError(f"{header.path} has no score for each of its {len(tokens)} tokens.")
         return Vocabulary(
             **shared,
             add_bos=get("add_bos_token", bool, True),
@@ -108,7 +108,7 @@ def vocabulary_of(header: Header) -> Vocabulary:
             f"{', '.join(WORDS)}."
         )
     words, known = WORDS[split], set(tokens)
-    merges = [tuple(merge.split(" ")) for merge in get("merges", list)]
+    merges = [tuple(str(merge).split(" ")) for merge in get("merges", list)]
     if not all(len(pair) == 2 and {*pair, "".join(pair)} <= known for pair in merges):
         raise CheckpointError(f"{header.path} has merges of what are no tokens of it.")
     return Vocabulary(**shared, add_bos=get("add_bos_token", bool, words.bos), merges=merges, words=words)
