@@ -257,16 +257,20 @@ def test_special_tokens_in_a_text_are_special_and_a_space_comes_before_what_foll
 
 
 def test_the_ends_and_bos_of_a_text(tmp_path: Path) -> None:
-    """BOS and EOS as the file says; a tokenizer that puts no BOS anywhere has none; a template that does has one."""
+    """BOS and EOS as the file says; Qwen2's has no BOS unless a chat's template begins with it."""
     fields = sentencepiece()
     both = read(in_file(tmp_path, {**fields, "add_eos_token": True}))
     assert both("hello")["input_ids"][:: len(both("hello")["input_ids"]) - 1] == [1, 2]
-    none = read(in_file(tmp_path, {**fields, "add_bos_token": False}))
-    assert bos_of(none) is None
+    without = read(in_file(tmp_path, {**fields, "add_bos_token": False}))
+    assert bos_of(without) == 1
+    assert without("hello")["input_ids"][0] != 1
+    fields = {**letters(VOCABULARY), "pre": "qwen2"}
+    assert bos_of(read(in_file(tmp_path, fields))) is None
+    assert bos_of(read(in_file(tmp_path, {**fields, "add_bos_token": True}))) == 1
     template = "{{ bos_token }}{{ messages[0]['content'] }}"
     chat = read(in_file(tmp_path, {**fields, "add_bos_token": False}, settings={"tokenizer.chat_template": template}))
     assert chat.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<s>hi"
-    assert chat("hello")["input_ids"][0] != 1
+    assert chat("A")["input_ids"][0] != 1
 
 
 def test_generation_settings_end_at_every_token_that_ends_a_text(tmp_path: Path) -> None:

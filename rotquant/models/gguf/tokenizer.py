@@ -108,10 +108,10 @@ def vocabulary_of(header: Header) -> Vocabulary:
             f"{', '.join(WORDS)}."
         )
     words, known = WORDS[split], set(tokens)
-    merges = [tuple(str(merge).split(" ")) for merge in get("merges", list)]
-    if not all(len(pair) == 2 and {*pair, "".join(pair)} <= known for pair in merges):
+    merges = [(first, second) for first, _, second in (str(one).partition(" ") for one in get("merges", list))]
+    if not all({first, second, first + second} <= known for first, second in merges):
         raise CheckpointError(f"{header.path} has merges of what are no tokens of it.")
-    return Vocabulary(**shared, add_bos=get("add_bos_token", bool, words.bos), merges=merges, words=words)
+    return Vocabulary(**shared, add_bos=get("add_bos_token", bool, bool(words.bos)), merges=merges, words=words)
 
 
 class _Fields:
@@ -138,8 +138,6 @@ def _templates(header: Header) -> dict[str, str]:
 def tokenizer_of(vocabulary: Vocabulary, longest: int) -> "PreTrainedTokenizerBase":
     """The tokenizer.
 
-    Without BOS at the head of texts and of chats it has none, as the models' own (Qwen2's) have not.
-
     Args:
         longest: tokens of a text, for `model_max_length`.
     """
@@ -155,7 +153,8 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> "PreTrainedTokenizerBa
     backend.add_tokens(added)
     names = {f"{name}_token": vocabulary.text_of(name) for name in ("bos", "eos", "unk", "pad")}
     templates = dict(vocabulary.templates)
-    if not (vocabulary.add_bos or any("bos_token" in text for text in templates.values())):
+    unused = not (vocabulary.add_bos or any("bos_token" in text for text in templates.values()))
+    if unused and vocabulary.words is not None and vocabulary.words.bos is None:
         names["bos_token"] = None
     if "" in templates:
         templates["default"] = templates.pop("")

@@ -21,13 +21,14 @@ class WordRules:
 
     pattern: the regular expression of words; "" is GPT-2's. digits: whether each digit is a word, before that.
     whole_words: whether a word that is a token is not put together from merges.
-    bos: whether a text begins with BOS where the file does not say. nfc: whether text is normalized to NFC.
+    bos: whether a text begins with BOS where the file does not say; None where the models' own tokenizers have no BOS,
+    though configurations, hence files, name one. nfc: whether text is normalized to NFC.
     """
 
     pattern: str = ""
     digits: bool = False
     whole_words: bool = False
-    bos: bool = False
+    bos: bool | None = False
     nfc: bool = False
 
 
@@ -40,7 +41,7 @@ WORDS: dict[str, WordRules] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "qwen2": WordRules(_WORDS % r"\p{N}", nfc=True),
+    "qwen2": WordRules(_WORDS % r"\p{N}", bos=None, nfc=True),
     "deepseek-r1-qwen": WordRules(_WORDS % r"\p{N}"),
     "dbrx": WordRules(_WORDS % r"\p{N}{1,3}"),
     "gpt-4o": WordRules(_CASES.replace("{0}", _ENDS).replace("{1}", r"\p{N}{1,3}")),
