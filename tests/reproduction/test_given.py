@@ -106,8 +106,8 @@ def test_the_content_of_a_prefix_is_compared_where_it_has_several_tokens(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"otherwise": "nothing"}, "either `differ` or `at_least`"),
-        ({"differ": ["a", "b"], "at_least": {"row": "a", "value": 1}, "otherwise": "-"}, "either `differ` or"),
+        ({"otherwise": "nothing"}, "either `differ` or `value`"),
+        ({"differ": ["a", "b"], "value": {"row": "a", "at_least": 1}, "otherwise": "-"}, "either `differ` or"),
         ({"differ": ["a"], "otherwise": "-"}, "at least 2"),
         ({"differ": ["a", "b"]}, "otherwise"),
         ({"differ": ["a", "b"], "otherwise": "A full stop."}, "otherwise"),

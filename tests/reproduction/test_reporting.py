@@ -204,7 +204,7 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     check = {"better": {"row": "QuaRot", "than": ["Six bits"]}}
     asked = {"cause": "Two bits more change nothing", "target": "quarot_table9", "check": check}
     claim = {**TABLES["tables"][0]["claims"][0], "quote": "outliers vanish", "experiment": asked}
-    bound = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 2.0}}
+    bound = {"no_worse": {"row": "QuaRot", "than": ["Baseline"], "points": 2.0}}
     setting, fact = ({"text": name, "section": "5.2", name: bound} for name in ("setting", "fact"))
     plain = {**claim, "text": "Without a reason.", "mechanism": {"no_worse": claim["mechanism"]["better"]}}
     del plain["experiment"]

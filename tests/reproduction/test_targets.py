@@ -80,7 +80,11 @@ TABLE = {
     "claims": [
         {"text": "One.", "section": "5", "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}},
         {"text": "Two.", "section": "5", "mechanism": {"better": {"row": "QuaRot", "than": ["Baseline"]}}},
-        {"text": "Three.", "section": "5", "mechanism": {"loss_decreasing": {"row": "QuaRot", "over": "Baseline"}}},
+        {
+            "text": "Three.",
+            "section": "5",
+            "mechanism": {"across": {"row": "QuaRot", "over": "Baseline", "pairs": [["Llama-2-7B", "Llama-2-7B"]]}},
+        },
     ],
 }
 

@@ -8,7 +8,7 @@ that meets its assumption.
 from collections.abc import Iterator
 
 from reproduction.claims.effects import View
-from reproduction.claims.findings import Finding
+from reproduction.claims.findings import Finding, Region
 from reproduction.tables.checks import Given
 
 
@@ -42,8 +42,9 @@ def _shown(view: View, given: Given, column: str) -> Iterator[str]:
             yield f"{first} and {second} are the same runs"
         elif one.values == other.values != ():  # to the last digit, which exports keep of a run's numbers alone
             yield f"{first} and {second} are equal in all that was measured"
-    if given.at_least is not None:
-        row, value = given.at_least.row, given.at_least.value
-        found = view.estimate(row, column).interval()
-        if found.high < value:
-            yield f"{view.quantity.title} of {row}: {found.effect:.2f}, at least {value:g} asked"
+    if given.value is not None:
+        found, asked = view.estimate(given.value.row, column).interval(), given.value
+        low, high = (end if bound is None else float(bound) for end, bound in asked.ends)
+        region = Region(low, high)
+        if region.decide(found.low, found.high) == "contradicted":
+            yield f"{view.quantity.title} of {asked.row}: {found.effect:.2f}, {asked.words} asked"

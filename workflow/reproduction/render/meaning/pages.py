@@ -50,6 +50,7 @@ class Group:
 
 def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Saying]], words: Words) -> list[str]:
     """Sentences about the claims of a page; none without claims."""
+    decided = [outcome for outcome in decided if outcome.answers]
     by_claim = {id(outcome.claim): [*say(outcome)] for outcome in decided}
     every = [saying for found in by_claim.values() for saying in found]
     judged = [saying for saying in every if saying.about != "fact"]

@@ -9,7 +9,7 @@ from reproduction.run.results import table_path
 from reproduction.tables.checks import Claim, Experiment, Explained
 from reproduction.tables.tables import Table
 from reproduction.words.describe import is_of_the_paper, lead, title
-from reproduction.words.numbers import words
+from reproduction.words.numbers import listed, words
 
 UNKNOWN = "cause unknown"
 
@@ -47,7 +47,7 @@ def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
     judged = [one for one in decided if one.mechanism or one.setting]
     first = repeated(judged)
     lines = tuple(_line(one, first.get(place)) for place, one in enumerate(judged))
-    facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
+    facts = tuple(_fact(one) for one in decided if one.fact or not one.answers)
     return Claims(lines, score(decided), name, facts)
 
 
@@ -71,8 +71,11 @@ def _judged(answer: Answer) -> Judged:
     return found._replace(by=words(answer.by), second=answer.there, second_says=findings(answer.second))
 
 
-def _fact(outcome: Outcome, answer: Answer) -> FactLine:
-    said = outcome.claim
+def _fact(outcome: Outcome) -> FactLine:
+    said, answer = outcome.claim, outcome.fact
+    if answer is None:
+        seen = f"see {listed(said.shown or ())} in the table" if isinstance(said, Claim) else "-"
+        return FactLine(said.text, said.section, said.quote, said.note, seen, seen)
     numbers = (findings(verdict, otherwise=" (not so)") for verdict in (answer.ours, answer.papers))
     return FactLine(said.text, said.section, said.quote, said.note, *numbers)
 
