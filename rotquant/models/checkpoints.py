@@ -145,7 +145,12 @@ def _load(
 
 def config_of(checkpoint: str | Path) -> Any:
     """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
-    return load_config(local_folder(checkpoint))
+    return load_config(_settings_folder(checkpoint))
+
+
+def _settings_folder(checkpoint: str | Path) -> Path:
+    """`local_folder`, of a GGUF file without weights."""
+    return described(checkpoint) if is_gguf(checkpoint) else local_folder(checkpoint)
 
 
 def configuration_alone(checkpoint: str | Path) -> Any | None:
@@ -168,7 +173,7 @@ def configuration_alone(checkpoint: str | Path) -> Any | None:
 def model_max_length(checkpoint: str | Path) -> Any:
     """The tokenizer's own limit on the length of texts, unchecked; None where it says nothing. Raises as
     `config_of`."""
-    return _tokenizer_settings(local_folder(checkpoint)).get("model_max_length")
+    return _tokenizer_settings(_settings_folder(checkpoint)).get("model_max_length")
 
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
