@@ -93,12 +93,12 @@ def test_a_row_that_a_paper_says_broke_down_fails_every_check(case: str) -> None
         assert verdict(CASES[case][0], found, columns_of(case)).decision == "contradicted"
 
 
-WORDS: list[Any] = ["holds", "contradicted", "undecided", "not checkable"]
+WORDS: list[Any] = ["holds", "contradicted", "no effect", "undecided", "not checkable"]
 
 
 @given(st.lists(st.sampled_from(WORDS)))
 def test_a_check_is_contradicted_where_one_comparison_is_and_holds_where_all_do(found: list[Any]) -> None:
-    order = ["contradicted", "not checkable", "undecided", "holds"]
+    order = ["contradicted", "no effect", "not checkable", "undecided", "holds"]
     expected = min(found, key=order.index) if found else "not checkable"
     assert Verdict(tuple(Finding("-", "-", word) for word in found)).decision == expected
 
@@ -352,7 +352,8 @@ def test_a_mechanism_on_a_stand_in_is_decided_on_the_finer_quantity_whatever_the
         assert ours.mechanism is not None
         assert ours.setting is not None
         assert (ours.mechanism.on, ours.mechanism.by) == (finer, main)
-        assert (ours.mechanism.here, ours.mechanism.there) == (words[fine], words[coarse])
+        here = words[fine] if fine == coarse else "endpoints disagree"
+        assert (ours.mechanism.here, ours.mechanism.there) == (here, words[coarse])
         assert (ours.setting.here, ours.setting.second) == ("not tested here", None)
         (theirs,) = outcomes(Double(main), table(claim), Values(given, {}), {})
         assert theirs.mechanism is not None
@@ -405,7 +406,8 @@ def test_accuracy_is_decided_by_the_divergence_of_the_same_rows_and_a_prefix_by_
     decided = outcomes(project, both, Values({**fine, **coarse, **perplexity}, {}), {})
     answers = [one.mechanism for one in decided if one.mechanism is not None]
     assert [one.on for one in answers] == [PERPLEXITY if prefixed else KL] * 2
-    assert [one.here for one in answers] == ["reproduced" if better else "not reproduced"] * 2
+    first = "reproduced" if better else "not reproduced"
+    assert [one.here for one in answers] == [first, "reproduced" if better else "endpoints disagree"]
     assert (answers[1].by, answers[1].there) == (AVERAGE, "reproduced")
     assert repeated(decided) == {1: 0}
     assert score(decided) == Score(reproduced=int(better), not_reproduced=int(not better))
@@ -449,7 +451,7 @@ def test_the_divergence_does_not_compare_a_row_with_a_prefix_and_one_without(pre
         assert found.mechanism is not None
         differ = len(prefixed) == 1 and finer == KL
         assert found.mechanism.on == (main if differ else finer)
-        assert found.mechanism.here == ("reproduced" if differ else "not reproduced")
+        assert found.mechanism.here == ("reproduced" if differ else "endpoints disagree")
 
 
 @pytest.mark.parametrize("case", CASES)

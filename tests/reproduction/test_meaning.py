@@ -290,8 +290,13 @@ def test_where_kl_decides_both_quantities_are_named_and_a_difference_is_said() -
     ) in first
     against: dict[str, Any] = {"Ours": seeds(0.2, 0.001), "Theirs": seeds(0.1, 0.001)}
     first, last = meaning(decided(far, claim(), finer=against))
-    assert "it does not hold by KL divergence" in first
+    assert "it is undecided by KL divergence: a loss of 0.10 nats" in first
     assert "though perplexity supports it with a gain of 2.00" in first
+    assert last == "Nothing that can be tested here speaks against the paper."
+    none: dict[str, Any] = {"Ours": seeds(0.1, 1e-6), "Theirs": seeds(0.102, 1e-6)}
+    first, last = meaning(decided(near, claim(), finer=none))
+    assert "it does not hold by KL divergence: a gain of 0.002 nats" in first
+    assert "a difference of less than 5 % either way" in first
     assert "cause unknown" in last
 
 

@@ -330,7 +330,10 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
     object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
     write_text(project.root / f"reports/{chosen.id}.md", text)
-    counts = "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, 0 undecided, 1 not checkable."
+    counts = (
+        "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, "
+        "0 without effect, 0 undecided, 1 not checkable."
+    )
     assert counts in scoreboard.index(project)
     shown = html.index(project)
     assert '<span class="badge not-checkable">? not checkable</span>' in shown
@@ -464,7 +467,7 @@ def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tm
     assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
     assert "by perplexity, which does not decide" in text
     assert "On stand-ins a mechanism is decided on the KL divergence" in text
-    assert "❌ not reproduced<br>by perplexity: reproduced" in text
+    assert "endpoints disagree<br>by perplexity: reproduced" in text
     frame = collected.collect(project, project.table("quarot_table1"))[0].frame
     assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
     collected.read_back(project, project.table("quarot_table1"))

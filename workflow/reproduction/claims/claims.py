@@ -6,12 +6,14 @@ comparison *holds* where the whole interval is inside the region, and is *contra
 is wrong with a probability of at most 2.5 %, if the truth is on the border. Otherwise it is *undecided*, with the
 number of seeds or items that would decide it at this effect and this noise.
 
-A difference of KL divergences whose interval lies within 5 % of the other row's on both sides is none
-(`findings.NO_DIFFERENCE`): it contradicts "better than", and "no worse than" holds.
+The smallest difference of KL divergences that matters is 5 % of the other row's, either way
+(`findings.NO_DIFFERENCE`). An interval within it is *no effect* where a claim says "better", wherever 0 lies; "no
+worse" allows as much.
 
 A claim of several comparisons holds where all do. Since all must, their number needs no correction (Berger 1982,
-intersection-union tests). It is contradicted where one is, and there the number matters: Holm's rule (1979) limits the
-probability that any is contradicted wrongly to 2.5 %, or to 5 % where a region has two near borders.
+intersection-union tests). It is contradicted, or without effect, where one is, and there the number matters: Holm's
+rule (1979) limits the probability that any is called so wrongly to 2.5 %, or to 5 % where there are two near borders.
+Where one endpoint supports a claim and the other is against it, *endpoints disagree*, and the claim is open.
 
 Numbers without noise, a fact of one network or the paper's printed number, are compared directly. A random number of
 one seed decides nothing. *Not checkable* is a comparison that lacks a number or its noise, overflowed, or was measured
@@ -31,7 +33,7 @@ rows have no perplexity, and where the claim is about another task. Accuracies a
 All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor
 does KL compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the
 better, and KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity
-is shown next to it and decides nothing; the page reports where it says the opposite. On the paper's own models the
+is shown next to it and decides nothing, unless it says the opposite. On the paper's own models the
 paper's quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by
 accuracy is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
@@ -42,7 +44,7 @@ from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.endpoints import Endpoints
-from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
+from reproduction.claims.findings import AGAINST, Decision, Finding, allowing_for_their_number
 from reproduction.claims.given import not_given
 from reproduction.frame.values import Values, known_quantities, numbers_of
 from reproduction.run.results import RunResult, read_result, run_path
@@ -64,13 +66,22 @@ from rotquant.foundation.files import canonical_json
 
 S = TypeVar("S", bound=Statement)
 
-Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
+Shown = Literal[
+    "reproduced",
+    "not reproduced",
+    "no effect",
+    "undecided",
+    "endpoints disagree",
+    "not checkable",
+    "not tested here",
+]
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
 
 _WORDS: dict[Decision, Shown] = {
     "holds": "reproduced",
     "contradicted": "not reproduced",
+    "no effect": "no effect",
     "undecided": "undecided",
     "not checkable": "not checkable",
 }
@@ -85,10 +96,11 @@ class Verdict:
 
     @property
     def decision(self) -> Decision:
-        """The rule for several comparisons: one that is not checkable prevents any verdict but contradicted."""
+        """The rule for several comparisons: one that is not checkable allows no verdict but one against the claim."""
         found = [finding.decision for finding in self.findings if finding.compares]
-        if "contradicted" in found:
-            return "contradicted"
+        for decision in AGAINST:
+            if decision in found:
+                return decision
         if not found or "not checkable" in found:
             return "not checkable"
         return "undecided" if "undecided" in found else "holds"
@@ -110,8 +122,11 @@ class Answer:
 
     @property
     def here(self) -> Shown:
-        """The decision by our numbers."""
-        return _WORDS[self.ours.decision] if self.judged else "not tested here"
+        """The decision by our numbers; none where one endpoint supports the claim and the other is against it."""
+        if not self.judged:
+            return "not tested here"
+        said = {self.ours.decision, self.ours.decision if self.second is None else self.second.decision}
+        return "endpoints disagree" if "holds" in said and said & {*AGAINST} else _WORDS[self.ours.decision]
 
     @property
     def there(self) -> Shown | None:
@@ -153,17 +168,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """Numbers of mechanisms that are reproduced, not reproduced, undecided and not checkable."""
+    """Numbers of mechanisms that are reproduced, not reproduced, without effect, undecided and not checkable."""
 
     reproduced: int = 0
     not_reproduced: int = 0
+    no_effect: int = 0
     undecided: int = 0
     unchecked: int = 0
 
     @property
     def total(self) -> int:
         """Number of all mechanisms."""
-        return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
+        return self.reproduced + self.not_reproduced + self.no_effect + self.undecided + self.unchecked
 
 
 def decided(
@@ -227,7 +243,9 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
 
 
 def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
-    return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
+    return any(
+        answers[about].here in ("not reproduced", "no effect") for about in ("mechanism", "setting") if about in answers
+    )
 
 
 def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
@@ -273,7 +291,9 @@ def by_experiment(
 def score(decided: Sequence[Outcome]) -> Score:
     """Count the mechanisms by our numbers, repeated ones once; settings and facts do not count."""
     found = [one.mechanism.here for one in once(decided) if one.mechanism is not None]
-    return Score(*(found.count(name) for name in _WORDS.values()))
+    named = ("reproduced", "not reproduced", "no effect", "not checkable")
+    held, against, none, unchecked = (found.count(name) for name in named)
+    return Score(held, against, none, len(found) - held - against - none - unchecked, unchecked)
 
 
 def once(decided: Sequence[Outcome]) -> list[Outcome]:

@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from reproduction.claims.estimates import MOST, Array, Estimate, Interval, deviation_ratio
-from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, NONE, Effect, Finding, Region
+from reproduction.claims.findings import ABOVE_ZERO, AGAINST, NO_DIFFERENCE, NONE, Effect, Finding, Region
 from reproduction.claims.guessing import knowing_nothing
 from reproduction.claims.pairing import same_items, source
 from reproduction.frame.values import Number, Place, observed
@@ -207,13 +207,13 @@ class View:
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
         none = region.is_none(found.low, found.high)
-        borders = (-region.none, region.none) if none else (region.border(found.effect),)
-        tail = found.tail if decision == "contradicted" else None
+        borders = (-region.matters, region.matters) if decision == "no effect" else (region.border(found.effect),)
+        tail = found.tail if decision in AGAINST else None
         chance = 1.0 if tail is None else max(map(tail, borders))
         return Finding(place, f"{shown}, {NONE}" if none else shown, decision, needed, chance=chance)
 
-    def none(self, other: str, column: str) -> float:
-        """What a difference from a row must reach to be one; 0 but for our KL divergences."""
+    def matters(self, other: str, column: str) -> float:
+        """The smallest difference from a row that matters; 0 but for our KL divergences."""
         return (
             NO_DIFFERENCE * self.numbers[other, column].mean
             if self.quantity.key == KL.name and not self.printed
@@ -249,7 +249,7 @@ def _better(
         if not lacking:
             place = f"{column}, {first} before {other}" if rows else _place(column, than, other)
             asked = f"more than {points:g} asked, " if points else ""
-            region = Region(low=points, open=True, none=0.0 if points else view.none(other, column))
+            region = Region(low=points, open=True, matters=0.0 if points else view.matters(other, column))
             gain = view.gain(first, other, column)
             yield view.find(place, view.compared(first, other, column), f"{asked}a gain of", gain, region)
 
@@ -270,7 +270,9 @@ def _bounded(
         yield from lacking
         if not lacking:
             before, _, after = _apart(view.numbers[other, column].mean, view.numbers[row, column].mean)
-            region = Region(-limit if both_ways else -math.inf, limit, none=0.0 if limit else view.none(other, column))
+            region = Region(
+                -limit if both_ways else -math.inf, limit, matters=0.0 if limit else view.matters(other, column)
+            )
             loss = view.loss(row, other, column, percent=bool(unit))
             place = _place(column, than, other)
             yield view.find(place, f"{before} to {after}", f"{asked}a loss of", loss, region, unit)
@@ -320,7 +322,7 @@ def _across(
             worse, better = view.estimate(row, first), view.estimate(row, second)
             lower = view.quantity.better == "lower"
             texts = _apart(better.mean, worse.mean, " < " if lower else " > ")
-            region = Region(low=0.0, none=view.none(row, first))
+            region = Region(low=0.0, matters=view.matters(row, first))
             gain = worse - better if lower else better - worse
             yield view.find(f"{second} against {first}", "".join(texts), "a gain of", gain, region)
 

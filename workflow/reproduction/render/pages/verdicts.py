@@ -91,7 +91,12 @@ def _cause(outcome: Outcome, first: int | None) -> str:
     tested = experiment.cause.rstrip(".")
     if found is None or found.decision == "not checkable":
         return because or f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
-    said = {"holds": "supports it", "contradicted": "speaks against it", "undecided": "leaves it open"}
+    said = {
+        "holds": "supports it",
+        "contradicted": "speaks against it",
+        "no effect": "finds no effect",
+        "undecided": "leaves it open",
+    }
     left = "" if found.decision == "holds" or because else f"; {UNKNOWN}"
     tested = f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
     return tested if found.decision == "holds" else f"{tested} {because}".rstrip()
@@ -103,7 +108,13 @@ def _where(experiment: Experiment) -> str:
 
 def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
     """The comparisons of a verdict in one line; failed ones are marked, places without a number are named."""
-    marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
+    marks = {
+        "holds": "",
+        "contradicted": otherwise,
+        "no effect": otherwise,
+        "undecided": " (undecided)",
+        "not checkable": " (not checkable)",
+    }
     parts = []
     for finding in verdict.findings:
         mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]
