@@ -253,6 +253,13 @@ def test_an_undecided_claim_says_how_many_seeds_or_windows_would_decide_it() -> 
     assert (alone.decision, alone.needed.split(" ", 1)[1]) == ("undecided", "windows would decide")
 
 
+def test_what_more_than_thirty_seeds_would_decide_cannot_be_decided_here() -> None:
+    still = np.zeros((3, 20))
+    for gain, said in ((0.05, "seeds would decide"), (0.005, "cannot be decided here")):
+        (found,) = verdict(BETTER, pair(np.add(still, [[0.08], [0.0], [-0.08]]), still, gain), ["7B"]).findings
+        assert (found.decision, found.needed.endswith(said)) == ("undecided", True)
+
+
 def test_one_seed_of_something_random_decides_nothing_and_one_run_of_nothing_random_does() -> None:
     recipe = Recipe.model_validate({"rotation": {}})
     assert recipe.is_random

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from reproduction.claims.estimates import MOST, Array, Estimate, Interval, deviation_ratio
+from reproduction.claims.estimates import Array, Estimate, Interval, deviation_ratio
 from reproduction.claims.findings import ABOVE_ZERO, AGAINST, NO_DIFFERENCE, NONE, Effect, Finding, Region
 from reproduction.claims.guessing import knowing_nothing
 from reproduction.claims.pairing import same_items, source
@@ -227,7 +227,7 @@ class View:
     def _needed(self, found: Interval, region: Region) -> str:
         counts = found.to_decide(region.border(found.effect))
         if counts is None:
-            return f"{MOST} times as many would not decide"
+            return "cannot be decided here"
         seeds = [f"{counts[0]:,} seeds"] * (counts[0] != found.seeds)
         items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
         return f"{' and '.join(seeds + items)} would decide"
