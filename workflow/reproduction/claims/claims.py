@@ -20,7 +20,8 @@ one seed decides nothing. *Not checkable* is a comparison that lacks a number or
 on different windows or items. So is a direction of rows at chance, none of which exceeds the score of knowing nothing
 (`guessing`): neither accuracy nor the log-odds of the same answers say which is better. An Inf or NaN printed by a
 paper means that the network broke down, and ranks worst. No network is compared with itself, under any names, and
-columns computed by the same runs count once. A column where our numbers refute an assumption is left out (`given`).
+columns computed by the same runs count once. A column outside a claim's regime by our numbers is left out, and
+a claim without any other column is *not testable on this model* (`regimes`).
 
 A claim's mechanism is judged anywhere, its statement about the paper's setting only on the paper's own models or GPU,
 and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed by its experiment's finding.
@@ -45,13 +46,13 @@ from typing import Any, Literal, TypeVar
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import AGAINST, Decision, Finding, allowing_for_their_number
-from reproduction.claims.given import not_given
+from reproduction.claims.regimes import outside
 from reproduction.frame.values import Values, known_quantities, numbers_of
 from reproduction.run.results import RunResult, read_result, run_path
 from reproduction.tables.checks import (
     About,
     Claim,
-    Given,
+    Regime,
     Statement,
     is_direction,
     named_by_experiment,
@@ -73,6 +74,7 @@ Shown = Literal[
     "undecided",
     "endpoints disagree",
     "not checkable",
+    "not testable on this model",
     "not tested here",
 ]
 Results = Mapping[str, RunResult]
@@ -89,10 +91,14 @@ _WORDS: dict[Decision, Shown] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one set of numbers on a check. `missing` names comparisons that lack a number."""
+    """The verdict of one set of numbers on a check.
+
+    missing: comparisons that lack a number. testable: whether a model is in the claim's regime.
+    """
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
+    testable: bool = True
 
     @property
     def decision(self) -> Decision:
@@ -125,6 +131,8 @@ class Answer:
         """The decision by our numbers; none where one endpoint supports the claim and the other is against it."""
         if not self.judged:
             return "not tested here"
+        if not self.ours.testable:
+            return "not testable on this model"
         said = {self.ours.decision, self.ours.decision if self.second is None else self.second.decision}
         return "endpoints disagree" if "holds" in said and said & {*AGAINST} else _WORDS[self.ours.decision]
 
@@ -225,7 +233,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
         for about, check in claim.checks.items():
-            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
+            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.regime)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism":
@@ -236,7 +244,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
-                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
+                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.regime)
                 yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
 
     return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
@@ -293,6 +301,7 @@ def score(decided: Sequence[Outcome]) -> Score:
     found = [one.mechanism.here for one in once(decided) if one.mechanism is not None]
     named = ("reproduced", "not reproduced", "no effect", "not checkable")
     held, against, none, unchecked = (found.count(name) for name in named)
+    unchecked += found.count("not testable on this model")
     return Score(held, against, none, len(found) - held - against - none - unchecked, unchecked)
 
 
@@ -315,7 +324,7 @@ def repeated(decided: Sequence[Outcome]) -> dict[int, int]:
     for place, one in sorted(enumerate(decided), key=lambda each: not each[1].claim.headline):
         if one.mechanism is None or one.mechanism.on is None or not isinstance(one.claim, Claim):
             continue
-        said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "given"})
+        said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "regime"})
         before = first.setdefault((canonical_json(said), one.mechanism.on.name), place)
         if before != place:
             found[place] = before
@@ -329,23 +338,24 @@ def judge(
     quantity: Quantity,
     results: Results | None = None,
     columns: Sequence[str] | None = None,
-    given: Given | None = None,
+    regime: Regime | None = None,
 ) -> Verdict:
     """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
 
     Args:
         columns: the columns to check; default all.
-        given: assumption of the claim, checked by our numbers alone.
+        regime: that of the claim, checked by our numbers alone.
     """
     ((kind, arguments),) = check.items()
     chosen = [name for name in table.column_names if columns is None or name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
     absent: dict[str, list[Finding | str]] = {}
-    if given is not None:
-        beside = View(quantity, chosen, numbers, results, [*rows, *given.rows])
-        absent = not_given(beside, given)
+    if regime is not None:
+        beside = View(quantity, chosen, numbers, results, [*rows, *regime.rows])
+        absent = outside(beside, regime)
         chosen = [column for column in beside.columns if column not in absent]
     view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
     found = [*CHECKS[kind](view, **arguments), *(one for said in absent.values() for one in said)]
     findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
-    return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))
+    missing = tuple(dict.fromkeys(result for result in found if isinstance(result, str)))
+    return Verdict(findings, missing, testable=bool(chosen) or bool(missing) or not absent)

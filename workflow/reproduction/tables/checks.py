@@ -194,8 +194,8 @@ class Experiment(Written):
     """What is true of these numbers if the cause is right. It names the rows that were measured for it."""
 
 
-class Given(Written):
-    """What a claim takes for granted of a model. Where it is not so, the claim compares nothing on that model."""
+class Regime(Written):
+    """What the phenomenon of a claim needs of a model. Where it is not so, the claim cannot be tested on that model."""
 
     differ: Two | None = None
     """Two rows that are different networks: they do not agree on every window or item."""
@@ -207,9 +207,9 @@ class Given(Written):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.differ is None) == (self.value is None):
-            raise ValueError("what is given is either `differ` or `value`")
+            raise ValueError("a regime is either `differ` or `value`")
         if self.value is not None and isinstance(bound_of(self.value.model_dump(exclude_unset=True)), str):
-            raise ValueError("the value of what is given is a number")
+            raise ValueError("the value of a regime is a number")
         return self
 
     @property
@@ -264,8 +264,8 @@ class Claim(CheckedClaim):
     """Columns that the claim is about; default all."""
     quantity: str | None = None
     """What is compared, such as perplexity, average or piqa; default the table's main one."""
-    given: Given | None = None
-    """What the claim takes for granted of a model; a column where it is not so is not compared."""
+    regime: Regime | None = None
+    """What its phenomenon needs of a model; a column where it is not so is not compared."""
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
@@ -315,8 +315,8 @@ def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
     yield from (("row", name) for name in claim.shown or ())
     for check in claim.checks.values():
         yield from names_in(check)
-    if claim.given is not None:
-        yield from (("row", name) for name in claim.given.rows)
+    if claim.regime is not None:
+        yield from (("row", name) for name in claim.regime.rows)
     if claim.experiment is not None and claim.experiment.target is None:
         yield from named_by_experiment(claim.experiment)
 

@@ -18,7 +18,7 @@ VERDICTS: dict[str, tuple[Shown, ...]] = {
     "holds": ("reproduced",),
     "denied": ("not reproduced", "no effect"),
     "open": ("undecided", "endpoints disagree"),
-    "unchecked": ("not checkable",),
+    "unchecked": ("not checkable", "not testable on this model"),
 }
 
 
