@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rotquant.commands.outputs import Writes
+from rotquant.commands.outputs import MODEL, Writes, places_of
 from rotquant.foundation.files import OutputKind, check_output_file, has_keys, json_text, read_json, write_text
+from rotquant.models.gguf.importing import origin_of_model
+from rotquant.models.gguf.origin import Origin
 
 #: Exit status of a command whose result is not finite; bad input has 2.
 NOT_FINITE = 3
+_ORIGINS = {
+    "origins": "of each model that was dequantized from a GGUF file: file, sha256, name, types (shares of weights), "
+    "bits_per_weight, dtype"
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ def answers(
     """Make a command of a function that returns a `CommandResult`: it has `--json`, and `--output` where `file` is set.
 
     With `--json` standard output holds the document alone: whatever else is printed meanwhile goes to standard error.
-    None in place of an answer prints nothing: another process of the same work answers.
+    A command of models says which of them were dequantized from GGUF files. None in place of an answer prints nothing:
+    another process of the same work answers.
 
     Args:
         keys: the meaning of each key of the document, for `--help`.
@@ -67,6 +74,7 @@ def answers(
 
     def decorate(command: Callable[..., CommandResult | None]) -> Callable[..., None]:
         marked = {"command": f"rotquant {command.__name__}"} if file else {}
+        models = [name for name, mark in places_of(command).items() if mark is MODEL]
 
         def is_one(path: Path) -> bool:
             return has_keys("command")(path) and read_json(path)["command"] == marked["command"]
@@ -76,21 +84,23 @@ def answers(
             output: Path | None = options.pop("output") if file else None
             if output is not None:
                 check_output_file(output)
+            origins = _origins(options.get(name) for name in models)
+            said = {"origins": {model: one.model_dump(mode="json") for model, one in origins.items()}} if models else {}
             with redirect_stdout(sys.stderr if json else sys.stdout):
                 answer = command(*arguments, **options)
             if answer is None:
                 return
-            document = json_text({**marked, **answer.data}) if json or output else ""
+            document = json_text({**marked, **answer.data, **said}) if json or output else ""
             if output is not None:
                 write_text(output, document)
-            for part in (document,) if json else answer.shown:
+            for part in (document,) if json else (*answer.shown, *(f"{name}: {one}" for name, one in origins.items())):
                 _print(part)
             if answer.complaint:
                 typer.echo(f"rotquant: {answer.complaint}", err=True)
             if status := answer.status or (NOT_FINITE if answer.complaint else 0):
                 raise typer.Exit(status)
 
-        documented = {**({"command": "what printed it"} if file else {}), **keys}
+        documented = {**({"command": "what printed it"} if file else {}), **keys, **(_ORIGINS if models else {})}
         own = inspect.signature(command, eval_str=True)
         added = [inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_json(documented))]
         if file:
@@ -104,6 +114,13 @@ def answers(
         return run
 
     return decorate
+
+
+def _origins(given: Iterable[Any]) -> dict[str, Origin]:
+    """The GGUF files that models were dequantized from, by the models' names."""
+    named = [str(name) for value in given for name in (value if isinstance(value, list) else [value]) if name]
+    found = {name: origin_of_model(name) for name in named}
+    return {name: origin for name, origin in found.items() if origin is not None}
 
 
 def note_and_sentences(note: str) -> tuple[str, ...]:

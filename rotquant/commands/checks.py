@@ -23,7 +23,7 @@ State = Literal["ok", "absent", "slow", "broken"]
 #: Packages beyond those that the library requires, and what each is for.
 OPTIONAL = {
     "compressed-tensors": "transformers loads exports that nothing of rotquant runs: pip install 'rotquant[serve]'",
-    "gguf": "`rotquant export --format gguf`: pip install 'rotquant[serve]'",
+    "gguf": "GGUF files, as models and from `rotquant export`: pip install 'rotquant[serve]'",
     "rotquant-reproduction": "the papers' tables: pip install ./workflow in a checkout",
     "matplotlib": "figures, of examples too: pip install 'rotquant[study]'",
     "fast-hadamard-transform": "a peer that benchmarks compare with, nothing else",

@@ -22,7 +22,7 @@ def families(
         typer.Argument(
             metavar="[MODEL]",
             callback=lambda model: model and a_model(model),
-            help="A checkpoint, folder or hub id, to ask for its own sizes.",
+            help="A checkpoint, folder, GGUF file or hub id, to ask for its own sizes.",
         ),
     ] = None,
 ) -> CommandResult:

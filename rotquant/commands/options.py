@@ -16,6 +16,8 @@ from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
 from rotquant.models.architectures import check_family_of
 from rotquant.models.folders import Kind, check_kind, located
+from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import checked
 from rotquant.recipes.corpus import BOS, SPLITS
 from rotquant.recipes.corpus import Split as TextSplit
 from rotquant.recipes.presets import PRESETS, preset
@@ -35,16 +37,18 @@ def not_empty(value: str) -> str:
 
 
 def a_model(model: str) -> str:
-    """Refuse what is neither a folder nor a hub id, and a local model of a family that has no adapter."""
-    located(not_empty(model))
-    check_family_of(model)
+    """Refuse what is neither a folder, a GGUF file nor a hub id, and a local model of a family that has no adapter."""
+    if is_gguf(not_empty(model)):
+        checked(model)  # which `located` would dequantize
+    else:
+        located(model)
+        check_family_of(model)
     return model
 
 
 def a_checkpoint(model: str) -> str:
     """Refuse what `a_model` does, and a folder that holds no plain checkpoint."""
-    folder, *_ = located(a_model(model))
-    if folder is not None:
+    if not is_gguf(a_model(model)) and (folder := located(model)[0]) is not None:
         check_kind(folder, "plain")
     return model
 
@@ -88,7 +92,9 @@ def _text(given: str) -> list[Path]:
 TEXT = Reads(_text)
 Checkpoint = Annotated[
     str,
-    typer.Argument(metavar="MODEL", callback=a_checkpoint, help="A plain checkpoint: Hugging Face folder or hub id."),
+    typer.Argument(
+        metavar="MODEL", callback=a_checkpoint, help="A plain checkpoint: Hugging Face folder, GGUF file or hub id."
+    ),
     MODEL,
 ]
 AnyModel = Annotated[
@@ -96,7 +102,8 @@ AnyModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         callback=a_model,
-        help="A plain checkpoint (Hugging Face folder or hub id), or a folder of `rotquant quantize` or `convert`.",
+        help="A plain checkpoint (Hugging Face folder, GGUF file or hub id), or a folder of `rotquant quantize` or "
+        "`convert`.",
     ),
     MODEL,
 ]

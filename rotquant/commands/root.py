@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from rotquant import __version__
-from rotquant.commands import compare, convert, diagnose, distil, doctor, families, methods, models, plan, tasks
+from rotquant.commands import (
+    compare,
+    convert,
+    diagnose,
+    distil,
+    doctor,
+    families,
+    importing,
+    methods,
+    models,
+    plan,
+    tasks,
+)
 from rotquant.commands.outputs import guard
 
 #: Entry points of this group are functions that take the tree and add their commands to it.
@@ -26,6 +38,7 @@ cli.command()(plan.plan)
 cli.command()(models.evaluate)
 cli.command()(compare.compare)
 cli.command()(models.export)
+cli.command()(importing.import_gguf)
 cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
 cli.command()(convert.generate)

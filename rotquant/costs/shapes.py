@@ -11,6 +11,8 @@ from rotquant.models import deltas
 from rotquant.models.architectures import Architecture
 from rotquant.models.checkpoints import first_line
 from rotquant.models.folders import check_kind, is_delta, located
+from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import described
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,6 +111,8 @@ def settings_folder(checkpoint: str | Path) -> Path:
         CheckpointError: neither a folder nor a hub id; the hub gives no config.json; or the folder holds a quantized
             model.
     """
+    if is_gguf(checkpoint):
+        return described(checkpoint)
     folder, name, revision = located(checkpoint)
     if folder is None:
         return _fetched(name, revision)

@@ -45,6 +45,8 @@ from rotquant.models.folders import (
     settings_files,
     weight_files,
 )
+from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import described
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +67,7 @@ def load_checkpoint(
     Everything that can be checked without reading the weights is checked first.
 
     Args:
-        checkpoint: a folder, or a hub id `owner/name` or `owner/name@revision`.
+        checkpoint: a folder, a GGUF file, or a hub id `owner/name` or `owner/name@revision`.
         dtype: floating-point type of all parameters.
         device: where they go.
 
@@ -143,7 +145,12 @@ def _load(
 
 def config_of(checkpoint: str | Path) -> Any:
     """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
-    return load_config(local_folder(checkpoint))
+    return load_config(_settings_folder(checkpoint))
+
+
+def _settings_folder(checkpoint: str | Path) -> Path:
+    """`local_folder`, of a GGUF file without weights."""
+    return described(checkpoint) if is_gguf(checkpoint) else local_folder(checkpoint)
 
 
 def configuration_alone(checkpoint: str | Path) -> Any | None:
@@ -155,7 +162,7 @@ def configuration_alone(checkpoint: str | Path) -> Any | None:
     Raises:
         CheckpointError: as `load_config`.
     """
-    folder, name, revision = located(checkpoint)
+    folder, name, revision = located(described(checkpoint) if is_gguf(checkpoint) else checkpoint)
     if folder is not None:
         base = deltas.base_folder(folder)
         return None if base is None and is_delta(folder) else load_config(base or folder)
@@ -166,7 +173,7 @@ def configuration_alone(checkpoint: str | Path) -> Any | None:
 def model_max_length(checkpoint: str | Path) -> Any:
     """The tokenizer's own limit on the length of texts, unchecked; None where it says nothing. Raises as
     `config_of`."""
-    return _tokenizer_settings(local_folder(checkpoint)).get("model_max_length")
+    return _tokenizer_settings(_settings_folder(checkpoint)).get("model_max_length")
 
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:

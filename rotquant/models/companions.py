@@ -1,4 +1,5 @@
-"""Files of a checkpoint other than configuration and weights: tokenizer, chat template, generation settings, licence.
+"""Files of a checkpoint other than configuration and weights: tokenizer, chat template, generation settings, licence,
+origin.
 
 Whatever is made of a checkpoint takes them along byte for byte, so that it reads, writes and may be passed on as the
 checkpoint. What describes other weights (a model card, other formats) stays behind and is named. No torch is loaded.
@@ -11,6 +12,7 @@ from pathlib import Path
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular
 from rotquant.models.folders import DECODER_MANIFEST, MANIFEST
+from rotquant.models.gguf.origin import ORIGIN
 
 GENERATION = "generation_config.json"
 _VOCABULARY = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")
@@ -20,7 +22,7 @@ TOKENIZER = (*_VOCABULARY, "special_tokens_map.json", "added_tokens.json", "merg
 TAKEN = (
     *TOKENIZER,
     *(GENERATION, "additional_chat_templates/*.jinja", "*processor_config.json"),
-    *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"),
+    *("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", ORIGIN),
 )
 #: Weights and what belongs to them, in any format, and the files that each kind of folder has of its own.
 _WEIGHTS = (

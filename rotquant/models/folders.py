@@ -24,6 +24,8 @@ from rotquant.foundation.files import (
 )
 from rotquant.foundation.parsing import parse_json
 from rotquant.models.declared import check_header
+from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import imported
 
 #: File that makes a folder a quantized model (rotquant.weights.storage).
 MANIFEST = "rotquant.json"
@@ -140,13 +142,13 @@ Kind = Literal["plain", "quantized", "decoder"]
 
 def kind_of(folder: str | Path) -> Kind | None:
     """Kind of content of a folder: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or
-    none."""
+    none. A GGUF file is a plain checkpoint."""
     folder = Path(folder)
     if (folder / DECODER_MANIFEST).is_file():
         return "decoder"
     if (folder / MANIFEST).is_file():
         return "quantized"
-    if is_delta(folder):
+    if is_delta(folder) or is_gguf(folder):
         return "plain"
     plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
     return "plain" if plain else None
@@ -217,16 +219,21 @@ def is_delta(folder: Path) -> bool:
 
 
 def located(checkpoint: str | Path) -> tuple[Path | None, str, str | None]:
-    """(folder, name, revision): a folder that exists, or None and the parts of a hub id.
+    """(folder, name, revision): a folder that exists, or None and the parts of a hub id; of a GGUF file the folder that
+    it was dequantized into, which takes a while the first time.
 
     Raises:
-        CheckpointError: neither.
+        CheckpointError: none of these.
     """
     folder = Path(checkpoint)
     if folder.is_dir():
         return folder, str(checkpoint), None
+    if is_gguf(folder):
+        return imported(folder), str(checkpoint), None
     if folder.exists():
-        raise CheckpointError(f"{checkpoint} is a file; give the folder that holds config.json and model.safetensors.")
+        raise CheckpointError(
+            f"{checkpoint} is a file; give the folder that holds config.json and model.safetensors, or a GGUF file."
+        )
     match = _HUB_ID.fullmatch(str(checkpoint))
     if isinstance(checkpoint, Path) or match is None:
         raise CheckpointError(

@@ -23,6 +23,9 @@ from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer
 from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
+from rotquant.models.gguf.network import PAIRED, paired_rows
+from rotquant.models.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
+from rotquant.models.gguf.words import WORDS
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -38,10 +41,8 @@ MOVED = 1 / 4
 _REMEDY = "write dequantized numbers with --format gguf --dtype float16, or quantize otherwise"
 #: Families by the names of llama.cpp's architectures. Llama's rotary embedding pairs neighbours there.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_PAIRED = "llama"
-#: llama.cpp's names of splits into words, by the regular expression of the tokenizer; "" is GPT-2's.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITS = {"": "gpt-2", _WORDS % r"\p{N}{1,3}": "llama-bpe", _WORDS % r"\p{N}": "qwen2"}
+#: llama.cpp's names of splits into words, by the regular expression of the tokenizer.
+_SPLITS = {WORDS[name].pattern: name for name in ("gpt-2", "llama-bpe", "qwen2")}
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str,
     """All tensors by their own names, rows in llama.cpp's order, and the type of the quantized weights."""
     config, kind = stored.config, "F32"
     architecture = architecture_of(config)
-    paired = ARCHITECTURES[config.model_type] == _PAIRED
+    paired = ARCHITECTURES[config.model_type] == PAIRED
     heads = {"q_proj": architecture.num_heads, "k_proj": architecture.num_kv_heads} if paired else {}
 
     def order(name: str, rows: int) -> Tensor:
@@ -194,14 +195,6 @@ def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str,
             blocks[name] = _floats(weight.dequantize(dtype)[rows])
         kind = blocks[name].kind
     return blocks, kind
-
-
-def paired_rows(rows: int, heads: int) -> Tensor:
-    """Rows of a q or k projection, int64 [rows], in the order in which the two features of a rotation are neighbours.
-
-    transformers rotates feature i of a head with feature i + head_dim / 2, llama.cpp 2 i with 2 i + 1.
-    """
-    return torch.arange(rows).view(heads, 2, -1).transpose(1, 2).flatten()
 
 
 def _floats(tensor: Tensor, exact: bool = False) -> GGUFTensor:
@@ -344,10 +337,10 @@ _NO_TOKENIZER: dict[str, Any] = {"model": {}, "pre_tokenizer": None, "normalizer
 
 
 def _token_type(number: int, tokens: dict[int, str], added: dict[int, bool]) -> int:
-    """gguf's `TokenType`: normal 1, control 3, user-defined 4, unused 5."""
+    """gguf's `TokenType`."""
     if number in added:
-        return 3 if added[number] else 4
-    return 1 if number in tokens else 5
+        return CONTROL if added[number] else USER_DEFINED
+    return NORMAL if number in tokens else UNUSED
 
 
 def _split(pre_tokenizer: Any) -> str | None:

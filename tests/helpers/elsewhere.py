@@ -26,7 +26,7 @@ TABLE: dict[str, Any] = {
         {
             "text": "It costs a point.",
             "section": "5",
-            "setting": {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 1}},
+            "setting": {"no_worse": {"row": "QuaRot", "than": ["Baseline"], "points": 1}},
         },
     ],
 }

@@ -9,7 +9,7 @@ import pytest
 from rotquant.models.folders import DECODER_MANIFEST, MANIFEST
 
 #: Each command line, with M for a plain checkpoint, Q and D for a quantized and a converted folder, T for a text, X for
-#: a file that is in the way, and what is said.
+#: a file that is in the way, G.gguf for a GGUF file cut short, and what is said.
 CASES = {
     "quantize ./nothing -o out": "model folder ./nothing does not exist",
     "quantize M -o out --method quarott": "unknown method 'quarott'",
@@ -34,6 +34,11 @@ CASES = {
     "export ./nothing -o out": "model folder nothing does not exist",
     "export M -o out": "is a plain checkpoint: quantize it first",
     "export Q -o X": "is a file, where a folder is to be written",
+    "import-gguf ./nothing -o out": "GGUF file nothing does not exist",
+    "import-gguf X -o out": "X is no GGUF file",
+    "evaluate G.gguf": "G.gguf is truncated or damaged (it ends within its header)",
+    "quantize G.gguf -o out": "G.gguf is truncated or damaged",
+    "convert G.gguf -o out": "G.gguf is a plain checkpoint: quantize it first",
     "convert D -o out": "is a converted decoder",
     "generate Q --prompt x": "is a quantized model: convert it first",
     "train-quantized ./nothing --method rcp -o out": "model folder ./nothing does not exist",
@@ -63,12 +68,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list
     (folder / "T").mkdir()
     (folder / "T/test.txt").write_text("words")
     (folder / "X").write_text("precious")
+    (folder / "G.gguf").write_bytes(b"GGUF\3\0\0\0")
     lines = json.dumps([line.split() for line in CASES])
     done = subprocess.run(
         [sys.executable, "-c", RUN], input=lines, cwd=folder, capture_output=True, text=True, check=True
     )
     assert (folder / "X").read_text() == "precious"
-    assert sorted(path.name for path in folder.iterdir()) == ["D", "M", "Q", "T", "X"]
+    assert sorted(path.name for path in folder.iterdir()) == ["D", "G.gguf", "M", "Q", "T", "X"]
     return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 

@@ -191,7 +191,7 @@ def test_help_says_which_kind_of_model_a_command_takes(monkeypatch, capsys):
         said[command] = " ".join(capsys.readouterr().out.split())
     assert "or a folder of rotquant quantize or convert" in said["evaluate"]
     for command in ("quantize", "diagnose"):
-        assert "A plain checkpoint: Hugging Face folder or hub id." in said[command]
+        assert "A plain checkpoint: Hugging Face folder, GGUF file or hub id." in said[command]
 
 
 def commands(group, path=()):

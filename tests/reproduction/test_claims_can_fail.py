@@ -11,7 +11,7 @@ import pytest
 
 from reproduction.claims.claims import judge
 from reproduction.frame.values import Number, Values, known_quantities, printed
-from reproduction.tables.checks import Claim, named_by, named_by_experiment, quantities_in
+from reproduction.tables.checks import Claim, bound_of, named_by, named_by_experiment, quantities_in
 from reproduction.tables.quantities import Quantity
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
@@ -31,7 +31,7 @@ def claims() -> Iterator[Any]:
 def given(table: RunTable, claim: Claim, check: dict[str, dict[str, Any]]) -> tuple[Numbers, Quantity]:
     """The paper's numbers of the claim's quantity; of what it does not print, rows and columns a third apart, on both
     sides of a bound that is asked, of both signs where that is 0."""
-    bounds = [one for arguments in check.values() if not isinstance(one := arguments.get("value", ""), str)]
+    bounds = [one for arguments in check.values() if isinstance(one := bound_of(arguments), int | float)]
     lowest = bounds[0] / 1.2 if bounds and bounds[0] else 10
     step = -1.3 if bounds and not bounds[0] else 1.3
     values = Values({}, printed(project(), table))
@@ -71,7 +71,7 @@ def comparisons(kind: str, arguments: dict[str, Any]) -> Iterator[tuple[str, ...
     if "than" in arguments and "row" in arguments:
         name = "better" if kind == "no_worse" else kind
         yield from ((name, arguments["row"], other) for other in arguments["than"])
-    elif kind == "order":
+    elif "rows" in arguments:
         yield from (("better", *pair) for pair in itertools.pairwise(arguments["rows"]))
     else:
         yield (kind, *re.split('"', json.dumps(arguments, sort_keys=True)))

@@ -4,6 +4,7 @@ Answers are made here as runs would store them: each seed's on each item, with t
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from reproduction.tables.quantities import AVERAGE, LOG_ODDS, Quantity
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity, ZeroShot
-from tests.helpers.claims import BETTER, CASES, table
+from tests.helpers.claims import BETTER, CASES, columns_of, table
 
 ITEMS = 400
 
@@ -95,28 +96,30 @@ def test_more_items_tell_a_row_from_chance() -> None:
         assert verdict(BETTER, given, AVERAGE).decision == expected
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_every_direction_says_so_and_what_asks_how_much_is_decided(kind: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_every_direction_says_so_and_what_asks_how_much_is_decided(case: str) -> None:
     """A margin can be missed at chance, and a bound is often about it: a network that fails."""
     given = answered("grammar", QuaRot=(25.0, 0.0), QUIK=(24.0, 0.0), Atom=(24.5, 0.0), Baseline=(26.0, 0.0))
-    given = ({**given[0], **{(row, "13B", name): one for (row, _, name), one in given[0].items()}}, given[1])
-    columns = None if kind in ("loss_decreasing", "loss_larger") else ["7B"]
-    found = judge({kind: CASES[kind][0]}, table(), given[0], AVERAGE, given[1], columns)
-    directions = ("better", "no_worse", "order", "gains_increasing", "difference_smaller")
+    more = {
+        (row, "13B", name): replace(one, runs=tuple(f"{run} too" for run in one.runs))
+        for (row, _, name), one in given[0].items()
+    }
+    results = given[1] | {f"{key} too": one for key, one in given[1].items()}
+    found = judge(CASES[case][0], table(), {**given[0], **more}, AVERAGE, results, columns_of(case))
     at_chance = any("at chance" in finding.numbers for finding in found.findings)
-    assert at_chance == (kind in (*directions, "better_than_best", "spread_smaller"))
+    assert at_chance == (case not in ("bound", "close", "at_most", "at_least", "across"))
     assert verdict({"better": {**BETTER["better"], "points": 10.0}}, given, AVERAGE).decision == "contradicted"
 
 
 def test_the_smaller_of_two_differences_is_not_told_where_one_is_of_rows_at_chance() -> None:
     given = answered("grammar", QuaRot=(25.0, 0.0), QUIK=(24.0, 0.0), Baseline=(80.0, 0.0), Atom=(50.0, 0.0))
-    (finding,) = verdict({"difference_smaller": CASES["difference_smaller"][0]}, given, AVERAGE).findings
+    (finding,) = verdict(CASES["difference_smaller"][0], given, AVERAGE).findings
     assert (finding.place, finding.decision) == ("QuaRot and QUIK, 7B", "not checkable")
 
 
 def test_the_best_of_two_models_is_not_told_where_both_are_at_chance() -> None:
     numbers, results = answered("grammar", QuaRot=(25.0, 0.0), QUIK=(24.0, 0.0), Atom=(50.0, 0.0))
-    best = {"best_column": {"row": "QuaRot", "column": "7B"}}
+    best = {"across": {"row": "QuaRot", "pairs": [["13B", "7B"]]}}
     for other, expected in (("QUIK", "not checkable"), ("Atom", "contradicted")):
         given = {**numbers, ("QuaRot", "13B", "average"): numbers[other, "7B", "average"]}
         assert judge(best, table(), given, AVERAGE, results).decision == expected

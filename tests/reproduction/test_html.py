@@ -246,7 +246,10 @@ def test_numbers_stand_before_the_figure(project: Project) -> None:
 
 def test_a_paper_says_how_far_it_is(project: Project) -> None:
     text = html.index(project)
-    claims = "of 2 mechanisms that they claim 1 are reproduced, 1 not reproduced, 0 undecided, 0 not checkable."
+    claims = (
+        "of 2 mechanisms that they claim 1 are reproduced, 1 not reproduced, "
+        "0 without effect, 0 undecided, 0 not checkable."
+    )
     assert f"2 of 107 tables and figures are built; {claims}" in text
     assert "2 of 20 tables and figures are built; of 2 mechanisms that they claim" in text
     assert "0 of 28 tables and figures are built." in text

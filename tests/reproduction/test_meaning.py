@@ -252,7 +252,7 @@ def test_the_third_sentence_shows_the_clearest_of_what_does_not_hold_and_tells_a
 
 
 def test_what_is_said_of_the_papers_models_is_shown_and_not_tested_on_stand_ins() -> None:
-    bound: dict[str, Any] = {"loss_at_most": {"row": "Ours", "over": "Base", "points": 1.0}}
+    bound: dict[str, Any] = {"no_worse": {"row": "Ours", "than": ["Base"], "points": 1.0}}
     ours: dict[str, Any] = {"Base": 10.0, "Ours": seeds(12.0), "Theirs": seeds(13.0)}
     asked = claim("Ours loses at most 1.00.", setting=bound)
     (only,) = meaning(decided(ours, asked))
@@ -290,16 +290,21 @@ def test_where_kl_decides_both_quantities_are_named_and_a_difference_is_said() -
     ) in first
     against: dict[str, Any] = {"Ours": seeds(0.2, 0.001), "Theirs": seeds(0.1, 0.001)}
     first, last = meaning(decided(far, claim(), finer=against))
-    assert "it does not hold by KL divergence" in first
+    assert "it is undecided by KL divergence: a loss of 0.10 nats" in first
     assert "though perplexity supports it with a gain of 2.00" in first
+    assert last == "Nothing that can be tested here speaks against the paper."
+    none: dict[str, Any] = {"Ours": seeds(0.1, 1e-6), "Theirs": seeds(0.102, 1e-6)}
+    first, last = meaning(decided(near, claim(), finer=none))
+    assert "it does not hold by KL divergence: a gain of 0.002 nats" in first
+    assert "a difference of less than 5 % either way" in first
     assert "cause unknown" in last
 
 
 def test_facts_are_not_judged_and_agree_with_the_numbers_or_not() -> None:
-    limit: dict[str, Any] = {"at_most": {"row": "Ours", "value": 7.0}}
+    limit: dict[str, Any] = {"value": {"row": "Ours", "at_most": 7.0}}
     small, large = (
         claim("Ours is small.", fact=limit),
-        claim("Theirs is small.", fact={"at_most": {"row": "Theirs", "value": 7}}),
+        claim("Theirs is small.", fact={"value": {"row": "Theirs", "at_most": 7}}),
     )
     first, second = meaning(decided({"Ours": 3.0, "Theirs": 9.0}, small, large, quantity=MAGNITUDES[0]), MAGNITUDES[0])
     assert first == (

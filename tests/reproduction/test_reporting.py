@@ -203,7 +203,7 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     check = {"better": {"row": "QuaRot", "than": ["Six bits"]}}
     asked = {"cause": "Two bits more change nothing", "target": "quarot_table9", "check": check}
     claim = {**TABLES["tables"][0]["claims"][0], "quote": "outliers vanish", "experiment": asked}
-    bound = {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "points": 2.0}}
+    bound = {"no_worse": {"row": "QuaRot", "than": ["Baseline"], "points": 2.0}}
     setting, fact = ({"text": name, "section": "5.2", name: bound} for name in ("setting", "fact"))
     plain = {**claim, "text": "Without a reason.", "mechanism": {"no_worse": claim["mechanism"]["better"]}}
     del plain["experiment"]
@@ -329,7 +329,10 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
     object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
     write_text(project.root / f"reports/{chosen.id}.md", text)
-    counts = "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, 0 undecided, 1 not checkable."
+    counts = (
+        "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, "
+        "0 without effect, 0 undecided, 1 not checkable."
+    )
     assert counts in scoreboard.index(project)
     shown = html.index(project)
     assert '<span class="badge not-checkable">? not checkable</span>' in shown
@@ -463,7 +466,7 @@ def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tm
     assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
     assert "by perplexity, which does not decide" in text
     assert "On stand-ins a mechanism is decided on the KL divergence" in text
-    assert "❌ not reproduced<br>by perplexity: reproduced" in text
+    assert "endpoints disagree<br>by perplexity: reproduced" in text
     frame = collected.collect(project, project.table("quarot_table1"))[0].frame
     assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
 

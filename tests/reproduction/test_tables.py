@@ -334,28 +334,28 @@ ROW = ("tables", 0, "rows", 1)
         (("tables", 0, "claims", 0, "mechanism", "better", "row"), "Quarot", "unknown row 'Quarot'; nearest: QuaRot"),
         (
             ("tables", 0, "claims", 0, "experiment"),
-            {"cause": "Six bits", "target": "quarot_tabel1", "check": {"order": {"rows": ["QuaRot", "RTN"]}}},
+            {"cause": "Six bits", "target": "quarot_tabel1", "check": {"better": {"rows": ["QuaRot", "RTN"]}}},
             "table quarot_table1, claim 1, experiment: unknown target 'quarot_tabel1'; nearest: quarot_table1",
         ),
         (
             ("tables", 0, "claims", 0, "experiment"),
-            {"cause": "Six bits", "target": "quarot_table1", "check": {"order": {"rows": ["QuaRot", "RTN"]}}},
+            {"cause": "Six bits", "target": "quarot_table1", "check": {"better": {"rows": ["QuaRot", "RTN"]}}},
             "table quarot_table1, claim 1, experiment: quarot_table1 computes no row 'RTN'",
         ),
         (
             ("tables", 0, "claims", 0, "experiment"),
-            {"cause": "Six bits", "check": {"order": {"rows": ["QuaRot", "Quarot"]}}},
+            {"cause": "Six bits", "check": {"better": {"rows": ["QuaRot", "Quarot"]}}},
             "unknown row 'Quarot'; nearest: QuaRot",
         ),
         (
             ("tables", 0, "claims", 0, "experiment"),
-            {"cause": "Chance", "check": {"order": {"rows": ["QuaRot", "Baseline"]}}},
+            {"cause": "Chance", "check": {"better": {"rows": ["QuaRot", "Baseline"]}}},
             "an experiment names a row, a column or a quantity that the claim itself does not",
         ),
         (
             ("tables", 0, "claims", 0, "mechanism"),
-            {"loss_at_most": {"row": "QuaRot", "over": "Baseline", "percent": 2.0}},
-            "a mechanism is a direction; the bound of loss_at_most belongs to `setting` or `fact`",
+            {"no_worse": {"row": "QuaRot", "than": ["Baseline"], "percent": 2.0}},
+            "a mechanism is a direction; the bound of no_worse belongs to `setting` or `fact`",
         ),
         (
             ("tables", 0, "claims", 0, "mechanism"),

@@ -9,7 +9,10 @@ from rotquant.models.architectures import check_family_of
 from rotquant.models.checkpoints import load_checkpoint, load_config, load_tokenizer, local_folder, model_max_length
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.folders import check_weight_files
+from rotquant.models.gguf.importing import checked, write_checkpoint
+from rotquant.models.gguf.origin import ORIGIN, origin_of
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.models import tiny_model
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
@@ -25,12 +28,17 @@ def formats(root: Path) -> list[Format]:
     _make(model)
     files = content_of(model) | {"code.py": CODE, "configuration_code.py": CODE}
     shards = _sharded(root / "shards", model)
+    file = {"model.gguf": write_gguf(root / "model.gguf", tiny_model(hidden_size=32, num_layers=1)).read_bytes()}
+    write_checkpoint(root / "model.gguf", root / "imported")
+    origin = content_of(root / "imported", ORIGIN)
     shard = min(name for name in shards if name.startswith("model-"))
     return [
         Format("config.json", files, kinds(CONFIG, GENERATION), _settings, 2.5),
         Format("tokenizers", files, kinds(*TOKENIZER), _tokenizer, 1.5),
         Format("safetensors headers", files, kinds(WEIGHTS), _headers, 2.5),
         Format("safetensors indices", shards, kinds(INDEX), _headers, 1.5),
+        Format("GGUF files", file, kinds("model.gguf"), _gguf, 1.5),
+        Format("origins", origin, kinds(ORIGIN), origin_of, 0.5),
         Format("whole checkpoints", files, kinds(CONFIG, WEIGHTS, *TOKENIZER), _whole, 1.0),
         Format("whole checkpoints of shards", shards, kinds(INDEX, shard), _whole, 0.5),
         Format(
@@ -82,6 +90,11 @@ def _tokenizer(folder: Path) -> None:
 def _headers(folder: Path) -> None:
     check_weight_files(folder)
     checkpoint_digest(folder)
+
+
+def _gguf(folder: Path) -> None:
+    checked(folder / "model.gguf")
+    write_checkpoint(folder / "model.gguf", folder / "imported")
 
 
 def _whole(folder: Path) -> None:

@@ -6,19 +6,22 @@ comparison *holds* where the whole interval is inside the region, and is *contra
 is wrong with a probability of at most 2.5 %, if the truth is on the border. Otherwise it is *undecided*, with the
 number of seeds or items that would decide it at this effect and this noise.
 
-A difference of KL divergences whose interval lies within 5 % of the other row's on both sides is none
-(`findings.NO_DIFFERENCE`): it contradicts "better than", and "no worse than" holds.
+The smallest difference of KL divergences that matters is 5 % of the other row's, either way
+(`findings.NO_DIFFERENCE`). An interval within it is *no effect* where a claim says "better", wherever 0 lies; "no
+worse" allows as much.
 
 A claim of several comparisons holds where all do. Since all must, their number needs no correction (Berger 1982,
-intersection-union tests). It is contradicted where one is, and there the number matters: Holm's rule (1979) limits the
-probability that any is contradicted wrongly to 2.5 %, or to 5 % where a region has two near borders.
+intersection-union tests). It is contradicted, or without effect, where one is, and there the number matters: Holm's
+rule (1979) limits the probability that any is called so wrongly to 2.5 %, or to 5 % where there are two near borders.
+Where one endpoint supports a claim and the other is against it, *endpoints disagree*, and the claim is open.
 
 Numbers without noise, a fact of one network or the paper's printed number, are compared directly. A random number of
 one seed decides nothing. *Not checkable* is a comparison that lacks a number or its noise, overflowed, or was measured
 on different windows or items. So is a direction of rows at chance, none of which exceeds the score of knowing nothing
 (`guessing`): neither accuracy nor the log-odds of the same answers say which is better. An Inf or NaN printed by a
 paper means that the network broke down, and ranks worst. No network is compared with itself, under any names, and
-columns computed by the same runs count once. A column where our numbers refute an assumption is left out (`given`).
+columns computed by the same runs count once. A column outside a claim's regime by our numbers is left out, and
+a claim without any other column is *not testable on this model* (`regimes`).
 
 A claim's mechanism is judged anywhere, its statement about the paper's setting only on the paper's own models or GPU,
 and a fact nowhere (`tables.checks`). A claim that is not reproduced is followed by its experiment's finding.
@@ -31,7 +34,7 @@ rows have no perplexity, and where the claim is about another task. Accuracies a
 All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor
 does KL compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the
 better, and KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity
-is shown next to it and decides nothing; the page reports where it says the opposite. On the paper's own models the
+is shown next to it and decides nothing, unless it says the opposite. On the paper's own models the
 paper's quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by
 accuracy is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
@@ -42,14 +45,14 @@ from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.endpoints import Endpoints
-from reproduction.claims.findings import Decision, Finding, allowing_for_their_number
-from reproduction.claims.given import not_given
+from reproduction.claims.findings import AGAINST, Decision, Finding, allowing_for_their_number
+from reproduction.claims.regimes import outside
 from reproduction.frame.values import Values, known_quantities, numbers_of
 from reproduction.run.results import RunResult, read_result
 from reproduction.tables.checks import (
     About,
     Claim,
-    Given,
+    Regime,
     Statement,
     is_direction,
     named_by_experiment,
@@ -64,13 +67,23 @@ from rotquant.foundation.files import canonical_json
 
 S = TypeVar("S", bound=Statement)
 
-Shown = Literal["reproduced", "not reproduced", "undecided", "not checkable", "not tested here"]
+Shown = Literal[
+    "reproduced",
+    "not reproduced",
+    "no effect",
+    "undecided",
+    "endpoints disagree",
+    "not checkable",
+    "not testable on this model",
+    "not tested here",
+]
 Results = Mapping[str, RunResult]
 Check = Mapping[str, Mapping[str, Any]]
 
 _WORDS: dict[Decision, Shown] = {
     "holds": "reproduced",
     "contradicted": "not reproduced",
+    "no effect": "no effect",
     "undecided": "undecided",
     "not checkable": "not checkable",
 }
@@ -78,17 +91,22 @@ _WORDS: dict[Decision, Shown] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one set of numbers on a check. `missing` names comparisons that lack a number."""
+    """The verdict of one set of numbers on a check.
+
+    missing: comparisons that lack a number. testable: whether a model is in the claim's regime.
+    """
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
+    testable: bool = True
 
     @property
     def decision(self) -> Decision:
-        """The rule for several comparisons: one that is not checkable prevents any verdict but contradicted."""
+        """The rule for several comparisons: one that is not checkable allows no verdict but one against the claim."""
         found = [finding.decision for finding in self.findings if finding.compares]
-        if "contradicted" in found:
-            return "contradicted"
+        for decision in AGAINST:
+            if decision in found:
+                return decision
         if not found or "not checkable" in found:
             return "not checkable"
         return "undecided" if "undecided" in found else "holds"
@@ -110,8 +128,13 @@ class Answer:
 
     @property
     def here(self) -> Shown:
-        """The decision by our numbers."""
-        return _WORDS[self.ours.decision] if self.judged else "not tested here"
+        """The decision by our numbers; none where one endpoint supports the claim and the other is against it."""
+        if not self.judged:
+            return "not tested here"
+        if not self.ours.testable:
+            return "not testable on this model"
+        said = {self.ours.decision, self.ours.decision if self.second is None else self.second.decision}
+        return "endpoints disagree" if "holds" in said and said & {*AGAINST} else _WORDS[self.ours.decision]
 
     @property
     def there(self) -> Shown | None:
@@ -153,17 +176,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """Numbers of mechanisms that are reproduced, not reproduced, undecided and not checkable."""
+    """Numbers of mechanisms that are reproduced, not reproduced, without effect, undecided and not checkable."""
 
     reproduced: int = 0
     not_reproduced: int = 0
+    no_effect: int = 0
     undecided: int = 0
     unchecked: int = 0
 
     @property
     def total(self) -> int:
         """Number of all mechanisms."""
-        return self.reproduced + self.not_reproduced + self.undecided + self.unchecked
+        return self.reproduced + self.not_reproduced + self.no_effect + self.undecided + self.unchecked
 
 
 def decided(
@@ -209,7 +233,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
         for about, check in claim.checks.items():
-            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.given)
+            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.regime)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism":
@@ -220,14 +244,16 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
-                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.given)
+                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.regime)
                 yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
 
     return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
 
 
 def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:
-    return any(answers[about].here == "not reproduced" for about in ("mechanism", "setting") if about in answers)
+    return any(
+        answers[about].here in ("not reproduced", "no effect") for about in ("mechanism", "setting") if about in answers
+    )
 
 
 def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
@@ -273,7 +299,10 @@ def by_experiment(
 def score(decided: Sequence[Outcome]) -> Score:
     """Count the mechanisms by our numbers, repeated ones once; settings and facts do not count."""
     found = [one.mechanism.here for one in once(decided) if one.mechanism is not None]
-    return Score(*(found.count(name) for name in _WORDS.values()))
+    named = ("reproduced", "not reproduced", "no effect", "not checkable")
+    held, against, none, unchecked = (found.count(name) for name in named)
+    unchecked += found.count("not testable on this model")
+    return Score(held, against, none, len(found) - held - against - none - unchecked, unchecked)
 
 
 def once(decided: Sequence[Outcome]) -> list[Outcome]:
@@ -295,7 +324,7 @@ def repeated(decided: Sequence[Outcome]) -> dict[int, int]:
     for place, one in sorted(enumerate(decided), key=lambda each: not each[1].claim.headline):
         if one.mechanism is None or one.mechanism.on is None or not isinstance(one.claim, Claim):
             continue
-        said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "given"})
+        said = one.claim.model_dump(mode="json", include={"mechanism", "columns", "regime"})
         before = first.setdefault((canonical_json(said), one.mechanism.on.name), place)
         if before != place:
             found[place] = before
@@ -309,23 +338,24 @@ def judge(
     quantity: Quantity,
     results: Results | None = None,
     columns: Sequence[str] | None = None,
-    given: Given | None = None,
+    regime: Regime | None = None,
 ) -> Verdict:
     """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
 
     Args:
         columns: the columns to check; default all.
-        given: assumption of the claim, checked by our numbers alone.
+        regime: that of the claim, checked by our numbers alone.
     """
     ((kind, arguments),) = check.items()
     chosen = [name for name in table.column_names if columns is None or name in columns]
     rows = [name for kind, name in names_in(check) if kind == "row"]
     absent: dict[str, list[Finding | str]] = {}
-    if given is not None:
-        beside = View(quantity, chosen, numbers, results, [*rows, *given.rows])
-        absent = not_given(beside, given)
+    if regime is not None:
+        beside = View(quantity, chosen, numbers, results, [*rows, *regime.rows])
+        absent = outside(beside, regime)
         chosen = [column for column in beside.columns if column not in absent]
     view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
     found = [*CHECKS[kind](view, **arguments), *(one for said in absent.values() for one in said)]
     findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
-    return Verdict(findings, tuple(dict.fromkeys(result for result in found if isinstance(result, str))))
+    missing = tuple(dict.fromkeys(result for result in found if isinstance(result, str)))
+    return Verdict(findings, missing, testable=bool(chosen) or bool(missing) or not absent)

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import numpy as np
 
-from reproduction.claims.estimates import MOST, Array, Estimate, Interval, deviation_ratio
-from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, NONE, Effect, Finding, Region
+from reproduction.claims.estimates import Array, Estimate, Interval, deviation_ratio
+from reproduction.claims.findings import ABOVE_ZERO, AGAINST, NO_DIFFERENCE, NONE, Effect, Finding, Region
 from reproduction.claims.guessing import knowing_nothing
 from reproduction.claims.pairing import same_items, source
 from reproduction.frame.values import Number, Place, observed
@@ -207,13 +207,13 @@ class View:
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
         none = region.is_none(found.low, found.high)
-        borders = (-region.none, region.none) if none else (region.border(found.effect),)
-        tail = found.tail if decision == "contradicted" else None
+        borders = (-region.matters, region.matters) if decision == "no effect" else (region.border(found.effect),)
+        tail = found.tail if decision in AGAINST else None
         chance = 1.0 if tail is None else max(map(tail, borders))
         return Finding(place, f"{shown}, {NONE}" if none else shown, decision, needed, chance=chance)
 
-    def none(self, other: str, column: str) -> float:
-        """What a difference from a row must reach to be one; 0 but for our KL divergences."""
+    def matters(self, other: str, column: str) -> float:
+        """The smallest difference from a row that matters; 0 but for our KL divergences."""
         return (
             NO_DIFFERENCE * self.numbers[other, column].mean
             if self.quantity.key == KL.name and not self.printed
@@ -227,7 +227,7 @@ class View:
     def _needed(self, found: Interval, region: Region) -> str:
         counts = found.to_decide(region.border(found.effect))
         if counts is None:
-            return f"{MOST} times as many would not decide"
+            return "cannot be decided here"
         seeds = [f"{counts[0]:,} seeds"] * (counts[0] != found.seeds)
         items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
         return f"{' and '.join(seeds + items)} would decide"
@@ -238,42 +238,52 @@ class View:
         return "".join(_apart(mine, others, " < " if self.quantity.better == "lower" else " > "))
 
 
-def _gains(view: View, row: str, than: Sequence[str], region: Region, name: str = "") -> Results:
+def _better(
+    view: View, row: str = "", than: Sequence[str] = (), rows: Sequence[str] = (), points: float = 0.0
+) -> Results:
+    """Compare a row with others, or each of several rows with the next."""
+    pairs = list(itertools.pairwise(rows)) or [(row, other) for other in than]
+    for column, (first, other) in itertools.product(view.columns, pairs):
+        lacking = view.lacking(column, first, other)
+        yield from lacking
+        if not lacking:
+            place = f"{column}, {first} before {other}" if rows else _place(column, than, other)
+            asked = f"more than {points:g} asked, " if points else ""
+            region = Region(low=points, open=True, matters=0.0 if points else view.matters(other, column))
+            gain = view.gain(first, other, column)
+            yield view.find(place, view.compared(first, other, column), f"{asked}a gain of", gain, region)
+
+
+def _bounded(
+    view: View,
+    row: str,
+    than: Sequence[str],
+    points: float = 0.0,
+    percent: float | None = None,
+    *,
+    both_ways: bool,
+) -> Results:
+    limit, unit = (points, "") if percent is None else (percent, " %")
+    asked = "" if not limit else f"{'within ±' if both_ways else 'at most '}{limit:g}{unit} asked, "
     for column, other in itertools.product(view.columns, than):
         lacking = view.lacking(column, row, other)
         yield from lacking
         if not lacking:
-            place = ", ".join(part for part in (_place(column, than, other), name) if part)
-            asked = "" if region.low == 0 else f"{'more than' if region.open else 'at least'} {region.low:g} asked, "
-            gain = view.gain(row, other, column)
-            asking = replace(region, none=view.none(other, column)) if region.low == 0 else region
-            yield view.find(place, view.compared(row, other, column), f"{asked}a gain of", gain, asking)
+            before, _, after = _apart(view.numbers[other, column].mean, view.numbers[row, column].mean)
+            region = Region(
+                -limit if both_ways else -math.inf, limit, matters=0.0 if limit else view.matters(other, column)
+            )
+            loss = view.loss(row, other, column, percent=bool(unit))
+            place = _place(column, than, other)
+            yield view.find(place, f"{before} to {after}", f"{asked}a loss of", loss, region, unit)
 
 
-def _order(view: View, rows: Sequence[str]) -> Results:
-    for row, after in itertools.pairwise(rows):
-        yield from _gains(view, row, [after], ABOVE_ZERO, f"{row} before {after}")
-
-
-def _bounded(view: View, row: str, over: str, *, both_ways: bool, **bound: float) -> Results:
-    ((kind, limit),) = bound.items()
-    unit = " %" if kind == "percent" else ""
-    region = Region(-limit if both_ways else -math.inf, limit)
-    for column in view.columns:
-        lacking = view.lacking(column, row, over)
-        yield from lacking
-        if not lacking:
-            before, _, after = _apart(view.numbers[over, column].mean, view.numbers[row, column].mean)
-            asked = f"{'within ±' if both_ways else 'at most '}{limit:g}{unit}"
-            loss = view.loss(row, over, column, percent=bool(unit))
-            yield view.find(column, f"{before} to {after}", f"{asked} asked, a loss of", loss, region, unit)
-
-
-def _limited(view: View, row: str, value: float | str, *, upper: bool) -> Results:
+def _limited(view: View, row: str, at_most: float | str | None = None, at_least: float | str | None = None) -> Results:
     """Compare a row with a bound; a bound that is another quantity of the row has noise and is compared by seed."""
-    word = "at most" if upper else "at least"
+    upper = at_most is not None
+    word, value = ("at most", at_most) if upper else ("at least", at_least)
     for column in view.columns:
-        bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value)
+        bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value or 0.0)
         lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
         yield from lacking
         if lacking or bound is None:
@@ -285,31 +295,36 @@ def _limited(view: View, row: str, value: float | str, *, upper: bool) -> Result
             region = Region(high=0.0) if upper else Region(low=0.0)
             yield view.find(column, asked, "by", mine - bound, region)
         else:
-            region = Region(high=value) if upper else Region(low=value)
+            region = Region(high=bound.mean) if upper else Region(low=bound.mean)
             yield view.find(column, f"{word} {value:g} asked", "it is", mine, region)
 
 
-def _loss_decreasing(view: View, row: str, over: str) -> Results:
-    losses: list[tuple[str, Estimate]] = []
-    for column in view.columns:
-        lacking = view.lacking(column, row, over)
-        yield from lacking
-        if not lacking:
-            losses.append((column, view.loss(row, over, column, percent=False)))
-    for (before, larger), (column, smaller) in itertools.pairwise(losses):
-        yield _larger(view, f"{column} after {before}", "a loss of", larger, smaller)
-
-
-def _loss_larger(view: View, row: str, over: str, pairs: Sequence[Sequence[str]]) -> Results:
+def _across(
+    view: View, row: str, pairs: Sequence[Sequence[str]], over: str | None = None, *, percent: bool = True
+) -> Results:
+    """Compare a row's loss on `over`, or its own number, in one column with that in another."""
+    rows = [row] if over is None else [row, over]
     for first, second in pairs:
         if not {first, second} <= set(view.columns):
-            yield f"a second model: {first} and {second} are computed on one"
+            if set(view.columns) & {first, second} or over is not None:
+                yield f"a second model: {first} and {second} are computed on one"
             continue
-        lacking = [place for column in (first, second) for place in view.lacking(column, row, over)]
+        lacking = [place for column in (first, second) for place in view.lacking(column, *rows)]
+        lacking = lacking or (view.at_chance((row, first), (row, second)) if over is None else [])
         yield from lacking
-        if not lacking:
-            larger, smaller = (view.loss(row, over, column, percent=True) for column in (first, second))
-            yield _larger(view, f"{first} against {second}", "a loss of", larger, smaller, view.unit)
+        if lacking:
+            continue
+        place = f"{first} against {second}"
+        if over is not None:
+            larger, smaller = (view.loss(row, over, column, percent=percent) for column in (first, second))
+            yield _larger(view, place, "a loss of", larger, smaller, view.unit if percent else "")
+        else:
+            worse, better = view.estimate(row, first), view.estimate(row, second)
+            lower = view.quantity.better == "lower"
+            texts = _apart(better.mean, worse.mean, " < " if lower else " > ")
+            region = Region(low=0.0, matters=view.matters(row, first))
+            gain = worse - better if lower else better - worse
+            yield view.find(f"{second} against {first}", "".join(texts), "a gain of", gain, region)
 
 
 def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
@@ -345,24 +360,6 @@ def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estima
     return view.find(place, f"{what} {left} > {right}{unit}", "by", larger - smaller, ABOVE_ZERO, unit)
 
 
-def _better_than_best(view: View, row: str, than: Sequence[str]) -> Results:
-    """Compare the best seed, which is one network, with the mean over the row's seeds."""
-    for column, other in itertools.product(view.columns, than):
-        values = view.values(other, column)
-        unknown = [] if len(values) else [f"{other}, {column}, by seed"]
-        lacking = view.lacking(column, row, other) or unknown
-        yield from lacking
-        if not lacking:
-            theirs, lower = view.estimate(other, column), view.quantity.better == "lower"
-            at = int(values.argmin() if lower else values.argmax())
-            alone = theirs.observed[[at]] if len(theirs.observed) > 1 else values[[at], None]
-            best, mine = Estimate(alone), view.estimate(row, column)
-            texts = _apart(mine.mean, best.mean, " < " if lower else " > ")
-            gain = best - mine if lower else mine - best
-            region = replace(ABOVE_ZERO, none=view.none(other, column))
-            yield view.find(_place(column, than, other), "".join(texts), "a gain of", gain, region)
-
-
 def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
     for column, other in itertools.product(view.columns, than):
         found = [view.numbers.get((name, column), Number(math.nan)).deviation for name in (row, other)]
@@ -382,49 +379,15 @@ def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
         yield view.decide(_place(column, than, other), text, "the share", ratio, Region(high=1.0, open=True))
 
 
-def _range_at_least(view: View, row: str, points: float) -> Results:
-    """Compare the distance of the best and the worst drawn seed, a fact without noise."""
-    for column in view.columns:
-        values = view.values(row, column)
-        lacking = view.lacking(column, row) or ([] if len(values) else [f"{row}, {column}, by seed"])
-        yield from lacking
-        if not lacking:
-            low, high = float(values.min()), float(values.max())
-            text = f"{show(low)} to {show(high)} over {len(values)} seeds, {show(high - low)} ≥ {points:g}"
-            spread = high - low if math.isfinite(high - low) else math.nan
-            yield Finding(column, text, Region(low=points).decide(spread, spread))
-
-
-def _best_column(view: View, row: str, column: str) -> Results:
-    for other in (name for name in view.columns if name != column):
-        lacking = [place for name in (column, other) for place in view.lacking(name, row)]
-        lacking = lacking or view.at_chance((row, column), (row, other))
-        yield from lacking
-        if not lacking:
-            mine, theirs = view.estimate(row, column), view.estimate(row, other)
-            lower = view.quantity.better == "lower"
-            texts = _apart(mine.mean, theirs.mean, " < " if lower else " > ")
-            gain = theirs - mine if lower else mine - theirs
-            region = Region(low=0.0, none=view.none(row, other))
-            yield view.find(f"{column} against {other}", "".join(texts), "a gain of", gain, region)
-
-
 CHECKS: dict[str, Callable[..., Results]] = {
-    "better": lambda view, row, than, points=0.0: _gains(view, row, than, Region(low=points, open=True)),
-    "no_worse": lambda view, row, than, points=0.0: _gains(view, row, than, Region(low=-points)),
-    "order": _order,
-    "loss_at_most": partial(_bounded, both_ways=False),
+    "better": _better,
+    "no_worse": partial(_bounded, both_ways=False),
     "close": partial(_bounded, both_ways=True),
-    "at_most": partial(_limited, upper=True),
-    "at_least": partial(_limited, upper=False),
-    "loss_decreasing": _loss_decreasing,
-    "loss_larger": _loss_larger,
+    "value": _limited,
+    "across": _across,
     "gains_increasing": _gains_increasing,
     "difference_smaller": _difference_smaller,
-    "better_than_best": _better_than_best,
     "spread_smaller": _spread_smaller,
-    "range_at_least": _range_at_least,
-    "best_column": _best_column,
 }
 """Every kind of check of `tables.checks`, which says what each asks."""
 

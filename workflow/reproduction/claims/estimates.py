@@ -25,8 +25,8 @@ CONFIDENCE = 0.95
 _TAIL = (1 + CONFIDENCE) / 2
 #: Smaller chances count as none.
 _LEAST = 1e-12
-#: Limit of added seeds, and of the factor on seeds and items.
-MOST = 1000
+#: Most seeds, and most times as many items, that anybody is told to compute.
+MOST_SEEDS, MOST_ITEMS = 30, 100
 
 
 class Components(NamedTuple):
@@ -91,15 +91,13 @@ class Interval:
     def to_decide(self, bound: float) -> tuple[int, int] | None:
         """Numbers of seeds and items that would leave a bound outside the interval.
 
-        More seeds alone where these are enough, else more items alone, else the same multiple of both; None where more
-        than `MOST` seeds, or `MOST` times as many, would not be enough.
+        More seeds alone where `MOST_SEEDS` are enough, else `MOST_ITEMS` times as many items at most; else None.
         """
         if self.half_width is None:
             return None
-        times = np.arange(1.0, MOST + 1)
-        seeds, items = np.full_like(times, self.seeds), np.full_like(times, self.items)
-        ways = ((times + 1, items),) * (self.seeds > 0) + ((seeds, times * items), (times * seeds, times * items))
-        for way in ways:
+        seeds, times = np.arange(2.0, MOST_SEEDS + 1), np.arange(1.0, MOST_ITEMS + 1)
+        ways = [(seeds, np.full_like(seeds, self.items))] if self.seeds else []
+        for way in (*ways, (np.full_like(times, self.seeds), times * self.items)):
             enough = self.half_width(*way) < abs(self.effect - bound)
             if enough.any():
                 return int(way[0][enough.argmax()]), int(way[1][enough.argmax()])

@@ -13,12 +13,15 @@ EPSILON = 1e-9
 #: Largest probability that a claim of any number of comparisons is contradicted if the truth is on a border.
 LEVEL = (1 - CONFIDENCE) / 2
 
-#: Share of a KL divergence below which a difference is none. Another CPU's arithmetic moves perplexities by 0.3 % in
-#: the median (workflow/resources/machines.json), which is 3 % of the divergences of 4-bit models.
+#: The smallest difference that matters, as a share of the other row's KL divergence. Another CPU's arithmetic moves
+#: perplexities by 0.3 % in the median (workflow/resources/machines.json), 3 % of the divergences of 4-bit models.
 NO_DIFFERENCE = 0.05
 NONE = f"a difference of less than {100 * NO_DIFFERENCE:g} % either way"
 
-Decision = Literal["holds", "contradicted", "undecided", "not checkable"]
+Decision = Literal["holds", "contradicted", "no effect", "undecided", "not checkable"]
+
+#: Decisions against a claim.
+AGAINST: tuple[Decision, ...] = ("contradicted", "no effect")
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Finding:
 
     needed: for an undecided one, the seeds or items that would decide it.
     compares: whether it compares two networks, and not one with itself under two names.
-    chance: for a contradicted one, the probability of an effect this far outside if the truth is on the border; 1 for
-    others, None where nothing is random.
+    chance: for one that is contradicted or without an effect, the probability of an effect this far from the border if
+    the truth is on it; 1 for others, None where nothing is random.
     effect: the same numbers in parts, where they are compared.
     """
 
@@ -77,10 +80,10 @@ class Finding:
 
 
 def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings of one claim, contradicted only as far as their number allows (Holm 1979).
+    """Findings of one claim, which are against it only as far as their number allows (Holm 1979).
 
-    Of n comparisons with noise the most improbable contradicts where its chance is at most `LEVEL` / n, the next where
-    its is at most `LEVEL` / (n - 1), and so on until one does not: that and the rest are undecided.
+    Of n comparisons with noise the most improbable is against it where its chance is at most `LEVEL` / n, the next
+    where its is at most `LEVEL` / (n - 1), and so on until one does not: that and the rest are undecided.
     """
     ranked = sorted(
         (at for at, one in enumerate(found) if one.chance is not None), key=lambda at: found[at].chance or 0.0
@@ -89,7 +92,7 @@ def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
     for rank, at in enumerate(ranked):
         left = len(ranked) - rank
         rejects = rejects and (found[at].chance or 0.0) <= LEVEL / left
-        if found[at].decision == "contradicted" and not rejects:
+        if found[at].decision in AGAINST and not rejects:
             told[at] = replace(found[at], decision="undecided", needed=f"too near the bound for one of {len(ranked)}")
     return tuple(told)
 
@@ -98,32 +101,36 @@ def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
 class Region:
     """Region of an allowed effect: from `low` to `high`, without an end that is `open`.
 
-    none: an effect of unknown sign that is nearer to 0 than this is 0, which lies in the region unless its end is open
-    (two one-sided tests, Schuirmann 1987).
+    matters: the smallest effect that matters, either way. An interval within it is no effect, whichever sign its ends
+    have (two one-sided tests, Schuirmann 1987; Lakens 2017). A closed region contains such effects.
     """
 
     low: float = -math.inf
     high: float = math.inf
     open: bool = False
-    none: float = 0.0
+    matters: float = 0.0
 
-    def decide(self, low: float, high: float) -> Literal["holds", "contradicted", "undecided"]:
-        """Decide an interval: it lies inside, outside or on a border. NaN lies outside."""
-        slack = -EPSILON if self.open else EPSILON
-        if self.low - slack <= low and high <= self.high + slack:
+    def decide(self, low: float, high: float) -> Literal["holds", "contradicted", "no effect", "undecided"]:
+        """Decide an interval: it lies inside, outside, within what does not matter, or on a border; NaN outside."""
+        first, last = self._ends
+        if self.open and self.is_none(low, high):
+            return "no effect"
+        if first <= low and high <= last:
             return "holds"
-        if self.is_none(low, high):
-            return "contradicted" if self.open else "holds"
-        inside = high >= self.low - slack and low <= self.high + slack
-        return "undecided" if inside else "contradicted"
+        return "undecided" if high >= first and low <= last else "contradicted"
 
     def is_none(self, low: float, high: float) -> bool:
-        """Whether an interval around 0 is so narrow that there is no effect."""
-        return -self.none < low < 0 < high < self.none
+        """Whether an interval has no effect in it that matters."""
+        return -self.matters < low and high < self.matters
 
     def border(self, effect: float) -> float:
         """The nearest end."""
-        return min((self.low, self.high), key=lambda end: abs(end - effect))
+        return min(self._ends, key=lambda end: abs(end - effect))
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        slack = -EPSILON if self.open else max(EPSILON, self.matters)
+        return self.low - slack, self.high + slack
 
 
 ABOVE_ZERO = Region(low=0.0, open=True)

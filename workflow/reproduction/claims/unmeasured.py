@@ -21,8 +21,8 @@ def outcomes_elsewhere(table: ElsewhereTable, found: Elsewhere) -> tuple[Outcome
         quantity = claimed(table, found, claim)
         for about, check in claim.checks.items():
             ours, papers = (
-                judge(check, table, numbers, quantity, columns=claim.columns, given=given)
-                for numbers, given in ((found.numbers, claim.given), (found.published, None))
+                judge(check, table, numbers, quantity, columns=claim.columns, regime=regime)
+                for numbers, regime in ((found.numbers, claim.regime), (found.published, None))
             )
             yield about, Answer(ours, papers, about == "mechanism" or table.on_papers_models)
 

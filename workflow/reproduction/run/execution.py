@@ -40,29 +40,38 @@ def wanted(plan: Plan, targets: Sequence[str]) -> list[str]:
 
 def to_compute(plan: Plan, keys: Sequence[str], again: bool = False) -> Graph:
     """What has to be computed for results that are not there, or for all that are asked for with `again`."""
-    results, found = plan.results(), Graph()
+    found = Graph()
 
     def add(key: str, anew: bool) -> bool:
         """Add a key and what it needs, if it has to be computed; whether it has."""
-        if key in found:
-            return True
-        if key in plan.runs:
-            path, needs = results.run(key), (plan.runs[key].weights, plan.runs[key].tasks)
-        elif key in plan.weights:
-            path, needs = results.weights(key) / MODEL, (plan.weights[key].rotation,)
-        elif key in plan.rotations:
-            path, needs = results.rotation(key) / ROTATION_RECORD, ()
-            anew = anew or not (results.rotation(key) / ROTATIONS_FILE).exists()
-        else:
-            path, needs = results.tasks(key), ()
-        if path.exists() and not anew:
-            return False
-        found[key] = {need for need in needs if need is not None and add(need, anew=False)}
+        if key not in found:
+            if _is_there(plan, key) and not anew:
+                return False
+            found[key] = {need for need in _needs(plan, key) if need is not None and add(need, anew=False)}
         return True
 
     for key in keys:
         add(key, again)
     return found
+
+
+def _needs(plan: Plan, key: str) -> tuple[str | None, ...]:
+    """The keys of what a result is computed on, None where it is on none of a kind."""
+    if key in plan.runs:
+        return plan.runs[key].weights, plan.runs[key].tasks
+    return (plan.weights[key].rotation,) if key in plan.weights else ()
+
+
+def _is_there(plan: Plan, key: str) -> bool:
+    """Whether a result is there with all that is computed on it: weights with their tensors, rotations with theirs."""
+    results = plan.results()
+    if key in plan.weights:
+        paths = [results.weights(key) / name for name in (WEIGHTS_RECORD, MODEL)]
+    elif key in plan.rotations:
+        paths = [results.rotation(key) / name for name in (ROTATION_RECORD, ROTATIONS_FILE)]
+    else:
+        paths = [results.run(key) if key in plan.runs else results.tasks(key)]
+    return all(path.exists() for path in paths)
 
 
 def execute(

@@ -9,6 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from reproduction.identity.run import Run
+from rotquant.models.gguf.importing import origin_of_model
+from rotquant.models.gguf.origin import Origin
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
@@ -67,6 +71,8 @@ class Provenance(_Part):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     corpora: dict[str, CorpusRecord] = Field(default_factory=dict)
     tasks: TasksRecord | None = None
+    origin: Origin | None = None
+    """The GGUF file that the checkpoint was dequantized from."""
 
 
 Loss = float | Literal["nan", "inf", "-inf"]
@@ -105,6 +111,13 @@ class WeightsProvenance(Provenance):
     rotation: RotationProvenance | None = None
     digests: dict[str, str] = Field(default_factory=dict)
     bits_per_weight: dict[str, float] = Field(default_factory=dict)
+
+
+def of_checkpoint(run: Run, place: str) -> dict[str, Any]:
+    """What a record says of a run's checkpoint: where it lies, its digest, and the GGUF file that it was."""
+    origin = origin_of_model(place)
+    known = {"checkpoint": run.checkpoint, "checkpoint_digest": run.checkpoint_digest}
+    return known if origin is None else known | {"origin": origin.model_dump(mode="json")}
 
 
 def told(record: dict[str, Any], kind: type[Provenance] = Provenance) -> dict[str, Any]:

@@ -5,6 +5,7 @@ checked on the paper's own models: magnitudes in its units, bounds from its tabl
 *fact* cannot fail, or has a bound that no sentence of the paper gives: it is shown and not judged.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -22,67 +23,88 @@ About = Literal["mechanism", "setting", "fact"]
 """The subject of a check."""
 
 
-class Loss(Written):
-    """What a row loses on another row."""
+class Compared(Written):
+    """A row against others."""
 
     row: str
-    """The row that loses."""
-    over: str
-    """The row that it loses on."""
+    """The row that the statement is about."""
+    than: Names
+    """The rows that it is compared with."""
 
 
-class Bound(Loss):
-    """A bound on the difference of two rows, in points or in percent of `over`."""
+class Better(Written):
+    """A row that is better than others, or rows from the best to the worst."""
+
+    row: str | None = None
+    """The row that is praised."""
+    than: Names | None = None
+    """The rows that it is better than."""
+    rows: Annotated[Many[str], Field(min_length=2)] | None = None
+    """In place of these rows, each of which is better than the next."""
+    points: Amount = 0.0
+    """By how much, in the quantity's own units."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.rows is None) != (self.row is not None and self.than is not None):
+            raise ValueError("a comparison has either `row` and `than`, or `rows`")
+        return self
+
+
+class Bound(Compared):
+    """A row against others, by a bound in points or in percent of the other row; without one, whether it loses at
+    all."""
 
     percent: float | None = None
-    """The bound in percent of `over`."""
+    """The bound in percent of the other row."""
     points: float | None = None
     """The bound in the quantity's own units."""
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
-        if (self.percent is None) == (self.points is None):
+        if self.percent is not None and self.points is not None:
             raise ValueError("the bound is either `percent` or `points`")
         return self
 
 
-class Compared(Written):
-    """A row against others."""
-
-    row: str
-    """The row that is praised."""
-    than: Names
-    """The rows that it is compared with."""
-
-
-class Comparison(Compared):
-    """A row against others, by a margin."""
-
-    points: Amount = 0.0
-    """By how much, in the quantity's own units."""
-
-
-class Order(Written):
-    """Rows from the best to the worst."""
-
-    rows: Annotated[Many[str], Field(min_length=2)]
-    """The rows, the best first."""
-
-
 class Limit(Written):
-    """A bound on one row's numbers."""
+    """A bound on one row's numbers: a number, or another quantity of the same row, such as normal."""
 
     row: str
     """The row."""
-    value: float | str
-    """The bound, or another quantity of the same row that is the bound: normal."""
+    at_most: float | str | None = None
+    """The largest value."""
+    at_least: float | str | None = None
+    """The least value."""
+
+    @model_validator(mode="after")
+    def _is_of_one_side(self) -> Self:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("the bound is either `at_most` or `at_least`")
+        return self
+
+    @property
+    def ends(self) -> tuple[tuple[float, float | str | None], tuple[float, float | str | None]]:
+        """The bound of each side after what stands for none."""
+        return (-math.inf, self.at_least), (math.inf, self.at_most)
+
+    @property
+    def words(self) -> str:
+        """The bound in words."""
+        return f"at least {self.at_least}" if self.at_most is None else f"at most {self.at_most}"
 
 
-class LossLarger(Loss):
-    """What a row loses in pairs of columns."""
+class Across(Written):
+    """A row in some columns against others."""
 
+    row: str
+    """The row."""
+    over: str | None = None
+    """The row that it loses on; without one its own numbers are compared."""
     pairs: Pairs
-    """Pairs of columns; the loss is larger in the first of each."""
+    """Pairs of columns, the worse one first."""
+    percent: bool = True
+    """Whether a loss is in percent of `over`, not in the quantity's own units."""
 
 
 class Gains(Written):
@@ -101,24 +123,6 @@ class Difference(Written):
     """The two that are farther apart."""
 
 
-class Range(Written):
-    """How far the seeds of a row are apart."""
-
-    row: str
-    """The row."""
-    points: Amount
-    """The least range, in the quantity's own units."""
-
-
-class BestColumn(Written):
-    """The column in which a row is best."""
-
-    row: str
-    """The row."""
-    column: str
-    """The column."""
-
-
 class OneCheck(Written):
     """A check of any kind of table: one of its fields, with what that asks."""
 
@@ -132,56 +136,46 @@ class OneCheck(Written):
 class Check(OneCheck):
     """One check; better, worse and loss follow the quantity: lower is better for perplexity, higher for accuracy."""
 
-    better: Comparison | None = None
-    """row is better than each of `than`, by more than `points`."""
-    no_worse: Comparison | None = None
-    """row is not worse than each of `than`, by more than `points`."""
-    order: Order | None = None
-    """Each row is better than the next."""
-    loss_at_most: Bound | None = None
-    """What row loses on `over` is at most this many points, or percent of `over`."""
+    better: Better | None = None
+    """row is better than each of `than`, by more than `points`; or each of `rows` is better than the next."""
+    no_worse: Bound | None = None
+    """What row loses on each of `than` is at most this many points, or percent; without a bound, it loses nothing."""
     close: Bound | None = None
-    """row and `over` differ by at most this many points, or percent of `over`, either way."""
-    at_most: Limit | None = None
-    """The row's number is at most this value."""
-    at_least: Limit | None = None
-    """The row's number is at least this value."""
-    loss_decreasing: Loss | None = None
-    """What row loses on `over` gets smaller from each column to the next."""
-    loss_larger: LossLarger | None = None
-    """What row loses on `over`, in percent, is larger in the first column of each pair than in the second."""
+    """row and each of `than` differ by at most this many points, or percent, either way."""
+    value: Limit | None = None
+    """The row's number is at most, or at least, this value."""
+    across: Across | None = None
+    """What row loses on `over` is larger in the first column of each pair than in the second; or its number is no
+    better there."""
     gains_increasing: Gains | None = None
     """For each pair [better, worse] of rows, the gain of the first over the second, in percent; it grows from pair to
     pair."""
     difference_smaller: Difference | None = None
     """The rows `of` differ by less than the rows `than`, in percent, whichever of the two is better."""
-    better_than_best: Compared | None = None
-    """row's mean is better than the best seed of each of `than`."""
     spread_smaller: Compared | None = None
     """row's deviation over the seeds is smaller than that of each of `than`."""
-    range_at_least: Range | None = None
-    """The best and the worst seed of row are at least this many points apart."""
-    best_column: BestColumn | None = None
-    """The row is best in this column."""
 
 
 Checked = Annotated[dict[str, dict[str, Any]], AsData(Check)]
 
-#: Checks whose bound is in the paper's units, as is a margin `points` of others. A bound of 0 checks a sign.
-_BOUNDS = ("loss_at_most", "close", "at_most", "at_least", "range_at_least")
-
-
 #: Checks of which of two rows is better or nearer, which a finer quantity may decide. A check of how large a loss is,
 #: in the paper's units or on other models, is not one.
-_DIRECTIONS = (
-    *("better", "no_worse", "order", "gains_increasing", "difference_smaller", "better_than_best", "spread_smaller"),
-    "best_column",
-)
+_DIRECTIONS = ("better", "no_worse", "gains_increasing", "difference_smaller", "spread_smaller", "across")
+#: Fields with which a check is about a size.
+_SIZES = ("points", "percent")
 
 
 def is_direction(check: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a check only concerns the sign of a difference of rows, without a margin."""
-    return all(kind in _DIRECTIONS and not arguments.get("points") for kind, arguments in check.items())
+    """Whether a check only concerns the sign of a difference, without a margin."""
+    return all(
+        kind in _DIRECTIONS and not arguments.get("over") and not any(arguments.get(name) for name in _SIZES)
+        for kind, arguments in check.items()
+    )
+
+
+def bound_of(arguments: Mapping[str, Any]) -> float | str | None:
+    """The bound that a check has on a row's value; None without one."""
+    return next((arguments[side] for side in ("at_most", "at_least") if side in arguments), None)
 
 
 class Experiment(Written):
@@ -200,35 +194,28 @@ class Experiment(Written):
     """What is true of these numbers if the cause is right. It names the rows that were measured for it."""
 
 
-class Least(Written):
-    """A row's number that is not too small."""
-
-    row: str
-    """The row."""
-    value: float
-    """The least value."""
-
-
-class Given(Written):
-    """What a claim takes for granted of a model. Where it is not so, the claim compares nothing on that model."""
+class Regime(Written):
+    """What the phenomenon of a claim needs of a model. Where it is not so, the claim cannot be tested on that model."""
 
     differ: Two | None = None
     """Two rows that are different networks: they do not agree on every window or item."""
-    at_least: Least | None = None
-    """A row's number is at least this value, by the claim's quantity."""
+    value: Limit | None = None
+    """A row's number is at least, or at most, this value, by the claim's quantity."""
     otherwise: Annotated[str, Field(min_length=1, pattern=r"[^.]$")]
     """What is so where it is not, as a statement: "The prefix is one token"."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if (self.differ is None) == (self.at_least is None):
-            raise ValueError("what is given is either `differ` or `at_least`")
+        if (self.differ is None) == (self.value is None):
+            raise ValueError("a regime is either `differ` or `value`")
+        if self.value is not None and isinstance(bound_of(self.value.model_dump(exclude_unset=True)), str):
+            raise ValueError("the value of a regime is a number")
         return self
 
     @property
     def rows(self) -> tuple[str, ...]:
         """The rows of the condition."""
-        return (*(self.differ or ()), *(() if self.at_least is None else (self.at_least.row,)))
+        return (*(self.differ or ()), *(() if self.value is None else (self.value.row,)))
 
 
 class Statement(Written):
@@ -259,8 +246,8 @@ class CheckedClaim(Explained):
 
     @model_validator(mode="after")
     def _asks_something(self) -> Self:
-        if not self.checks:
-            raise ValueError("a claim has a mechanism, a setting or a fact")
+        if not self.checks and not getattr(self, "shown", None):
+            raise ValueError("a claim has a mechanism, a setting or a fact, or rows that show it")
         return self
 
     @property
@@ -277,8 +264,8 @@ class Claim(CheckedClaim):
     """Columns that the claim is about; default all."""
     quantity: str | None = None
     """What is compared, such as perplexity, average or piqa; default the table's main one."""
-    given: Given | None = None
-    """What the claim takes for granted of a model; a column where it is not so is not compared."""
+    regime: Regime | None = None
+    """What its phenomenon needs of a model; a column where it is not so is not compared."""
     mechanism: Checked | None = None
     """Its direction, asked of any model: reproduced, not reproduced, undecided or not checkable."""
     setting: Checked | None = None
@@ -286,13 +273,16 @@ class Claim(CheckedClaim):
     only on these models, elsewhere not tested."""
     fact: Checked | None = None
     """What cannot fail, or has a bound that the paper does not give: shown with its numbers, without a verdict."""
+    shown: Names | None = None
+    """Rows that show it, where no kind of check can ask it: the page refers to them and judges nothing."""
     experiment: Experiment | None = None
     """What tests why it is not reproduced; shown where it is not."""
 
     @model_validator(mode="after")
     def _mechanisms_are_directions(self) -> Self:
         for kind, arguments in (self.mechanism or {}).items():
-            if (kind in _BOUNDS and arguments.get("value") != 0) or arguments.get("points"):
+            sized = any(arguments.get(name) for name in _SIZES if kind != "across")
+            if sized or kind == "close" or (kind == "value" and bound_of(arguments) != 0):
                 raise ValueError(f"a mechanism is a direction; the bound of {kind} belongs to `setting` or `fact`")
         if self.experiment is not None and self.mechanism is None and self.setting is None:
             raise ValueError("a fact is not judged, so that no experiment can explain it")
@@ -322,10 +312,11 @@ def headline(claims: Sequence[S]) -> S | None:
 def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
     """The rows and columns of its own table that a claim names, as ("row", name) and ("column", name)."""
     yield from (("column", name) for name in claim.columns or ())
+    yield from (("row", name) for name in claim.shown or ())
     for check in claim.checks.values():
         yield from names_in(check)
-    if claim.given is not None:
-        yield from (("row", name) for name in claim.given.rows)
+    if claim.regime is not None:
+        yield from (("row", name) for name in claim.regime.rows)
     if claim.experiment is not None and claim.experiment.target is None:
         yield from named_by_experiment(claim.experiment)
 
@@ -340,14 +331,14 @@ def names_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]
     """The rows and columns that a check names, in the form of `named_by`."""
     for kind, arguments in check.items():
         for key, value in arguments.items():
-            if key in ("row", "over", "column"):
-                yield "column" if key == "column" else "row", value
+            if key in ("row", "over"):
+                yield "row", value
             elif key in ("than", "rows", "of"):
                 yield from (("row", name) for name in value)
             elif key == "pairs":
-                yield from (("column" if kind == "loss_larger" else "row", name) for pair in value for name in pair)
+                yield from (("column" if kind == "across" else "row", name) for pair in value for name in pair)
 
 
 def quantities_in(check: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The quantities that a check uses as bounds."""
-    yield from (value for arguments in check.values() if isinstance(value := arguments.get("value"), str))
+    yield from (bound for arguments in check.values() if isinstance(bound := bound_of(arguments), str))

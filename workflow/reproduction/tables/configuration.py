@@ -21,12 +21,13 @@ from reproduction.reading.written import Many, Written, read_yaml, some_of
 from reproduction.tables.method_settings import MethodSettings
 from reproduction.tables.tables import Row
 from rotquant.foundation.data import first_problem, merge, problem_keys
-from rotquant.foundation.errors import CheckpointError, ConfigError, lookup, nearest
+from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError, lookup, nearest
 from rotquant.foundation.files import read_object
 from rotquant.foundation.hub import settings_of
 from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
 from rotquant.models.folders import located
+from rotquant.models.gguf.importing import described
 from rotquant.recipes.corpus import BOS, CorpusSpec
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 
@@ -273,8 +274,9 @@ def load_config(
 
 def hidden_size(folder: Path) -> int | None:
     """The hidden size of a local checkpoint or of its base; None if unknown: loading the checkpoint reports why."""
-    with suppress(CheckpointError, OSError):
-        found = read_object((base_folder(folder) or folder) / "config.json", error=CheckpointError).get("hidden_size")
+    with suppress(RotquantError, OSError):
+        place = described(base_folder(folder) or folder)
+        found = read_object(place / "config.json", error=CheckpointError).get("hidden_size")
         return found if isinstance(found, int) and found > 0 else None
     return None
 

@@ -17,6 +17,7 @@ from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.hub import UNRESOLVED
 from rotquant.models.folders import DELTA_CONFIG
+from rotquant.models.gguf.header import is_gguf
 from rotquant.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None
     Raises:
         CheckpointError, UnsupportedArchitectureError: its config.json is damaged, or no adapter knows its family.
     """
-    local = any((Path(place) / name).is_file() for name in ("config.json", DELTA_CONFIG))
+    local = is_gguf(place) or any((Path(place) / name).is_file() for name in ("config.json", DELTA_CONFIG))
     if digest.endswith(f"@{UNRESOLVED}") or not (local or "@" in digest):
         return None
     from rotquant.models.architectures import architecture_of

@@ -45,6 +45,7 @@ from rotquant.foundation.errors import (
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.metrics import zeroshot
 from rotquant.models.digests import checkpoint_digest
+from rotquant.models.gguf.importing import described
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override_all
 from rotquant.recipes.schemes import ZeroShot
@@ -258,7 +259,7 @@ class Project:
         """Whether a checkpoint is a folder here of less than `SMALL`."""
         place = self.checkpoint_path(checkpoint)
         local = place != checkpoint or Path(checkpoint).is_absolute()
-        return local and folder_size(place, "*.safetensors") < SMALL
+        return local and folder_size(described(place), "*.safetensors") < SMALL
 
     @cached_property
     def task_sets(self) -> dict[str, Run]:
@@ -313,7 +314,7 @@ class Project:
             return told.digest
         try:
             found = checkpoint_digest(place)
-        except CheckpointError as error:
+        except (CheckpointError, UnsupportedArchitectureError) as error:
             raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
         if told.digest not in (None, found):
             raise ConfigError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")

@@ -142,6 +142,8 @@ class Figure(Written):
     """Rows that are drawn, by `relative_increase` and `tasks` next to the one they are compared with; else all."""
     own_scales: bool = False
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
+    printed: dict[str, str] = Field(default_factory=dict)
+    """What the paper says of a row's main quantity, next to its number in a `distribution`."""
     effects: Many[WidthEffect] = ()
     """What `widths` draws, and the page lists; names of columns begin with the width."""
 

@@ -27,6 +27,7 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
     The models differ, so only the order of the rows and the width of each can be compared, not the numbers.
     """
     rows, mains, papers = drawn_rows(table), main_quantities(project, table), values.published
+    said = table.figure.printed if table.figure else {}
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
     names, height = room_for(rows, 3.0)
     panel = (2.8, 0.7 + height)
@@ -38,7 +39,7 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
                         _seeds(axis, place, values[row, column, quantity.name], quantity)
                     else:
                         number = papers.get((row, column, quantity.name))
-                        _published(axis, place, number, _printed_range(table, row, quantity, mains[0]))
+                        _published(axis, place, number, said.get(row, "") if quantity == mains[0] else "")
                 name_rows(axis, rows, room=0.8)
                 axis.margins(x=0.12)
                 unit = f" in {quantity.unit}" if quantity.unit else ""
@@ -54,15 +55,6 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
             *([entry("published mean ± deviation", PUBLISHED, **PUBLISHED_MARK)] if papers else []),
         ]
         legend(figure, entries)
-
-
-def _printed_range(table: RunTable, row: str, quantity: Quantity, main: Quantity) -> str:
-    """The paper's distance from the best to the worst seed of a row, from the claim about it."""
-    for claim in table.claims:
-        check = (claim.setting or {}).get("range_at_least", {})
-        if check.get("row") == row and (claim.quantity or main.name) == quantity.name:
-            return f"{check['points']:g}{_unit(quantity)} apart (Sec. {claim.section})"
-    return ""
 
 
 def _unit(quantity: Quantity) -> str:

@@ -14,11 +14,11 @@ TEMPLATE = "meaning/sentences.jinja"
 
 
 #: Names of verdicts in templates.
-VERDICTS: dict[str, Shown] = {
-    "holds": "reproduced",
-    "denied": "not reproduced",
-    "open": "undecided",
-    "unchecked": "not checkable",
+VERDICTS: dict[str, tuple[Shown, ...]] = {
+    "holds": ("reproduced",),
+    "denied": ("not reproduced", "no effect"),
+    "open": ("undecided", "endpoints disagree"),
+    "unchecked": ("not checkable", "not testable on this model"),
 }
 
 
@@ -50,6 +50,7 @@ class Group:
 
 def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Saying]], words: Words) -> list[str]:
     """Sentences about the claims of a page; none without claims."""
+    decided = [outcome for outcome in decided if outcome.answers]
     by_claim = {id(outcome.claim): [*say(outcome)] for outcome in decided}
     every = [saying for found in by_claim.values() for saying in found]
     judged = [saying for saying in every if saying.about != "fact"]
@@ -67,7 +68,7 @@ def of_claims(decided: Sequence[Outcome], say: Callable[[Outcome], Iterable[Sayi
 
 def _others(rest: Sequence[Saying], words: Words) -> str:
     """Sentence about the other claims that hold, are open or cannot be checked."""
-    found = {name: grouped(rest, verdict) for name, verdict in VERDICTS.items() if name != "denied"}
+    found = {name: grouped(rest, *verdicts) for name, verdicts in VERDICTS.items() if name != "denied"}
     total = sum(saying.here != "not tested here" for saying in rest)
     return sentence(clauses("others", total=total, **found, words=words))
 
@@ -76,7 +77,7 @@ def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
     """Sentence about failed claims, each with its cause or that it is unknown, and untestable ones."""
     said = _denied(one, rest, words)
     denied = bool(said)
-    if not denied and any(saying.here in ("reproduced", "undecided") for saying in (one, *rest)):
+    if not denied and any(saying.here in (*VERDICTS["holds"], *VERDICTS["open"]) for saying in (one, *rest)):
         said.append(words.nothing)
     own = one.text if one.part == "direction" and one.papers else None  # its size was reported with its direction
     if untested := [saying for saying in rest if saying.here == "not tested here" and saying.text != own]:
@@ -88,8 +89,8 @@ def _against(one: Saying, rest: Sequence[Saying], words: Words) -> str:
 
 def _denied(one: Saying, rest: Sequence[Saying], words: Words) -> list[str]:
     """The cause of a failed headline, the clearest other claim that fails, and the causes of all."""
-    others = [saying for saying in rest if saying.here == "not reproduced"]
-    denied, group = one.here == "not reproduced", grouped(others, "not reproduced")
+    others = [saying for saying in rest if saying.here in VERDICTS["denied"]]
+    denied, group = one.here in VERDICTS["denied"], grouped(others, *VERDICTS["denied"])
     count = len(others) + denied
     noted = words.see and count > 0 and not any(saying.cause.known for saying in (one, *others))
     said = clauses("cause", one=one) if denied and not noted else []

@@ -27,7 +27,7 @@ class Cause:
     text: the cause, as a clause. where: the page that tests it. numbers: the numbers found there.
     """
 
-    found: Literal["said", "holds", "contradicted", "undecided", "not computed", "none"]
+    found: Literal["said", "holds", "contradicted", "no effect", "undecided", "not computed", "none"]
     text: str = ""
     where: str = ""
     numbers: str = ""

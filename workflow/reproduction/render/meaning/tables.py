@@ -68,7 +68,7 @@ def _of_causes(project: Project, table: RunTable, values: Values, results: Resul
     said = list(_causes(project, table, values, results))
     if not said:
         return []
-    found = {name: grouped(said, verdict) for name, verdict in VERDICTS.items()}
+    found = {name: grouped(said, *verdicts) for name, verdicts in VERDICTS.items()}
     first, *others = clauses("experiments", total=len(said), **found)
     return [*filter(None, (sentence([first]), sentence(others)))]
 

@@ -80,7 +80,7 @@ def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
     """A comparison of models: "a gain of 1.24 [1.11, 1.37] in perplexity (10.86 against 12.10)"."""
     effect = finding.effect
     if effect is None:
-        return ToldEffect(*[re.sub(r" ≥ (\S+)$", r" (at least \1 is asked)", finding.numbers)] * 4)
+        return ToldEffect(*[finding.numbers] * 4)
     noun = f" in {unit.noun}" if unit.noun else ""
     if effect.name == "it is":
         value = f"{signed(effect.size)}{unit.one}"

@@ -178,7 +178,11 @@ class Claims:
         if not self.score.total:
             return self.name
         done, against = _DONE.get(self.name, ("mechanisms reproduced", "not reproduced"))
-        others = ((against, self.score.not_reproduced), ("undecided", self.score.undecided))
+        others = (
+            (against, self.score.not_reproduced),
+            ("no effect", self.score.no_effect),
+            ("undecided", self.score.undecided),
+        )
         named = (*others, ("not checkable", self.score.unchecked))
         counts = "".join(f", {count} {word}" for word, count in named if count)
         return f"{self.name}: {self.score.reproduced} of {self.score.total} {done}{counts}"

@@ -18,6 +18,7 @@ from reproduction.words.numbers import show
 from reproduction.words.templates import sentences
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import read_object
+from rotquant.models.gguf.importing import described, origin_of_model
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
 
@@ -95,7 +96,9 @@ def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, st
 
 
 def _card(project: Project, checkpoint: str) -> str:
-    """The checkpoint with a link to its model card."""
+    """The checkpoint with a link to its model card, and the GGUF file that it was dequantized from."""
+    if (origin := origin_of_model(project.root / checkpoint)) is not None:
+        return f"`{checkpoint}`, {origin}"
     for card in ("MODEL_CARD.md", "README.md"):
         if (project.root / checkpoint / card).is_file():
             return f"[{checkpoint}]({os.path.relpath(Path(checkpoint) / card, REPORTS)})"
@@ -105,7 +108,7 @@ def _card(project: Project, checkpoint: str) -> str:
 
 
 def _shape(project: Project, checkpoint: str) -> str:
-    path = project.root / checkpoint / "config.json"
+    path = described(project.root / checkpoint) / "config.json"
     if not path.is_file():
         return "-"
     config = read_object(path, "model configuration", CheckpointError)

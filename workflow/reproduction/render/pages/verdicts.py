@@ -9,7 +9,7 @@ from reproduction.run.results import table_path
 from reproduction.tables.checks import Claim, Experiment, Explained
 from reproduction.tables.tables import Table
 from reproduction.words.describe import is_of_the_paper, lead, title
-from reproduction.words.numbers import words
+from reproduction.words.numbers import listed, words
 
 UNKNOWN = "cause unknown"
 
@@ -47,7 +47,7 @@ def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
     judged = [one for one in decided if one.mechanism or one.setting]
     first = repeated(judged)
     lines = tuple(_line(one, first.get(place)) for place, one in enumerate(judged))
-    facts = tuple(_fact(one, one.fact) for one in decided if one.fact)
+    facts = tuple(_fact(one) for one in decided if one.fact or not one.answers)
     return Claims(lines, score(decided), name, facts)
 
 
@@ -71,8 +71,11 @@ def _judged(answer: Answer) -> Judged:
     return found._replace(by=words(answer.by), second=answer.there, second_says=findings(answer.second))
 
 
-def _fact(outcome: Outcome, answer: Answer) -> FactLine:
-    said = outcome.claim
+def _fact(outcome: Outcome) -> FactLine:
+    said, answer = outcome.claim, outcome.fact
+    if answer is None:
+        seen = f"see {listed(said.shown or ())} in the table" if isinstance(said, Claim) else "-"
+        return FactLine(said.text, said.section, said.quote, said.note, seen, seen)
     numbers = (findings(verdict, otherwise=" (not so)") for verdict in (answer.ours, answer.papers))
     return FactLine(said.text, said.section, said.quote, said.note, *numbers)
 
@@ -88,7 +91,12 @@ def _cause(outcome: Outcome, first: int | None) -> str:
     tested = experiment.cause.rstrip(".")
     if found is None or found.decision == "not checkable":
         return because or f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
-    said = {"holds": "supports it", "contradicted": "speaks against it", "undecided": "leaves it open"}
+    said = {
+        "holds": "supports it",
+        "contradicted": "speaks against it",
+        "no effect": "finds no effect",
+        "undecided": "leaves it open",
+    }
     left = "" if found.decision == "holds" or because else f"; {UNKNOWN}"
     tested = f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
     return tested if found.decision == "holds" else f"{tested} {because}".rstrip()
@@ -100,7 +108,13 @@ def _where(experiment: Experiment) -> str:
 
 def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
     """The comparisons of a verdict in one line; failed ones are marked, places without a number are named."""
-    marks = {"holds": "", "contradicted": otherwise, "undecided": " (undecided)", "not checkable": " (not checkable)"}
+    marks = {
+        "holds": "",
+        "contradicted": otherwise,
+        "no effect": otherwise,
+        "undecided": " (undecided)",
+        "not checkable": " (not checkable)",
+    }
     parts = []
     for finding in verdict.findings:
         mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]

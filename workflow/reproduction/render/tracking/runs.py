@@ -274,8 +274,8 @@ def log_report(root: Path, logged: Logged, report: Report, files: Sequence[Path]
     from mlflow.entities import RunTag
 
     score = report.claims.score
-    claims = {"hold": score.reproduced, "contradicted": score.not_reproduced, "undecided": score.undecided}
-    claims["not_checkable"] = score.unchecked
+    claims = {"hold": score.reproduced, "contradicted": score.not_reproduced, "no_effect": score.no_effect}
+    claims |= {"undecided": score.undecided, "not_checkable": score.unchecked}
     tags = {f"claims.{name}": str(count) for name, count in claims.items()}
     with opened(root) as store:
         parent = _current(store, logged)

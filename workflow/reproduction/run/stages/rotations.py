@@ -10,6 +10,7 @@ from typing import Any
 
 from reproduction.identity.names import HISTORY_FILE, ROTATIONS_FILE
 from reproduction.identity.run import Run
+from reproduction.run.provenance import of_checkpoint
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, write_json
@@ -52,8 +53,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         **environment(),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
+        **of_checkpoint(run, checkpoint),
         "corpora": {"learning": corpus},
         "key": run.rotation_key,
         "digest": file_digest(folder / ROTATIONS_FILE),

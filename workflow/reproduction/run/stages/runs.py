@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.run import Run, named
+from reproduction.run.provenance import of_checkpoint
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import MetricResult, Subject
 from reproduction.run.stages.text import token_ids
@@ -72,8 +73,7 @@ def measure_run(
         **environment(),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
+        **of_checkpoint(run, checkpoint),
         **measurement.source,
         "seconds": time.perf_counter() - started,
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.names import ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.identity.run import Run
+from reproduction.run.provenance import of_checkpoint
 from reproduction.run.stages.text import text_samples
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import canonical_json, read_object, replacing, short_hash
@@ -74,8 +75,7 @@ def compute_weights(
         **environment(),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
-        "checkpoint": run.checkpoint,
-        "checkpoint_digest": run.checkpoint_digest,
+        **of_checkpoint(run, checkpoint),
         "corpora": corpora,
         **({} if learned is None else {"rotation": learned}),
         "bits_per_weight": _bits(stored),

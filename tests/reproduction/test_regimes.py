@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from reproduction.claims.claims import Verdict, judge
+from reproduction.claims.claims import Answer, Verdict, judge
 from reproduction.frame.values import Number
-from reproduction.tables.checks import Given
+from reproduction.tables.checks import Regime
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import OUTLIER_TOKENS, PERPLEXITY
 from tests.helpers.claims import Measured, measured, table
 
-DIFFER = Given(differ=("QuaRot", "Atom"), otherwise="The two are one")
+DIFFER = Regime(differ=("QuaRot", "Atom"), otherwise="The two are one")
 CHECK = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
 
 
@@ -30,18 +30,19 @@ def cells(columns: dict[str, float]) -> Measured:
     return measured(found)
 
 
-def verdict(found: Measured, given: Given | None = DIFFER) -> Verdict:
-    return judge(CHECK, table(), found[0], PERPLEXITY, found[1], given=given)
+def verdict(found: Measured, regime: Regime | None = DIFFER) -> Verdict:
+    return judge(CHECK, table(), found[0], PERPLEXITY, found[1], regime=regime)
 
 
 def test_a_claim_is_judged_where_its_rows_differ() -> None:
-    assert verdict(cells({"7B": 0.1, "13B": 0.1})) == verdict(cells({"7B": 0.1, "13B": 0.1}), given=None)
+    assert verdict(cells({"7B": 0.1, "13B": 0.1})) == verdict(cells({"7B": 0.1, "13B": 0.1}), regime=None)
     assert verdict(cells({"7B": 0.1, "13B": 0.1})).decision == "holds"
 
 
-def test_a_claim_is_not_checkable_where_they_are_one_network_and_says_why() -> None:
+def test_a_claim_is_not_testable_where_they_are_one_network_and_says_why() -> None:
     found = verdict(cells({"7B": 0.0, "13B": 0.0}))
-    assert found.decision == "not checkable"
+    assert not found.testable
+    assert Answer(found, Verdict(())).here == "not testable on this model"
     assert not found.missing
     assert [(one.place, one.numbers) for one in found.findings] == [
         (column, "The two are one (QuaRot and Atom are equal in all that was measured)") for column in ("7B", "13B")
@@ -51,6 +52,7 @@ def test_a_claim_is_not_checkable_where_they_are_one_network_and_says_why() -> N
 def test_a_column_that_is_left_out_leaves_the_verdict_to_the_others() -> None:
     found = verdict(cells({"7B": 0.0, "13B": 0.1}))
     assert found.decision == "holds"
+    assert found.testable
     assert [one.place for one in found.findings if one.compares] == ["13B"]
 
 
@@ -67,6 +69,7 @@ def test_what_is_given_and_not_measured_is_named() -> None:
     del numbers["Atom", "7B", "perplexity"]
     found = verdict((numbers, results))
     assert found.decision == "not checkable"
+    assert found.testable  # as far as anybody knows
     assert found.missing[0] == "Atom, 7B"
 
 
@@ -75,13 +78,13 @@ def test_fewer_outlier_tokens_are_asked_of_a_model_that_has_some(project: Projec
     """Figures 4 and 7, with windows of which so many have an outlier token, and none behind the prefix."""
     for name in ("prefixquant_figure4", "prefixquant_figure7"):
         chosen = project.table(name)
-        claim = next(one for one in chosen.claims if one.given is not None)
+        claim = next(one for one in chosen.claims if one.regime is not None)
         column = chosen.columns[0].name
         numbers = {
             ("Original", column, "number"): Number(number, None, (number,), runs=("a",)),
             ("Prefixed", column, "number"): Number(0.0, 0.0, (0.0,) * 3, (0, 1, 2), ("b", "c", "d")),
         }
-        found = judge(claim.checks["mechanism"], chosen, numbers, OUTLIER_TOKENS[0], {}, [column], claim.given)
+        found = judge(claim.checks["mechanism"], chosen, numbers, OUTLIER_TOKENS[0], {}, [column], claim.regime)
         assert found.decision == ("holds" if number >= 0.01 else "not checkable")
         assert number >= 0.01 or found.findings[0].numbers.startswith("No token is an outlier, so")
 
@@ -99,15 +102,15 @@ def test_the_content_of_a_prefix_is_compared_where_it_has_several_tokens(
     numbers, results = measured(cells)
     for claim in chosen.claims:
         check = claim.checks["mechanism"]
-        found = judge(check, chosen, numbers, PERPLEXITY, results, ["Llama-2-7B"], claim.given)
+        found = judge(check, chosen, numbers, PERPLEXITY, results, ["Llama-2-7B"], claim.regime)
         assert found.decision == decision
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"otherwise": "nothing"}, "either `differ` or `at_least`"),
-        ({"differ": ["a", "b"], "at_least": {"row": "a", "value": 1}, "otherwise": "-"}, "either `differ` or"),
+        ({"otherwise": "nothing"}, "either `differ` or `value`"),
+        ({"differ": ["a", "b"], "value": {"row": "a", "at_least": 1}, "otherwise": "-"}, "either `differ` or"),
         ({"differ": ["a"], "otherwise": "-"}, "at least 2"),
         ({"differ": ["a", "b"]}, "otherwise"),
         ({"differ": ["a", "b"], "otherwise": "A full stop."}, "otherwise"),
@@ -115,9 +118,9 @@ def test_the_content_of_a_prefix_is_compared_where_it_has_several_tokens(
 )
 def test_what_is_given_is_one_thing_with_a_reason(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Given.model_validate(given)
+        Regime.model_validate(given)
 
 
 def test_its_rows_are_those_of_the_table() -> None:
     with pytest.raises(ValidationError, match="Another"):
-        table({"mechanism": CHECK, "given": {"differ": ["QuaRot", "Another"], "otherwise": "-"}})
+        table({"mechanism": CHECK, "regime": {"differ": ["QuaRot", "Another"], "otherwise": "-"}})
