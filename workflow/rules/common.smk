@@ -27,10 +27,10 @@ def sentence(function, *arguments):
 PLAN = sentence(current_plan, Path.cwd(), workflow.overwrite_configfiles, workflow.config_settings.config)
 FILES = PLAN.results()
 
-# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/warm). That process
+# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/warm). That process
 # ends with this Snakemake, however it ends.
 shell.prefix(f"export ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_PLAN='{PLAN.path}'; set -euo pipefail; ")
-WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/warm/client.py "
+WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/run/warm/client.py "
 CELL, PAGE = WARM + "cells {log} ", WARM + "pages {log} "
 BY_PLAN = f" --plan {PLAN.path}"
 

@@ -5,14 +5,17 @@ Every result is a file or folder that is written at once, so after any interrupt
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from reproduction.identity.names import MODEL, ROTATION_RECORD, ROTATIONS_FILE
+from reproduction.identity.names import MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
 from reproduction.run.plan import Plan
-from reproduction.warm import client
+from reproduction.run.warm import client
+from reproduction.run.workers import ending
 from rotquant.foundation.errors import ConfigError, ResultError, nearest
 from rotquant.foundation.progress import task
 
@@ -95,19 +98,23 @@ def execute(
     users: dict[str, set[str]] = {}
     for key in graph.keys() & plan.runs.keys():
         users.setdefault(plan.runs[key].weights or "", set()).add(key)
+    place = {key: number for number, key in enumerate(graph)}
     failed: dict[str, str] = {}
     order = TopologicalSorter(graph)
     order.prepare()
-    with ThreadPoolExecutor(workers) as pool, task("computing", "result", len(graph)) as counted:
-        running: dict[Future[str], str] = {}
+    running: dict[Future[str], str] = {}
+    ready: list[str] = []
+    with ThreadPoolExecutor(workers) as pool, task("computing", "result", len(graph)) as counted, _ended_with(running):
         while order.is_active():
-            for key in order.get_ready():
-                lost = next((need for need in graph[key] if need in failed), None)
-                if lost is not None:
+            # In the order of asking: runs before further weights, whose tensors would pile up.
+            ready = sorted([*ready, *order.get_ready()], key=place.__getitem__)
+            while ready and len(running) < workers:
+                key = ready.pop(0)
+                if (lost := next((need for need in graph[key] if need in failed), None)) is not None:
                     failed[key] = failed[lost]
                     order.done(key)
-                    continue
-                running[pool.submit(_compute, options, key)] = key
+                else:
+                    running[pool.submit(_compute, plan, options, key, again and key in asked_for)] = key
             for done in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                 key = running.pop(done)
                 if problem := done.result():
@@ -117,7 +124,7 @@ def execute(
                     say(f"{_label(plan, key)}: done")
                 order.done(key)
                 counted.advance()
-                weights = plan.runs[key].weights if key in plan.runs else None
+                weights = plan.runs[key].weights if key in plan.runs and not problem else None
                 if weights is not None:
                     users[weights].discard(key)
                     if not (users[weights] or keep or weights in asked_for):
@@ -127,18 +134,36 @@ def execute(
         raise ResultError(f"{len(failed)} results could not be computed; the first, {_label(plan, key)}: {problem}")
 
 
+@contextmanager
+def _ended_with(running: Mapping[Future[str], str]) -> Iterator[None]:
+    """End the commands that run when this block is left by an error or Ctrl-C."""
+    try:
+        yield
+    except BaseException:
+        while not all(future.cancel() or future.done() for future in running):
+            client.end()
+            time.sleep(0.05)
+        raise
+
+
 def log_of(key: str) -> Path:
     """Where the messages of a computation are."""
     return Path("logs/cells") / f"{key}.log"
 
 
-def _compute(options: Sequence[str], key: str) -> str:
-    """Compute a result in a process that is forked for it; why it failed, or nothing."""
+def _compute(plan: Plan, options: Sequence[str], key: str, again: bool) -> str:
+    """Compute a result in a process that is forked for it; why it failed, or nothing.
+
+    Another execution may compute the same, and remove tensors when it has measured all runs on them.
+    """
+    if not again and _is_there(plan, key):
+        return ""
     log = log_of(key)
-    if client.run("cells", str(log), ["runs", "make", key, *options], shown=False) == 0:
+    status = client.run("cells", str(log), ["runs", "make", key, *options], shown=False)
+    if status == 0 or (not again and _is_there(plan, key)):
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1].removeprefix("rotquant: ") if lines else "its process was ended"
+    return ending(128 - status) if status > 128 or not lines else lines[-1].removeprefix("rotquant: ")
 
 
 def _label(plan: Plan, key: str) -> str:

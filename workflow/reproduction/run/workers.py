@@ -92,7 +92,7 @@ class Workers(Generic[Job, Outcome]):
             except (EOFError, OSError):
                 self._workers.remove(worker)
                 worker.process.join()
-                yield job, _ending(worker.process.exitcode)
+                yield job, ending(worker.process.exitcode)
 
     def _start(self) -> _Worker[Job]:
         pipe, theirs = self._context.Pipe()
@@ -154,7 +154,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _ending(status: int | None) -> str:
+def ending(status: int | None) -> str:
     """Description of how a process ended."""
     if status is not None and status < 0:
         name = signal.Signals(-status).name

@@ -13,6 +13,8 @@ import time
 
 #: Seconds in which a process that was started has to listen.
 PATIENCE = 120
+#: Connections of the commands that run.
+_OPEN: set[socket.socket] = set()
 
 
 def folder() -> str:
@@ -37,7 +39,7 @@ def connected(kind: str) -> socket.socket:
         if started is None:
             import subprocess
 
-            words = [sys.executable, "-m", "reproduction.warm.server", kind]
+            words = [sys.executable, "-m", "reproduction.run.warm.server", kind]
             alone = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             started = subprocess.Popen(words, env=alone, stdin=subprocess.DEVNULL, start_new_session=True)
         if started.poll() not in (None, 0) or time.monotonic() > until:  # 0: another one listens already
@@ -52,12 +54,27 @@ def run(kind: str, log: str, words: list[str], shown: bool = True) -> int:
     asked = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
     with open(log, "wb") as output, open(os.devnull, "rb") as nothing:
         streams = [nothing.fileno(), output.fileno(), output.fileno()]
-        socket.send_fds(connection, [len(asked).to_bytes(8, "big")], streams)
-        connection.sendall(asked)
-        status = int(connection.recv(8) or b"1")
+        _OPEN.add(connection)
+        try:
+            socket.send_fds(connection, [len(asked).to_bytes(8, "big")], streams)
+            connection.sendall(asked)
+            status = int(connection.recv(8) or b"1")
+        except OSError:  # the warm process was ended
+            status = 1
+        _OPEN.discard(connection)
+        connection.close()
     if shown:
         _show(log, words, status)
     return status
+
+
+def end() -> None:
+    """End the commands that run."""
+    for connection in [*_OPEN]:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has just ended
+            continue
 
 
 def _show(log: str, words: list[str], status: int) -> None:

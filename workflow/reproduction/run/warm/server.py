@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reproduction.run.stages.states import VARIABLE
+from reproduction.run.warm.client import folder
 from reproduction.run.workers import VISIBLE, visible_gpus
-from reproduction.warm.client import folder
 
 #: What each kind of process imports before it forks.
 PRELOADED = {"cells": ("reproduction.run.stages.loaded",), "pages": ("reproduction.commands.preloaded",)}
