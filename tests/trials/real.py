@@ -3,6 +3,7 @@
 It reads ROTQUANT_REAL_MODELS, a folder with a folder for each checkpoint; ROTQUANT_REAL_TEXT, a folder with train.txt
 and test.txt; and ROTQUANT_REAL_TASKS, a folder for `--task-data`. Each command is a process as a user starts it. A
 method that trains has a short training, which tries the way and not the method. What is refused has its sentence.
+ROTQUANT_REAL_PRESETS names presets, with commas between, where not all are to be tried; the record keeps its other rows.
 """
 
 import json
@@ -121,7 +122,9 @@ def body(trial: Trial) -> None:
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
     gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
     length, samples, many = (480, 64, 32) if gpus[0] else (256, 8, 4)  # a prefix fits the window of Gemma 3 too
-    presets = [name for name in all_presets() if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
+    asked = [name for name in os.environ.get("ROTQUANT_REAL_PRESETS", "").split(",") if name]
+    asked = asked or [*all_presets()]
+    presets = [name for name in asked if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
     workers = int(os.environ.get("ROTQUANT_REAL_WORKERS", len(gpus)))
     free: SimpleQueue[str | None] = SimpleQueue()
     for index in range(workers):
@@ -146,9 +149,11 @@ def body(trial: Trial) -> None:
             rows.append(row := done.result())
             trial.say(json.dumps(asdict(row)))
     if not trial.quick:
-        rows.sort(key=lambda row: (row.model, [*all_presets()].index(row.preset)))
-        write_json(ROWS, [asdict(one) for one in rows])
-        write_text(PAGE, page([asdict(one) for one in rows]))
+        kept = {(row["model"], row["preset"]): row for row in read_json(ROWS, "rows")} if ROWS.exists() else {}
+        kept |= {(row.model, row.preset): asdict(row) for row in rows}
+        known = sorted(kept.values(), key=lambda row: (row["model"], [*all_presets()].index(row["preset"])))
+        write_json(ROWS, known)
+        write_text(PAGE, page(known))
     for checkpoint in checkpoints:
         answers(trial, checkpoint, text, tasks, ["--max-windows", many, *read_as(checkpoint)])
     for row in rows:
