@@ -57,7 +57,7 @@ class Warm:
 
     def start(self, code: str, *words: str, log: str = "log", **variables: str) -> subprocess.Popen:
         """A client that asks for a command."""
-        command = [sys.executable, "-IS", self.project.root / "workflow/reproduction/warm/client.py", "cells"]
+        command = [sys.executable, "-IS", self.project.root / "workflow/reproduction/run/warm/client.py", "cells"]
         alone = {"TMPDIR": str(self.place), "ROTQUANT_ENDS_WITH": str(self.owner.pid)}
         environment = {"CUDA_VISIBLE_DEVICES": "0", **self.project.environment(), **alone, **variables}
         with (self.place / f"{len(self.clients)}.said").open("w") as said:  # which the warm process holds open
@@ -219,7 +219,7 @@ def test_a_client_without_an_owner_owns_the_warm_process(warm: Warm) -> None:
     """As somebody tries it by hand."""
     environment = {**warm.project.environment(), "TMPDIR": str(warm.place)}
     environment.pop("ROTQUANT_ENDS_WITH", None)
-    client = warm.project.root / "workflow/reproduction/warm/client.py"
+    client = warm.project.root / "workflow/reproduction/run/warm/client.py"
     command = [sys.executable, "-IS", client, "cells", warm.place / "log", "import os; print(os.getppid())"]
     subprocess.run(command, env=environment, cwd=warm.place, check=True, timeout=60)
     until(lambda: not runs(int((warm.place / "log").read_text())))
