@@ -1,4 +1,4 @@
-"""A result is of what it says it is: one changed byte of anything that it depends on makes it not current.
+"""A result is of what its name says: one changed byte of anything that it depends on is another name.
 
 `COUNTS` has a line for every input, `SAYS_NOTHING` for what must not matter; an input without a line fails.
 """
@@ -16,28 +16,18 @@ import torch
 import yaml
 
 from reproduction.identity import code
+from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD, key_in
 from reproduction.identity.records import signed
 from reproduction.identity.run import Run
 from reproduction.planning.current import current_plan
-from reproduction.run.execution import units, wanted
+from reproduction.run.execution import to_compute, wanted
 from reproduction.run.plan import Plan
-from reproduction.run.results import (
-    HISTORY_FILE,
-    ROTATION_RECORD,
-    ROTATIONS_FILE,
-    WEIGHTS_RECORD,
-    RunResult,
-    read_result,
-    rotation_path,
-    run_path,
-    task_set_path,
-    weights_path,
-    write_result,
-)
+from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.run.stages import jobs
 from reproduction.sources import sources
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
+from rotquant.metrics.zeroshot import folders, shipped
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text.digests import refuse_other_text, text_digest
 from tests.helpers.checkpoints import tiny_tokenizer
@@ -91,28 +81,29 @@ def forget() -> None:
 
 def record_all(plan: Plan) -> None:
     """Write the results of a plan as its jobs would, with made-up numbers."""
+    results = plan.results()
     for key, rotation in plan.rotations.items():
-        folder, run = rotation_path(key), plan.run(rotation.run)
+        folder, run = results.rotation(key), plan.run(rotation.run)
         folder.mkdir(parents=True)
         (folder / ROTATIONS_FILE).write_bytes(b"matrices")
         write_json(folder / HISTORY_FILE, [])
         told = {"code_digest": rotation.code, "digest": file_digest(folder / ROTATIONS_FILE)}
         write_json(folder / ROTATION_RECORD, signed(told, run.rotation_identity() or {}))
     for key, weights in plan.weights.items():
-        folder, run = weights_path(key), plan.run(weights.run)
-        folder.mkdir(parents=True)
-        (folder / "quantized.safetensors").write_bytes(b"codes")
-        learned = read_json(rotation_path(str(weights.rotation)) / ROTATION_RECORD)
+        folder, run = results.weights(key), plan.run(weights.run)
+        (folder / MODEL).mkdir(parents=True)
+        (folder / MODEL / "quantized.safetensors").write_bytes(b"codes")
+        learned = read_json(results.rotation(str(weights.rotation)) / ROTATION_RECORD)
         told = {"code_digest": weights.code, "digests": {"quantized.safetensors": "0"}, "rotation": learned}
         write_json(folder / WEIGHTS_RECORD, signed(told, run.weights_identity() or {}))
     for key in plan.tasks:
         task = {"definition": "d", "file": "there/grammar.jsonl", "sha256": "a", "items": 3}
-        write_json(task_set_path(key), {"suite": "shipped", "lm_eval": None, "tasks": {"grammar": task}})
+        write_json(results.tasks(key), {"suite": "shipped", "lm_eval": None, "tasks": {"grammar": task}})
     for key, planned in plan.runs.items():
         run = plan.run(key)
-        stored = planned.weights and read_json(weights_path(planned.weights) / WEIGHTS_RECORD)
-        tasks = {} if planned.tasks is None else {"tasks": read_json(task_set_path(planned.tasks))}
-        write_result(run_path(key), RunResult(run, scores(run), {"code_digest": planned.code, **tasks}, stored))
+        stored = planned.weights and read_json(results.weights(planned.weights) / WEIGHTS_RECORD)
+        tasks = {} if planned.tasks is None else {"tasks": read_json(results.tasks(planned.tasks))}
+        write_result(results.run(key), RunResult(run, scores(run), {"code_digest": planned.code, **tasks}, stored))
 
 
 def scores(run: Run) -> dict[str, float]:
@@ -123,9 +114,11 @@ def scores(run: Run) -> dict[str, float]:
 
 
 def to_do() -> set[str]:
-    """The kinds of units that are not current."""
+    """The kinds of results that have no file under their names."""
     plan = current_plan(Path.cwd(), write=False)
-    return {unit.kind for unit in units(plan, wanted(plan, []))[0]} - {"tasks"}
+    kinds = {"rotation": plan.rotations, "weights": plan.weights, "tasks": plan.tasks, "runs": plan.runs}
+    found = to_compute(plan, wanted(plan, [*plan.rotations, *plan.weights, *plan.tasks, *plan.runs]))
+    return {kind for kind, known in kinds.items() if not known.keys().isdisjoint(found)}
 
 
 def appended(path: str, text: str = "\n") -> Callable[[], None]:
@@ -173,20 +166,11 @@ def source(path: str, old: str, new: str) -> Callable[[], None]:
     return change
 
 
-def rotations_made_anew() -> None:
-    """Other matrices under the same key, as from another machine."""
-    (folder,) = Path("results/rotations").iterdir()
-    (folder / ROTATIONS_FILE).write_bytes(b"others")
-    write_json(
-        folder / ROTATION_RECORD,
-        {**read_json(folder / ROTATION_RECORD), "digest": file_digest(folder / ROTATIONS_FILE)},
-    )
-
-
 THREE_BITS = {"weights": {"scheme": {"bits": 3}}}
 RECORD = "results/weights/*/weights.json"
 TABLE = "workflow/papers/quarot/tables.yaml"
 ALL = {"rotation", "weights", "runs"}
+TASKS = {"tasks", "runs"}
 #: By input of a run: what changes it, and what is to be computed then.
 COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "checkpoint_digest: weights": (flipped, ALL),
@@ -206,13 +190,7 @@ COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "code: what stages share": (appended("rotquant/tensors/quantization.py", "x = 1\n"), ALL),
     "code: a method": (appended("rotquant/methods/gptq/columns.py", "x = 1\n"), {"weights", "runs"}),
     "code: the learner": (appended("rotquant/methods/spinquant/cayley_training.py", "x = 1\n"), ALL),
-    "weights: of another name": (edited(RECORD, "key", value="0" * 16), {"weights", "runs"}),
-    "weights: of another identity": (edited(RECORD, "identity", "seed", value=5), {"weights", "runs"}),
-    "weights: with other bytes": (edited(RECORD, "digests", value={"a": "b"}), {"runs"}),
-    "rotations": (rotations_made_anew, {"weights", "runs"}),
-    "rotations: of another name": (edited("results/rotations/*/rotation.json", "key", value="0" * 16), ALL),
-    "tasks: items": (edited("results/tasks/*.json", "tasks", "grammar", "sha256", value="b"), {"runs"}),
-    "tasks: definition": (edited("results/tasks/*.json", "tasks", "grammar", "definition", value="e"), {"runs"}),
+    "tasks: which": (edited("config/config.yaml", "zero_shot", "tasks", value=["next_word"]), TASKS),
 }  # fmt: skip
 #: What must not matter.
 SAYS_NOTHING: dict[str, Callable[[], None]] = {
@@ -236,6 +214,8 @@ SAYS_NOTHING: dict[str, Callable[[], None]] = {
         yaml.safe_dump(dict(reversed(yaml.safe_load(Path("config/config.yaml").read_text()).items())), sort_keys=False)
     ),
     "tasks: where their files lie": edited("results/tasks/*.json", "tasks", "grammar", "file", value="here"),
+    "rotations: how they were learned": edited("results/rotations/*/rotation.json", "seconds", value=3),
+    "weights: how they were made": edited(RECORD, "seconds", value=3),
 }
 
 
@@ -252,8 +232,34 @@ def test_what_decides_no_number_leaves_all_current(project: Path, name: str) -> 
     assert to_do() == set()
 
 
+@pytest.mark.parametrize("name", ["rules", "code", "a package"])
+def test_tasks_of_other_content_have_another_name_and_so_have_runs_on_them(
+    project: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "rules":
+        monkeypatch.setattr(shipped, "GENERATOR_VERSION", 1000)
+    elif name == "code":
+        monkeypatch.setattr(folders, "_source_digest", lambda: "another")
+    else:
+        monkeypatch.setattr(shipped, "versions", lambda split: {"some": "1.0"})
+    plan = current_plan(project, [], {"tracking": True}, write=False)  # which is not read: it was never made
+    assert {*to_compute(plan, wanted(plan, []))} == {*plan.tasks} | {key for key, run in plan.runs.items() if run.tasks}
+
+
+def test_data_of_tasks_that_changes_or_comes_makes_another_plan(project: Path) -> None:
+    """Nothing is expanded as long as all that a plan follows from is as it was."""
+    Path("tasks").mkdir()
+    edited("config/config.yaml", "zero_shot", value={"suite": "paper", "tasks": ["piqa"], "path": "tasks"})()
+    names = [current_plan(project).names]
+    for other in "cd":
+        Path("tasks/piqa.jsonl").write_text(json.dumps({"goal": "a", "sol1": "b", "sol2": other, "label": 0}))
+        names.append(current_plan(project).names)
+    (key,) = current_plan(project).tasks
+    assert len({found[key] for found in names}) == 3
+
+
 def test_every_input_has_a_line() -> None:
-    """Fields of a run, and what else a result is compared with (`identity.records.run_is_current`)."""
+    """Fields of a run, and what else its name is of (`identity.names.names_of`)."""
     covered = {name.partition(":")[0] for name in itertools.chain(COUNTS, SAYS_NOTHING)}
     elsewhere = {"checkpoint": "where it lies", "corpora": "where they lie"}
     assert {*Run.model_fields, "code", "weights", "rotations", "tasks"} <= covered | elsewhere.keys()
@@ -269,12 +275,12 @@ RUN: dict[str, Any] = {
 }
 
 
-def test_a_run_file_under_another_name_is_refused_and_computed_again(project: Path) -> None:
+def test_a_run_file_under_another_name_is_refused(project: Path) -> None:
     first, second, *_ = sorted(Path("results/runs").iterdir())
     shutil.copy(first, second)
-    with pytest.raises(ResultError, match=f"{second} is damaged .its name is not the key of its run, {first.stem}"):
+    key = key_in(first.stem)
+    with pytest.raises(ResultError, match=f"{second} is damaged .its name is not the key of its run, {key}"):
         read_result(second)
-    assert to_do() == {"runs"}
 
 
 def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None:
@@ -307,12 +313,30 @@ def test_a_job_reads_the_planned_text_or_none(project: Path) -> None:
     assert text_digest(CorpusSpec(name="none", source="local", path="nowhere"), "test") == "unread"
 
 
-def test_jobs_refuse_weights_of_another_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["key", "identity"])
+def test_jobs_refuse_weights_and_rotations_of_another_name(
+    project: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(code, "LOADED", code.LoadedCode.now())
     plan = current_plan(project, write=False)
-    edited(RECORD, "identity", "seed", value=5)()
-    with pytest.raises(ResultError, match="delete it and start again"):
-        jobs.measure(plan, [plan.weights[next(iter(plan.weights))].run], lambda _: None, again=True)
+    ((weights, planned),) = plan.weights.items()
+    for record, key in (("results/rotations/*/rotation.json", weights), (RECORD, planned.run)):
+        edited(record, *([part] if part == "key" else [part, "seed"]), value=5)()
+        with pytest.raises(ResultError, match="delete it and start again"):
+            jobs.make(plan, key, plan.results())
+
+
+@pytest.mark.parametrize("lost", ["record", "tensors"])
+def test_jobs_say_how_to_make_what_they_need_and_is_not_there(
+    project: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "LOADED", code.LoadedCode.now())
+    plan = current_plan(project, write=False)
+    ((weights, planned),) = plan.weights.items()
+    folder = plan.results().weights(weights)
+    (folder / WEIGHTS_RECORD).unlink() if lost == "record" else shutil.rmtree(folder / MODEL)
+    with pytest.raises(ResultError, match=f"is needed and not there: `rotquant runs execute {weights}` makes it"):
+        jobs.make(plan, planned.run, plan.results())
 
 
 def test_every_stage_follows_its_modules() -> None:

@@ -16,8 +16,9 @@ import torch
 import yaml
 
 from reproduction.identity.code import stage_digest
+from reproduction.identity.names import MODEL
 from reproduction.run.results import RunResult, write_result
-from reproduction.run.stages.runs import measure_runs
+from reproduction.run.stages.runs import measure_run
 from reproduction.run.stages.weights import compute_weights
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
@@ -160,13 +161,13 @@ def test_a_table_computes_and_describes_a_registered_method(project: Project) ->
     recipe = cells[1].runs[0].recipe
     assert recipe.methods["halving"].model_dump() == {"times": 3}  # as the configuration says
     for run in (run for cell in cells for run in cell.runs):
-        folder = project.results.weights(run.weights_key) if run.weights_key else None
+        folder = project.results.weights(run.weights_key) / MODEL if run.weights_key else None
         checkpoint = project.checkpoint_path(run.checkpoint)
-        record = (
-            None if folder is None else compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
-        )
-        code = stage_digest("runs", run.recipe)
-        ((_, found, provenance),) = measure_runs([run], checkpoint, folder, "cpu", 2, [code])
+        record = None
+        if folder is not None:
+            record, history = compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
+            assert history == []
+        found, provenance = measure_run(run, checkpoint, folder, "cpu", 2, stage_digest("runs", run.recipe))
         write_result(project.results.run(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
     assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)
 

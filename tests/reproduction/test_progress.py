@@ -2,11 +2,8 @@
 
 import ast
 import io
-import os
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -283,29 +280,6 @@ def test_a_narrow_terminal_shortens_bars_before_words(
     for _ in track(range(3), "GPTQ", "layer"):
         clock.now += 30
     assert "layer 2 of 3, 30 s, about 1 min left" in terminal.getvalue()
-
-
-def test_the_log_of_a_workflow_job_fills_while_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = """
-import sys
-from rotquant.foundation import progress
-from rotquant.foundation.progress import track
-progress.LINES = (0.0, *progress.LINES[1:])
-for _ in track([1, 2], "learning", "step"):
-    sys.stdin.read(1)
-"""
-    monkeypatch.delenv("ROTQUANT_QUIET", raising=False)
-    script = PACKAGE.parent / "workflow" / "scripts" / "job.sh"
-    command, log = [script, "output.json", "job.log", sys.executable, "-c", job], tmp_path / "job.log"
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, text=True) as process:
-        try:
-            while "learning: step 1 of 2" not in (said := log.read_text("utf-8") if log.exists() else ""):
-                assert process.poll() is None, said  # it waits for a letter, so it cannot have ended
-                time.sleep(0.05)
-        finally:
-            process.communicate("ab")
-    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("stream", [None, "closed", "broken"])

@@ -21,7 +21,7 @@ from reproduction.render.tracking import TrackingError, find_location
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
-from tests.helpers.project import CONFIG, REPOSITORY
+from tests.helpers.project import CONFIG
 from tests.helpers.tracked import log, make_project, search
 
 URI = "MLFLOW_TRACKING_URI"
@@ -197,21 +197,6 @@ def test_the_workflow_starts_without_mlflow(
     assert f"warning: the MLflow store {silent_server}" in capsys.readouterr().err
     with pytest.raises(TrackingError):
         commands.init_tracking()
-
-
-def test_a_warning_of_a_job_is_seen(tmp_path: Path) -> None:
-    command = "echo 'warning: no MLflow' >&2; echo 'all else' >&2; touch page"
-    job = [REPOSITORY / "workflow/scripts/job.sh", "page", "log", "sh", "-c", command]
-    done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr == "warning: no MLflow\n"
-    assert (tmp_path / "log").read_text() == "warning: no MLflow\nall else\n"
-
-
-def test_a_mark_that_another_start_removed_fails_no_job(tmp_path: Path) -> None:
-    command = "rm .snakemake/attempts/page; touch page"
-    job = [REPOSITORY / "workflow/scripts/job.sh", "page", "log", "sh", "-c", command]
-    subprocess.run(job, cwd=tmp_path, check=True)
-    assert not [path for path in (tmp_path / ".snakemake").rglob("*") if path.is_file()]
 
 
 def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,10 +163,19 @@ def test_a_status_comes_back_with_warnings_or_the_last_line_of_a_failure(
     assert len(said.splitlines()) <= 1
 
 
-def test_what_a_child_says_is_in_the_log_at_once_and_in_a_folder_that_is_made(warm: Warm) -> None:
-    client = warm.start(f"print('step 1', flush=True)\n{WAITS}", str(warm.place / "one"), log="logs/deep/one.log")
+def test_the_log_fills_while_a_child_works_and_its_folder_is_made(warm: Warm) -> None:
+    code = """
+from rotquant.foundation import progress
+progress.LINES = (0.0, *progress.LINES[1:])
+for step in progress.track([1, 2], "learning", "step"):
+    if step == 2:
+        exec(WAITS)
+"""
+    client = warm.start(
+        f"WAITS = {WAITS!r}\n{code}", str(warm.place / "one"), log="logs/deep/one.log", ROTQUANT_QUIET=""
+    )
     until((warm.place / "one").exists)
-    assert (warm.place / "logs/deep/one.log").read_text() == "step 1\n"
+    assert "learning: step 1 of 2" in (warm.place / "logs/deep/one.log").read_text()
     assert client.poll() is None
     warm.end("one")
     assert client.wait(60) == 0

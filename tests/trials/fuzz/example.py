@@ -10,23 +10,12 @@ from typing import Any
 
 import yaml
 
+from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
 from reproduction.identity.records import signed
 from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan
-from reproduction.run.results import (
-    HISTORY_FILE,
-    ROTATION_RECORD,
-    ROTATIONS_FILE,
-    WEIGHTS_RECORD,
-    RunResult,
-    part_path,
-    rotation_path,
-    run_path,
-    weights_path,
-    write_result,
-)
+from reproduction.run.results import RunResult, write_result
 from reproduction.run.samples import pack
-from reproduction.run.stages.jobs import record_part
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
@@ -98,20 +87,13 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(earlier)
 
 
-def parts(root: Path, plan: Plan) -> None:
-    """Record all parts of the tables; the working folder is the project's."""
-    for name, part in plan.parts.items():
-        record_part(plan, name, dict.fromkeys(part.runs, 10.0))
-        assert part_path(name).exists()
-
-
 def _about(code: str) -> dict[str, Any]:
     told = {**environment(), "device": "cpu", "gpu": None, "code_digest": code, "seconds": 1.5}
     return {**told, "corpora": {"evaluation": TEXT}, "stages": {"rounding": 1.0}}
 
 
 def _rotation(root: Path, plan: Plan, key: str) -> None:
-    folder, planned = root / rotation_path(key), plan.rotations[key]
+    folder, planned = root / plan.results().rotation(key), plan.rotations[key]
     folder.mkdir(parents=True)
     (folder / ROTATIONS_FILE).write_bytes(b"matrices")
     history = [{"step": step, "loss": 3.0 - step / 10, "learning_rate": 0.1} for step in range(3)]
@@ -124,25 +106,29 @@ def _rotation(root: Path, plan: Plan, key: str) -> None:
 
 
 def _weights(root: Path, plan: Plan, key: str) -> None:
-    planned, folder = plan.weights[key], root / weights_path(key)
+    planned, folder = plan.weights[key], root / plan.results().weights(key)
     run = plan.run(planned.run)
     told: dict[str, Any] = {**_about(planned.code), "digests": {"quantized.safetensors": short_hash(key)}}
     if planned.rotation:
-        told["rotation"] = json.loads((root / rotation_path(planned.rotation) / ROTATION_RECORD).read_text())
+        learned = root / plan.results().rotation(planned.rotation)
+        told["rotation"] = json.loads((learned / ROTATION_RECORD).read_text())
     write_json(folder / WEIGHTS_RECORD, signed(told, run.weights_identity() or {}))
     write_json(folder / HISTORY_FILE, [{"step": 0, "loss": 2.0}, {"step": 1, "loss": 1.9}])
+    (folder / MODEL).mkdir()
 
 
 def _run(root: Path, plan: Plan, key: str) -> None:
     planned, run = plan.runs[key], plan.run(key)
     weights = (
-        json.loads((root / weights_path(planned.weights) / WEIGHTS_RECORD).read_text()) if planned.weights else None
+        json.loads((root / plan.results().weights(planned.weights) / WEIGHTS_RECORD).read_text())
+        if planned.weights
+        else None
     )
     losses = [2.25, 2.35]
     value = math.exp(sum(losses) / 2)
     metrics = {one.name: value for one in quantities(run.metric)} | {"nll": 2.3, "tokens": 30.0}
     write_result(
-        root / run_path(key),
+        root / plan.results().run(key),
         RunResult(run, metrics, _about(planned.code), weights, samples=pack({"perplexity": losses})),
     )
 

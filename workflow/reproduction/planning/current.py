@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rotquant.foundation.files import canonical_json, check_regular, short_hash,
 from rotquant.foundation.hub import commit_of
 
 #: Part of every plan's name, to be raised when the plan's content for equal inputs changes.
-FORMAT = 5
+FORMAT = 6
 
 
 def current_plan(
@@ -82,7 +83,14 @@ def _inputs(root: Path, said: str, seen: Places) -> str:
     """Digest of files' content, of the places that a plan depends on without reading them whole, and of hub commits."""
     whole = [[place, _stamps(root / place)] for place in seen.content]
     commits = [[kind, name, commit_of(kind, name)] for kind, name in seen.hub]
-    return short_hash(canonical_json([said, whole, commits]))
+    versions = [[name, _version(name)] for name in seen.packages]
+    return short_hash(canonical_json([said, whole, commits, versions]))
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 def _stamps(place: Path) -> list[Any]:

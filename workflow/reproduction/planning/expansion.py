@@ -5,7 +5,7 @@ Expansion takes seconds, so it is done once per configuration and state of the s
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from reproduction.benchmarks.records import BENCH
 from reproduction.identity.code import code_digest, stage_digest, stage_entries
@@ -25,7 +25,9 @@ from reproduction.tables.project import Project, task_set
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.deltas import base_folder
+from rotquant.recipes.schemes import ZeroShot
 from rotquant.text.digests import files_of_text
+from rotquant.text.packages import PACKAGES
 
 
 def places_seen(project: Project) -> Places:
@@ -41,7 +43,12 @@ def places_seen(project: Project) -> Places:
         ("dataset", str(corpus.path)) for corpus in every if corpus.source == "hub"
     }
     hub |= {("model", name) for name in checkpoints - _local(project, checkpoints)}
-    return Places(content=tuple(sorted({*checkpoints, *texts, str(BENCH)})), hub=tuple(sorted(hub)))
+    metrics = [cast(ZeroShot, run.metric) for run in project.task_sets.values()]
+    tasks = {str(Path(metric.path).expanduser()) for metric in metrics if metric.path is not None}
+    shipped = (*PACKAGES["test"], *PACKAGES["validation"]) if any(one.suite == "shipped" for one in metrics) else ()
+    packages = {*shipped, *["lm-eval"] * any(one.suite == "paper" for one in metrics)}
+    content = tuple(sorted({*checkpoints, *texts, *tasks, str(BENCH)}))
+    return Places(content=content, hub=tuple(sorted(hub)), packages=tuple(sorted(packages)))
 
 
 def make_plan(project: Project, inputs: str, sources: str) -> Plan:

@@ -37,11 +37,13 @@ class PlanEntry(BaseModel):
 class Places(PlanEntry):
     """The places that decide a plan's content and are not read whole for it, relative to the project or absolute.
 
-    content: checkpoints, speed records and text files. hub: models and data sets of the hub, as (kind, id).
+    content: checkpoints, speed records, text files and data of tasks. hub: models and data sets of the hub, as (kind,
+    id). packages: those whose versions decide tasks.
     """
 
     content: tuple[str, ...]
     hub: tuple[tuple[Literal["model", "dataset"], str], ...]
+    packages: tuple[str, ...]
 
 
 class PlannedTable(PlanEntry):
