@@ -21,6 +21,7 @@ from rotquant.commands.options import (
     corpus_spec,
     rotation_fields,
 )
+from rotquant.commands.models import cost_in_words
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash, write_json
@@ -33,6 +34,7 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import check_split
 
 if TYPE_CHECKING:
+    from rotquant.metrics.cost import QuantizationCost
     import torch
 
     from rotquant.qat.engine import Engine
@@ -55,6 +57,7 @@ HISTORY = "history.json"
         "steps": "",
         "loss": "at the first and the last step",
         "tokens_per_second": "",
+        "check": "what it costs on windows of the text; null where that was not measured",
         "seconds": "in all",
     }
 )
@@ -171,14 +174,16 @@ class _Job:
                 dtype=dtype,
                 batch_size=self.batch_size,
                 training=kept,
+                check=api.check_metric(Path(self.model), self.spec) if engine.processes == 1 else None,
             )
             if engine.rank:
                 return None
+            cost = trained.cost(device)
             trained.save(self.output)
             stored = cast("StoredModel", trained.stored)
             write_json(self.output / HISTORY, stored.history)
             shutil.rmtree(kept.path.parent)
-            return self._answer(stored, time.perf_counter() - started)
+            return self._answer(stored, time.perf_counter() - started, cost)
 
     def _checkpoint(self) -> "Kept":
         from rotquant.models.digests import checkpoint_digest
@@ -189,7 +194,7 @@ class _Job:
         place = self.output.with_name(f"{self.output.name}.unfinished") / "training"
         return Kept(place, short_hash(canonical_json(about)), every=self.every)
 
-    def _answer(self, stored: "StoredModel", seconds: float) -> CommandResult:
+    def _answer(self, stored: "StoredModel", seconds: float, cost: "QuantizationCost | None") -> CommandResult:
         losses, size = [step["loss"] for step in stored.history], folder_size(self.output)
         tokens = len(losses) * self.settings.batch_size * self.settings.text.sequence_length
         rate, weights = tokens / stored.seconds[self.settings.title], len(stored.weights)
@@ -200,7 +205,9 @@ class _Job:
         )
         data = {"model": self.model, "output": str(self.output), "bytes": size, "method": self.settings.name}
         data |= {"note": self.changed, "weights": weights, "steps": len(losses), "loss": [losses[0], losses[-1]]}
-        return CommandResult({**data, "tokens_per_second": rate, "seconds": seconds}, (said,))
+        data |= {"tokens_per_second": rate, "seconds": seconds, "check": cost and cost.as_data()}
+        advice = "train with more steps or text, or with more bits."
+        return CommandResult(data, (said, *([] if cost is None else cost_in_words(cost, advice))))
 
 
 def _check_unfinished(kept: "Kept", engine: "Engine", resume: bool) -> None:

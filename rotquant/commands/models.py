@@ -153,22 +153,23 @@ def quantize(
     if (cost := quantized.cost(torch_device(device))) is not None:
         data["check"] = cost.as_data()
         judged = {"perplexity of the quantized model": cost.quantized, "KL divergence": cost.kl}
-        shown += _cost_in_words(cost)
-        if cost.is_extraordinary:
-            shown.append(
-                f"KL divergence of {cost.kl:.2f} nats is out of the ordinary, 4 bits usually cost less than 1: "
-                f"`rotquant diagnose {model}` shows what costs it{_way_out(place, recipe)}."
-            )
+        shown += cost_in_words(cost, f"`rotquant diagnose {model}` shows what costs it{_way_out(place, recipe)}.")
     return CommandResult(data, tuple(shown), judged=judged)
 
 
-def _cost_in_words(cost: "QuantizationCost") -> list[str]:
+def cost_in_words(cost: "QuantizationCost", advice: str) -> list[str]:
+    """What quantization costs, and a sentence with advice where that is out of the ordinary."""
     metric, windows = cost.metric, cost.tokens // (cost.metric.sequence_length - 1)
-    return [
+    said = [
         f"cost: perplexity {cost.full_precision:.4g} in full precision, {cost.quantized:.4g} quantized, KL divergence "
         f"{cost.kl:.3g} nats a token, on {windows} windows of {metric.sequence_length} tokens of "
         f"{metric.corpus} {metric.split}"
     ]
+    if cost.is_extraordinary:
+        said.append(
+            f"KL divergence of {cost.kl:.2f} nats is out of the ordinary, 4 bits usually cost less than 1: {advice}"
+        )
+    return said
 
 
 def _way_out(place: Path, recipe: Recipe) -> str:

@@ -3,7 +3,7 @@
 It reads ROTQUANT_REAL_MODELS, a folder with a folder for each checkpoint; ROTQUANT_REAL_TEXT, a folder with train.txt
 and test.txt; and ROTQUANT_REAL_TASKS, a folder for `--task-data`. Each command is a process as a user starts it. A
 method that trains has a short training, which tries the way and not the method. What is refused has its sentence.
-ROTQUANT_REAL_PRESETS names presets, with commas between, where not all are to be tried; the record keeps its other rows.
+ROTQUANT_REAL_PRESETS names presets, with commas between, where not all are to be tried; the record keeps other rows.
 """
 
 import json
@@ -71,6 +71,7 @@ class Row:
     kl: float | None = None
     bits: float | None = None
     warned: bool = False
+    tokens: int = 0
     exported: dict[str, str] = field(default_factory=dict)
 
 
@@ -139,7 +140,7 @@ def body(trial: Trial) -> None:
         gpu, windows = free.get(), read_as(checkpoint)
         try:
             amounts, windows = ["--samples", samples, *windows], ["--max-windows", many, *windows]
-            return quantized(checkpoint, preset, text, amounts, windows, gpu)
+            return replace(quantized(checkpoint, preset, text, amounts, windows, gpu), tokens=length)
         finally:
             free.put(gpu)
 
@@ -216,10 +217,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = [_OPENING]
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        exact = next(row["full_precision"] for row in own if row["full_precision"])
-        parts.append(f"## {model}\n\nFull precision: {exact:.2f}.\n")
-        parts.append("| preset | perplexity | KL, nats | bits | s | GiB | plain | packed | GGUF | decoder |")
-        parts.append("| :-- | --: | --: | --: | --: | --: | :-- | :-- | :-- | :-- |")
+        exact = {row["tokens"]: row["full_precision"] for row in own if row["full_precision"]}
+        told = ", ".join(f"{value:.2f} in windows of {tokens:,} tokens" for tokens, value in sorted(exact.items()))
+        parts.append(f"## {model}\n\nFull precision: {told}.\n")
+        parts.append("| preset | tokens | perplexity | KL, nats | bits | s | GiB | plain | packed | GGUF | decoder |")
+        parts.append("| :-- | --: | --: | --: | --: | --: | --: | :-- | :-- | :-- | :-- |")
         parts += [_line(row) for row in own if row["preset"] != "baseline"]
         parts.append("")
     return "\n".join(parts)
@@ -229,10 +231,10 @@ _OPENING = """# Real models
 
 Every preset by the commands of a user, on pretrained checkpoints. These are dequantized GGUF files, at 4 to 8 bits a
 weight, and no hub's originals: SmolLM2's weights lie on a 4-bit grid already. Calibration is text of C4, the perplexity
-is of WikiText-2's raw test text. Methods that train have a short training, so their rows try the way and not the
-method: 2-bit weights after some tens of steps are broken. Seconds are of the whole command beside others on one GPU,
-GiB what torch allocates there. In the last columns: yes, or - where the format cannot hold the result and a sentence
-says so. `python -m tests.trials.real` makes this page.
+is of WikiText-2's raw test text, in windows of so many tokens as a row says. Methods that train have a short training,
+so their rows try the way and not the method: 2-bit weights after some tens of steps are broken. Seconds are of the
+whole command beside others on one GPU, GiB what torch allocates there. In the last columns: yes, or - where the format
+cannot hold the result and a sentence says so. `python -m tests.trials.real` makes this page.
 """
 
 
@@ -240,10 +242,11 @@ def _line(row: Mapping[str, Any]) -> str:
     """A preset's line of the page."""
     if row["outcome"] != "quantized":
         said = row["said"].removeprefix("rotquant: ")
-        return f"| {row['preset']} | {row['outcome']}: {said} | | | | | | | | |"
+        return f"| {row['preset']} | {row['tokens']:,} | {row['outcome']}: {said} | | | | | | | | |"
     forms = ["yes" if row["exported"].get(form) == "yes" else "-" for form in (*FORMATS, "decoder")]
     numbers = [f"{row['perplexity']:,.2f}", f"{row['kl']:.3f}", f"{row['bits']:.2f}", f"{row['seconds']:.0f}"]
-    return f"| {' | '.join([row['preset'], *numbers, str(round(row['gib'], 1)), *forms])} |"
+    cells = [row["preset"], f"{row['tokens']:,}", *numbers, str(round(row["gib"], 1)), *forms]
+    return f"| {' | '.join(cells)} |"
 
 
 def _folder(name: str) -> Path:
