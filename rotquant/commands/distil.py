@@ -10,6 +10,7 @@ import typer
 
 from rotquant.commands import completion
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.models import cost_in_words
 from rotquant.commands.options import (
     Changes,
     Checkpoint,
@@ -21,7 +22,6 @@ from rotquant.commands.options import (
     corpus_spec,
     rotation_fields,
 )
-from rotquant.commands.models import cost_in_words
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import canonical_json, check_output_folder, folder_size, short_hash, write_json
@@ -34,9 +34,9 @@ from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import check_split
 
 if TYPE_CHECKING:
-    from rotquant.metrics.cost import QuantizationCost
     import torch
 
+    from rotquant.metrics.cost import QuantizationCost
     from rotquant.qat.engine import Engine
     from rotquant.recipes.corpus import CorpusSpec
     from rotquant.training.state import Checkpoint as Kept

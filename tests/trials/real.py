@@ -282,4 +282,4 @@ def _how(command: Command) -> str:
 
 
 if __name__ == "__main__":
-    run("real", __doc__.splitlines()[0], body)
+    run("real", (__doc__ or "").splitlines()[0], body)
