@@ -127,7 +127,7 @@ def test_what_rotation_does_not_raise_is_explained_by_fewer_platykurtic_groups_t
         compute(project, **{falls: -2.0}, platykurtic=52.0, normal=67.0)
         text = page(project, name)
         assert tested in text
-        assert "This table supports it (Llama-2-7B: 52.00, at most normal's 67.00 asked, by -15.00" in text
+        assert "This table supports it (Llama-2-7B: 52.00 against normal's 67.00, by -15.00" in text
         assert "cause unknown" not in text
         compute(project, **{falls: -2.0}, platykurtic=48.0, normal=45.0)
         text = page(project, name)

@@ -425,4 +425,4 @@ def test_a_bound_that_is_not_known_is_named_and_the_papers_own_are_compared_as_t
     for bound, expected in ((67.6, "contradicted"), (50.0, "holds")):
         told = judge(check, table(), {**numbers, ("QuaRot", "7B", "normal"): Number(bound)}, PERPLEXITY, None, ["7B"])
         assert told.decision == expected
-        assert f"52.20, at least normal's {bound:.2f} asked" in told.findings[0].numbers
+        assert f"52.20 against normal's {bound:.2f}" in told.findings[0].numbers

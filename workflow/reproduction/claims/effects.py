@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -179,38 +180,39 @@ class View:
         others = dict.fromkeys(row for row, run in runs[1:] if not same_items(runs[0][1], run))
         return list(dict.fromkeys((runs[0][0], *others))) if others else []
 
-    def find(self, place: str, numbers: str, what: str, effect: Estimate, region: Region, unit: str = "") -> Finding:
-        """Decide one comparison. what: the effect's name; numbers: the compared numbers, as shown before it."""
+    def find(self, place: str, name: str, effect: Estimate, region: Region, unit: str = "", **compared: Any) -> Finding:
+        """Decide one comparison. name: the effect's; compared: `pair`, `sign` and `of` of an `Effect`."""
         if not self.printed and effect.is_nothing:
-            text = f"{numbers}, {_SAME_NETWORK.format(self._items)}"
-            return Finding(place, text, "not checkable", compares=False)
-        return self.decide(place, numbers, what, effect.interval(), region, unit)
+            told = Effect(name, 0.0, 0.0, 0.0, region, unit, **compared)
+            return Finding(
+                place, f"{_before(told)}{_SAME_NETWORK.format(self._items)}", "not checkable", compares=False
+            )
+        return self.decide(place, name, effect.interval(), region, unit, **compared)
 
-    def decide(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str = "") -> Finding:
+    def decide(
+        self, place: str, name: str, found: Interval, region: Region, unit: str = "", **compared: Any
+    ) -> Finding:
         """Decide one comparison by an effect with its interval."""
-        asked, _, name = what.rpartition(" asked, ")
-        parts = ("", name, numbers.removesuffix(" asked")) if name == "it is" else (numbers, name, asked)
-        effect = Effect(*parts, found.effect, found.low, found.high, region, unit)
-        return replace(self._decided(place, numbers, what, found, region, unit), effect=effect)
+        effect = Effect(name, found.effect, found.low, found.high, region, unit, **compared)
+        return replace(self._decided(place, effect, found), effect=effect)
 
-    def _decided(self, place: str, numbers: str, what: str, found: Interval, region: Region, unit: str) -> Finding:
-        size = f"{signed(found.effect)}{unit}"
+    def _decided(self, place: str, effect: Effect, found: Interval) -> Finding:
+        region, before = effect.region, _before(effect)
+        shown = f"{before}{effect.name} {signed(effect.size)}{effect.unit}"
         if self.printed or (found.half_width is None and not found.seeds and not self.quantity.sampled):
-            return Finding(place, f"{numbers}, {what} {size}", region.decide(found.effect, found.effect))
+            return Finding(place, shown, region.decide(found.effect, found.effect))
         if found.half_width is None and not found.seeds:
-            return Finding(place, f"{numbers}, whose windows or items no run file holds", "not checkable")
+            return Finding(place, f"{before}whose windows or items no run file holds", "not checkable")
         if found.seeds == 1:
-            return Finding(place, f"{numbers}, {what} {size} by one seed", "undecided", "3 seeds could decide")
+            return Finding(place, f"{shown} by one seed", "undecided", "3 seeds could decide")
         counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
-        interval = f"[{signed(found.low)}, {signed(found.high)}] ({', '.join(counts)})"
-        shown = f"{numbers}, {what} {size} {interval}"
+        shown = f"{shown} [{signed(found.low)}, {signed(found.high)}] ({', '.join(counts)})"
         decision = region.decide(found.low, found.high)
         needed = self._needed(found, region) if decision == "undecided" else ""
-        none = region.is_none(found.low, found.high)
         borders = (-region.matters, region.matters) if decision == "no effect" else (region.border(found.effect),)
         tail = found.tail if decision in AGAINST else None
         chance = 1.0 if tail is None else max(map(tail, borders))
-        return Finding(place, f"{shown}, {NONE}" if none else shown, decision, needed, chance=chance)
+        return Finding(place, f"{shown}, {NONE}" if effect.is_none else shown, decision, needed, chance=chance)
 
     def matters(self, other: str, column: str) -> float:
         """The smallest difference from a row that matters; 0 but for our KL divergences."""
@@ -232,10 +234,16 @@ class View:
         items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
         return f"{' and '.join(seeds + items)} would decide"
 
-    def compared(self, row: str, other: str, column: str) -> str:
-        """Two numbers and the requested relation, such as "6.10 < 8.87"."""
-        mine, others = (self.numbers[name, column].mean for name in (row, other))
-        return "".join(_apart(mine, others, " < " if self.quantity.better == "lower" else " > "))
+    @property
+    def sign(self) -> str:
+        """What stands between a better number and a worse one."""
+        return "<" if self.quantity.better == "lower" else ">"
+
+
+def _before(effect: Effect) -> str:
+    """The compared numbers and the bound, as they stand before an effect."""
+    asked = f"{effect.asked} asked" if effect.asked else ""
+    return "".join(f"{part}, " for part in (effect.compared, asked) if part)
 
 
 def _better(
@@ -248,10 +256,10 @@ def _better(
         yield from lacking
         if not lacking:
             place = f"{column}, {first} before {other}" if rows else _place(column, than, other)
-            asked = f"more than {points:g} asked, " if points else ""
             region = Region(low=points, open=True, matters=0.0 if points else view.matters(other, column))
             gain = view.gain(first, other, column)
-            yield view.find(place, view.compared(first, other, column), f"{asked}a gain of", gain, region)
+            pair = _apart(*(view.numbers[name, column].mean for name in (first, other)))
+            yield view.find(place, "a gain of", gain, region, pair=pair, sign=view.sign)
 
 
 def _bounded(
@@ -264,24 +272,23 @@ def _bounded(
     both_ways: bool,
 ) -> Results:
     limit, unit = (points, "") if percent is None else (percent, " %")
-    asked = "" if not limit else f"{'within ±' if both_ways else 'at most '}{limit:g}{unit} asked, "
     for column, other in itertools.product(view.columns, than):
         lacking = view.lacking(column, row, other)
         yield from lacking
         if not lacking:
-            before, _, after = _apart(view.numbers[other, column].mean, view.numbers[row, column].mean)
+            pair = _apart(*(view.numbers[name, column].mean for name in (other, row)))
             region = Region(
                 -limit if both_ways else -math.inf, limit, matters=0.0 if limit else view.matters(other, column)
             )
             loss = view.loss(row, other, column, percent=bool(unit))
             place = _place(column, than, other)
-            yield view.find(place, f"{before} to {after}", f"{asked}a loss of", loss, region, unit)
+            yield view.find(place, "a loss of", loss, region, unit, pair=pair, sign="to")
 
 
 def _limited(view: View, row: str, at_most: float | str | None = None, at_least: float | str | None = None) -> Results:
     """Compare a row with a bound; a bound that is another quantity of the row has noise and is compared by seed."""
     upper = at_most is not None
-    word, value = ("at most", at_most) if upper else ("at least", at_least)
+    value = at_most if upper else at_least
     for column in view.columns:
         bound = view.beside(row, column, value) if isinstance(value, str) else Estimate.exact(value or 0.0)
         lacking = view.lacking(column, row) or ([f"{value} of {row}, {column}"] if bound is None else [])
@@ -291,12 +298,12 @@ def _limited(view: View, row: str, at_most: float | str | None = None, at_least:
         result = view.quantity.checkable(view.numbers[row, column].mean)
         mine = view.estimate(row, column) if result else _BROKEN
         if isinstance(value, str):
-            asked = f"{show(mine.mean)}, {word} {value}'s {show(bound.mean)} asked"
+            pair = (show(mine.mean), f"{value}'s {show(bound.mean)}")
             region = Region(high=0.0) if upper else Region(low=0.0)
-            yield view.find(column, asked, "by", mine - bound, region)
+            yield view.find(column, "by", mine - bound, region, pair=pair, sign="against")
         else:
             region = Region(high=bound.mean) if upper else Region(low=bound.mean)
-            yield view.find(column, f"{word} {value:g} asked", "it is", mine, region)
+            yield view.find(column, "it is", mine, region)
 
 
 def _across(
@@ -321,10 +328,10 @@ def _across(
         else:
             worse, better = view.estimate(row, first), view.estimate(row, second)
             lower = view.quantity.better == "lower"
-            texts = _apart(better.mean, worse.mean, " < " if lower else " > ")
             region = Region(low=0.0, matters=view.matters(row, first))
             gain = worse - better if lower else better - worse
-            yield view.find(f"{second} against {first}", "".join(texts), "a gain of", gain, region)
+            pair = _apart(better.mean, worse.mean)
+            yield view.find(f"{second} against {first}", "a gain of", gain, region, pair=pair, sign=view.sign)
 
 
 def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
@@ -356,8 +363,8 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
 
 
 def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
-    left, _, right = _apart(larger.mean, smaller.mean)
-    return view.find(place, f"{what} {left} > {right}{unit}", "by", larger - smaller, ABOVE_ZERO, unit)
+    pair = _apart(larger.mean, smaller.mean)
+    return view.find(place, "by", larger - smaller, ABOVE_ZERO, unit, pair=pair, sign=">", of=f"{what} ")
 
 
 def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
@@ -374,9 +381,9 @@ def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
             ratio = Estimate.exact(mine / theirs if theirs else math.inf).interval()
         else:
             ratio = deviation_ratio(view.values(row, column), view.values(other, column))
-        left, _, right = _apart(mine, theirs)
-        text = f"a deviation of {left} < {right}"
-        yield view.decide(_place(column, than, other), text, "the share", ratio, Region(high=1.0, open=True))
+        region, pair = Region(high=1.0, open=True), _apart(mine, theirs)
+        place = _place(column, than, other)
+        yield view.decide(place, "the share", ratio, region, pair=pair, sign="<", of="a deviation of ")
 
 
 CHECKS: dict[str, Callable[..., Results]] = {
@@ -396,12 +403,12 @@ def _place(column: str, than: Sequence[str], other: str) -> str:
     return column if len(than) == 1 else f"{column} against {other}"
 
 
-def _apart(one: float, other: float, between: str = "") -> tuple[str, str, str]:
-    """Two numbers with two decimals, or four where these do not tell them apart or from 0, and the text between."""
+def _apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with two decimals, or four where these do not tell them apart or from 0."""
     texts = show(one), show(other)
     if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
         texts = show(one, None, 4), show(other, None, 4)
-    return texts[0], between, texts[1]
+    return texts
 
 
 def signed(value: float) -> str:

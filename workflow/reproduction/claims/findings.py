@@ -26,21 +26,40 @@ AGAINST: tuple[Decision, ...] = ("contradicted", "no effect")
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a comparison, in the parts of a sentence about it.
+    """The effect of a comparison.
 
-    compared: the numbers, such as "6.10 < 8.87". name: the effect's name, "a gain of". asked: the bound in words, "at
-    most 0.63"; "" where a sign is asked. low, high: the ends of its interval, both the effect itself without noise.
-    unit: that of the effect, where it is not the quantity's.
+    name: "a gain of". low, high: the ends of its interval, both the effect itself without noise. unit: that of the
+    effect, where it is not the quantity's. pair: the compared numbers as printed, empty for a single one; sign: what
+    stands between them, "<" or "to"; of: what they are, where they are effects themselves.
     """
 
-    compared: str
     name: str
-    asked: str
     size: float
     low: float
     high: float
     region: "Region"
     unit: str = ""
+    pair: tuple[str, ...] = ()
+    sign: str = ""
+    of: str = ""
+
+    @property
+    def compared(self) -> str:
+        """The compared numbers, such as "6.10 < 8.87"."""
+        return f"{self.of}{f' {self.sign} '.join(self.pair)}{self.unit if self.of else ''}"
+
+    @property
+    def asked(self) -> str:
+        """The bound in words, "at most 0.63"; "" where a sign or another number is asked."""
+        low, high, single = self.region.low, self.region.high, self.name == "it is"
+        if self.name not in (*("a gain of", "a loss of"), "it is"):
+            return ""
+        if math.isfinite(high) and low == -high and high:
+            return f"within ±{high:g}{self.unit}"
+        if math.isfinite(high) and (high or single):
+            return f"at most {high:g}{self.unit}"
+        least = "more than" if self.region.open else "at least"
+        return f"{least} {low:g}{self.unit}" if math.isfinite(low) and (low or single) else ""
 
     @property
     def is_none(self) -> bool:

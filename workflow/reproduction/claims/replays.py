@@ -120,11 +120,11 @@ def _findings(
     ratios = {row: _compared(asked, grid, value) for row, value in known.items()}
     if not isinstance(asked, SpeedBound):
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
-            numbers = f"{show_ratio(more.value)} > {show_ratio(less.value)}"
             apart = (more.value - less.value, more.low - less.high, more.high - less.low)
-            effect = Effect(numbers, "by", "", *apart, ABOVE_ZERO)
+            pair = (show_ratio(more.value), show_ratio(less.value))
+            effect = Effect("by", *apart, ABOVE_ZERO, pair=pair, sign=">")
             place = f"{prefix}{after} after {before}"
-            yield Finding(place, numbers, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
+            yield Finding(place, effect.compared, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
     elif asked.of == "every":
         yield from _every(asked, prefix, ratios, upper=check.at_most is not None)
     else:
@@ -160,9 +160,8 @@ def _every(asked: SpeedBound, prefix: str, ratios: dict[str, Amount], *, upper: 
 def _bounded(asked: SpeedBound, place: str, amount: Amount, *, upper: bool) -> Finding:
     region = Region(high=asked.value) if upper else Region(low=asked.value)
     spread = f" [{show_ratio(amount.low)}, {show_ratio(amount.high)}]" if amount.low < amount.high else ""
-    sign, words = ("≤", "at most") if upper else ("≥", "at least")
-    numbers = f"{show_ratio(amount.value)}{spread} {sign} {asked.value:g}"
-    effect = Effect("", "it is", f"{words} {asked.value:g}", *amount, region)
+    numbers = f"{show_ratio(amount.value)}{spread} {'≤' if upper else '≥'} {asked.value:g}"
+    effect = Effect("it is", *amount, region)
     return Finding(place, numbers, region.decide(amount.low, amount.high), effect=effect)
 
 

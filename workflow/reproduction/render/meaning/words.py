@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from reproduction.claims.effects import signed
@@ -88,9 +89,9 @@ def told(finding: Finding, unit: EffectUnit = EffectUnit()) -> ToldEffect:
         brackets = f" ({', '.join(filter(None, (unit.title, asked)))})" if unit.title or asked else ""
         shown = f"{value}{_interval(effect)}{noun}"
         return ToldEffect(f"{shown}{brackets}", shown, value, value)
-    compared = re.sub(r"^(\S+), (at .+) asked$", r"\1 where \2 is asked", effect.compared)
-    compared = re.sub(" [<>] ", " against ", compared)
-    compared = f"{'from ' if ' to ' in compared else ''}{compared}{'' if effect.name == 'by' else unit.one}"
+    loss = effect.sign == "to"
+    compared = replace(effect, sign="to" if loss else "against").compared
+    compared = f"{'from ' if loss else ''}{compared}{'' if effect.name == 'by' else unit.one}"
     if not math.isfinite(effect.size):
         return ToldEffect(f"{compared}{noun}", f"{compared}{noun}", compared, compared)
     if unit.title and effect.name in _OPPOSITE and effect.name != "by":

@@ -147,7 +147,7 @@ def _told(finding: Finding, claim: SpeedClaim, grid: SpeedGrid) -> ToldEffect:
     if effect is None:
         return ToldEffect(*[finding.numbers] * 4)
     if effect.name == "by":
-        return ToldEffect(*[effect.compared.replace(" > ", " after ")] * 4)
+        return ToldEffect(*[" after ".join(effect.pair)] * 4)
     interval = between(show_ratio(effect.low), show_ratio(effect.high))
     asked = "" if effect.asked.endswith((" 0", " 1")) else f" ({effect.asked} is asked)"
     size = show_ratio(effect.size)
