@@ -61,7 +61,8 @@ def arguments(place: Path, output: str = "trained", method: str = "rcp", **setti
 
 def test_a_model_is_trained_and_can_be_loaded(place, monkeypatch, capsys):
     assert rotquant(monkeypatch, *arguments(place)) == 0
-    first, last = capsys.readouterr().out.splitlines()
+    first, last, cost, *_ = capsys.readouterr().out.splitlines()
+    assert cost.startswith("cost: perplexity ")
     assert "12 steps of 96 tokens on 1 process: about" in first
     assert "GiB free) and " in first
     assert "14 weights trained and quantized, loss" in last
