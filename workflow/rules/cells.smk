@@ -1,4 +1,4 @@
-# One job for each learned rotation, set of weights and run. A name is a key and a digest of the code (docs/results.md), so
+# One job for each learned rotation, set of weights and run. A name is a key and a digest of the code (identity/names.py), so
 # a file that exists is current, whoever computed it and whenever: inputs are `ancient`. Tensors of weights are temporary.
 # Where they are made again for a run that is lacking, the other runs on them are measured again too, so that all are of
 # the same bits; `--notemp` keeps tensors for later runs.
