@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -75,12 +76,11 @@ def _run(arguments: list[str]) -> int:
     """Run the command that the arguments name; its exit status."""
     import typer
 
-    from rotquant.commands.root import cli
     from rotquant.foundation.errors import RotquantError
 
     try:
         with warnings_in_words():
-            return cli(arguments, prog_name="rotquant", standalone_mode=False) or 0
+            return tree()(arguments, prog_name="rotquant", standalone_mode=False) or 0
     except typer.TyperException as error:
         return _stop(_usage(error, arguments))
     except RotquantError as error:
@@ -94,6 +94,16 @@ def _run(arguments: list[str]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for its name
             raise
         return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
+
+
+@cache
+def tree() -> Any:
+    """All commands, built once in a process and those that it forks."""
+    from typer.main import get_command
+
+    from rotquant.commands.root import cli
+
+    return get_command(cli)
 
 
 @contextmanager
@@ -116,14 +126,12 @@ def warnings_in_words() -> Iterator[None]:
 
 def _usage(error: Any, arguments: list[str]) -> str:
     """Typer's message about arguments that it refuses, as a sentence; nothing where it has printed the help."""
-    from typer.main import get_command
-
-    from rotquant.commands.root import REPRODUCTION, cli
+    from rotquant.commands.root import REPRODUCTION
 
     message = error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx else "rotquant"
     asked = next(iter(arguments), "")
-    if asked in REPRODUCTION and asked not in get_command(cli).commands:  # pyright: ignore[reportAttributeAccessIssue]
+    if asked in REPRODUCTION and asked not in tree().commands:
         return f"`rotquant {asked}` is a command of the reproduction, which is not installed: see the README."
     return message and f"{message}; see `{command} --help`."
 

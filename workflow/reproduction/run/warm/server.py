@@ -26,6 +26,7 @@ from pathlib import Path
 from reproduction.run.stages.states import VARIABLE
 from reproduction.run.warm.client import folder
 from reproduction.run.workers import VISIBLE, visible_gpus
+from rotquant.cli import app, tree
 
 #: What each kind of process imports before it forks.
 PRELOADED = {"cells": ("reproduction.run.stages.loaded",), "pages": ("reproduction.commands.preloaded",)}
@@ -125,8 +126,6 @@ def _run(words: list[str], environment: dict[str, str], place: str, streams: lis
         sys.modules["torch"].set_num_threads(threads)
     status: object = 1
     try:
-        from rotquant.cli import app
-
         app(words)
     except SystemExit as ended:
         status = ended.code
@@ -160,6 +159,7 @@ def main() -> None:
         os.environ.setdefault(VARIABLE, states)
         for module in PRELOADED[kind]:
             importlib.import_module(module)
+        tree()
         gc.collect()
         gc.freeze()  # no child looks through what is imported here, nor copies it thereby
         listening.listen(256)
