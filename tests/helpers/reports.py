@@ -184,6 +184,7 @@ def page(project: Project, name: str = "quarot_table1", logged: Logged | None = 
 def every_kind(root: Path) -> Iterator[Project]:
     """A project of one table of each kind, computed."""
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(root)  # to which texts are relative
         loaded = load(root, monkeypatch, *KINDS)
         for name in loaded.tables:
             compute(loaded, name)

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def until(what: Callable[[], object]) -> None:
 def started(project: Copy) -> subprocess.Popen:
     """The runner, once it makes weights, which take as long as the file `slow` is there."""
     (project.root / "slow").touch()
-    process = project.start(*EXECUTE, "--jobs", "2")
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # which a script's background ignores
+    process = project.start(*EXECUTE, "--jobs", "2", preexec_fn=heard)
     until((project.root / "started").exists)
     return process
 
@@ -338,6 +340,9 @@ def test_runs_that_execute_what_models_write_are_refused_unless_it_is_allowed(tm
     project.write("humaneval.jsonl", json.dumps(PROBLEM))
     project.edit("config/config.yaml", "suite: paper", "suite: paper\n  path: .")
     sentence = "this run executes programs that models write (HumanEval), which needs --allow-code-execution"
+    status, output = project.rotquant(*EXECUTE[1:], "quarot_table2")
+    assert (status, output.count(sentence)) == (2, 4), output
+    assert not made(project)  # no weights that only these runs are on
     status, output = project.rotquant(*EXECUTE[1:])
     assert (status, output.count(sentence)) == (2, 4), output
     assert {json.loads(text)["run"]["metric"]["kind"] for text in project.read("results/runs/*.json").values()} == {

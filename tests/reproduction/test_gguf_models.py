@@ -6,7 +6,7 @@ import pytest
 
 from reproduction.render.pages.origins import computed_on
 from reproduction.run.provenance import of_checkpoint
-from reproduction.run.results import RunResult, run_path, write_result
+from reproduction.run.results import RunResult, write_result
 from reproduction.tables.configuration import hidden_size
 from reproduction.tables.fitting import model_of
 from rotquant.models.digests import checkpoint_digest
@@ -42,7 +42,7 @@ def test_records_and_pages_name_the_file(file: Path, tmp_path: Path, monkeypatch
             assert said["origin"]["file"] == "tiny.gguf"
             assert "origin" not in of_checkpoint(run, str(tmp_path))
             record = provenance(corpora={"evaluation": TEXT}, **said)
-            write_result(project.root / run_path(run.key), RunResult(run, metrics(run, 5.0), record, None))
+            write_result(project.results.run(run.key), RunResult(run, metrics(run, 5.0), record, None))
     origin = origin_of_model(file)
     assert origin is not None
     assert f"dequantized to bfloat16 from tiny.gguf, sha256 `{origin.sha256[:12]}`" in page(project)

@@ -201,18 +201,19 @@ def test_a_weights_job_that_was_killed_goes_on_with_the_same_result(tmp_path: Pa
         taken.append(1)
         return distillation_loss(*arguments)
 
-    straight, killed = tmp_path / "weights/straight", tmp_path / "weights/killed"
-    make(folder=straight)
+    straight, killed = tmp_path / "weights/straight/model", tmp_path / "weights/killed/model"
+    _, history = make(folder=straight)
     with monkeypatch.context() as patch:
         patch.setattr(llm_qat, "distillation_loss", partial(counted, stop=4))
         with pytest.raises(Interrupted):
             make(folder=killed)
         patch.setattr(llm_qat, "distillation_loss", counted)
-        make(folder=killed)
+        _, again = make(folder=killed)
     assert len(taken) == 6  # none twice
-    for name in ("quantized.safetensors", "history.json"):
-        assert (killed / name).read_bytes() == (straight / name).read_bytes()
-    assert sorted(path.name for path in killed.parent.iterdir()) == ["killed", "straight"]
+    assert len(history) == 6
+    assert again == history
+    assert (killed / "quantized.safetensors").read_bytes() == (straight / "quantized.safetensors").read_bytes()
+    assert [path.name for path in killed.parent.iterdir()] == ["model"]
 
 
 def kept_loss(settings):

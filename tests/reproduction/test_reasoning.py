@@ -247,32 +247,29 @@ def test_programs_are_not_run_unless_that_is_allowed(model, data: Path, tmp_path
 
 
 @pytest.mark.parametrize(("allowed", "there"), [(False, set()), (False, {"code"}), (True, set())])
-def test_what_only_refused_runs_need_is_left_out(allowed: bool, there: set[str], monkeypatch: pytest.MonkeyPatch):
-    """Runs, weights and rotations; but for what others are on, and for results that are there already."""
+def test_what_only_refused_runs_need_is_left_out(
+    allowed: bool, there: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and rotations; but for what others are on, and for results that are there already."""
     one, two = SimpleNamespace(rotation="turned"), SimpleNamespace(rotation="straight")
+    metrics = {"code": "runs", "code on shared": "runs", "text": "reads"}
+    shared = {"runs": {"suite": "paper", "tasks": ["gsm8k", "humaneval"]}, "reads": {"corpus": "wikitext2"}}
     plan: Any = SimpleNamespace(
         allow_code_execution=allowed,
-        shared={"runs": {"suite": "paper", "tasks": ["gsm8k", "humaneval"]}, "reads": {"corpus": "wikitext2"}},
-        runs={
-            "code": SimpleNamespace(weights="own", fields={"metric": "runs"}),
-            "code on shared": SimpleNamespace(weights="shared", fields={"metric": "runs"}),
-            "text": SimpleNamespace(weights="shared", fields={"metric": "reads"}),
-        },
+        metric=lambda key: shared[metrics[key]],
+        runs={key: SimpleNamespace(weights="own" if key == "code" else "shared", tasks=None) for key in metrics},
         weights={"own": one, "shared": two},
+        rotations={},
     )
-    monkeypatch.setattr(execution.jobs, "result_current", lambda _, key: key if key in there else None)
-    asked = execution.Wanted(
-        (), {"turned": False, "straight": False}, {"own": False, "shared": False}, dict.fromkeys(plan.runs, False)
-    )
-    left, refused = execution.permitted(plan, asked)
+    monkeypatch.setattr(execution, "_is_there", lambda _, key: key in there)
+    refused = execution.refused(plan, [*metrics])
+    graph = execution.to_compute(plan, [key for key in metrics if key not in refused])
     if allowed:
-        assert (left, refused) == (asked, ())
-    elif there:
-        assert refused == ("code on shared",)
-        assert (set(left.runs), set(left.weights)) == ({"code", "text"}, {"own", "shared"})
-    else:
-        assert refused == ("code", "code on shared")
-        assert (set(left.runs), set(left.weights), set(left.rotations)) == ({"text"}, {"shared"}, {"straight"})
+        assert not refused
+        assert graph.keys() == {*metrics, "own", "shared", "turned", "straight"}
+        return
+    assert refused == [key for key in ("code", "code on shared") if key not in there]
+    assert graph.keys() == {"text", "shared", "straight"}
 
 
 def test_a_model_that_writes_the_right_program_passes(model, data: Path, tmp_path: Path, monkeypatch):

@@ -217,4 +217,4 @@ def execute(
     write_plan(Path.cwd(), chosen)
     options = ["--plan", str(chosen.path), "--device", changed.device]
     options += ["--allow-code-execution"] * changed.allow_code_execution
-    execution.execute(chosen, options, keys, jobs or usual_workers(changed.device), typer.echo, again, keep)
+    execution.execute(changed, options, keys, jobs or usual_workers(changed.device), typer.echo, again, keep)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reproduction.identity.names import MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
 from reproduction.run.plan import Plan
+from reproduction.run.stages.jobs import NEEDS_PERMISSION, runs_code
 from reproduction.run.warm import client
 from reproduction.run.workers import ending
 from rotquant.foundation.errors import ConfigError, ResultError, nearest
@@ -77,6 +78,13 @@ def _is_there(plan: Plan, key: str) -> bool:
     return all(path.exists() for path in paths)
 
 
+def refused(plan: Plan, keys: Sequence[str]) -> list[str]:
+    """The runs that are not there and execute what models write, where that is not allowed."""
+    if plan.allow_code_execution:
+        return []
+    return [key for key in keys if key in plan.runs and runs_code(plan, key) and not _is_there(plan, key)]
+
+
 def execute(
     plan: Plan, options: Sequence[str], keys: Sequence[str], workers: int, say: Say, again: bool, keep: bool
 ) -> None:
@@ -89,8 +97,11 @@ def execute(
     Raises:
         ResultError: some could not be computed; the others were.
     """
-    graph = to_compute(plan, keys, again)
-    if not graph:
+    failed = dict.fromkeys(refused(plan, keys), NEEDS_PERMISSION)
+    for key, problem in failed.items():
+        say(f"failed: {_label(plan, key)}: {problem}")
+    graph = to_compute(plan, [key for key in keys if key not in failed], again)
+    if not graph and not failed:
         say("nothing to compute: all that was asked for is there")
         return
     os.environ["ROTQUANT_ENDS_WITH"] = str(os.getpid())
@@ -99,7 +110,6 @@ def execute(
     for key in graph.keys() & plan.runs.keys():
         users.setdefault(plan.runs[key].weights or "", set()).add(key)
     place = {key: number for number, key in enumerate(graph)}
-    failed: dict[str, str] = {}
     order = TopologicalSorter(graph)
     order.prepare()
     running: dict[Future[str], str] = {}

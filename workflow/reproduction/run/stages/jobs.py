@@ -20,6 +20,11 @@ from rotquant.metrics.zeroshot.suites import RUN_CODE
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.schemes import ZeroShot
 
+NEEDS_PERMISSION = (
+    "this run executes programs that models write (HumanEval), which needs --allow-code-execution or "
+    "`allow_code_execution: true` in the configuration."
+)
+
 
 def make(plan: Plan, key: str, results: Results) -> str:
     """Compute what a key is of: learned rotations, stored weights, zero-shot tasks or a run; what it was, in a line.
@@ -88,10 +93,7 @@ def measure(plan: Plan, key: str, results: Results) -> str:
     """Measure a run and write its file."""
     planned, path = plan.planned(key), results.run(key)
     if not plan.allow_code_execution and runs_code(plan, key):
-        raise ConfigError(
-            "this run executes programs that models write (HumanEval), which needs --allow-code-execution or "
-            "`allow_code_execution: true` in the configuration."
-        )
+        raise ConfigError(NEEDS_PERMISSION)
     check_output_file(path)
     run, weights, folder = plan.run(key), None, None
     if planned.weights is not None:
