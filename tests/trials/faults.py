@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import IO, ClassVar
@@ -21,6 +22,9 @@ from tests.trials.trial import REPOSITORY, Skip
 #: Seconds after which a job that has not ended hangs.
 PATIENCE = 600
 DAY = 86400
+#: The module of the warm processes, and the variable by which all processes of a job are known: a session is not enough,
+#: since the warm ones have their own.
+SERVER, MARK = "reproduction.run.warm.server", "ROTQUANT_TRIAL_JOB"
 #: Bytes of a disk that is filled, and of one write that fills it.
 SIZE, SECTOR = 64 * 2**20, 4096
 
@@ -33,29 +37,25 @@ class Process:
     parent: int
     command: list[str]
 
-    def does(self, *command: str) -> bool:
-        """Whether it is that command of `rotquant`, and not the shell that started it."""
-        program, *words = self.command[1:] or [""]
-        return program.endswith("/rotquant") and tuple(words[: len(command)]) == command
-
     @property
-    def is_forked(self) -> bool:
-        """Whether it is the server that workers are forked from, or one of these."""
-        return any("multiprocessing.forkserver" in part for part in self.command)
+    def serves(self) -> str:
+        """The kind of a warm process, or of the children that it has forked; empty of another process."""
+        return self.command[self.command.index(SERVER) + 1] if SERVER in self.command else ""
 
 
 class Job:
-    """A command under way in a project, with all processes that it has started: a session of the system."""
+    """A command under way in a project, with all processes that it has started, which have a mark in their environment."""
 
     begun: ClassVar[list["Job"]] = []
 
     def __init__(self, project: Copy, *command: str) -> None:
         self.root, self.started = project.root, time.monotonic()
-        self._said: IO[str] = (project.root / f"said-{time.time_ns()}").open("w+", encoding="utf-8")
+        self._mark = f"{project.root}/said-{time.time_ns()}"
+        self._said: IO[str] = Path(self._mark).open("w+", encoding="utf-8")
         self.process = subprocess.Popen(
             command,
             cwd=project.root,
-            env=project.environment(),
+            env={**project.environment(), MARK: self._mark},
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -71,11 +71,11 @@ class Job:
     @property
     def processes(self) -> list[Process]:
         """All that live."""
-        found = []
+        found, mark = [], f"{MARK}={self._mark}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):
-                state, parent, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(session) == self.process.pid and state not in "ZX":
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX" and mark in (folder / "environ").read_bytes().split(b"\0"):
                     command = (folder / "cmdline").read_bytes().decode().split("\0")
                     found.append(Process(int(folder.name), int(parent), command))
         return found
@@ -95,8 +95,10 @@ class Job:
 
     def kill_all(self) -> None:
         """Kill every process of the job at once."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        while found := self.processes:
+            for one in found:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
         self.process.wait()
 
     def is_gone(self, patience: float = 20) -> bool:
@@ -130,22 +132,18 @@ def wait(job: Job, moment: float) -> None:
     soon(lambda: not job.runs or time.monotonic() - job.started > moment, PATIENCE)
 
 
-def _executes(found: list[Process]) -> list[Process]:
-    return [one for one in found if one.does("runs", "execute")]
+def _warm(found: list[Process]) -> list[Process]:
+    servers = {one.pid for one in found if one.serves}
+    return [one for one in found if one.serves and one.parent not in servers]
 
 
-def _servers(found: list[Process]) -> list[Process]:
-    executes = {one.pid for one in _executes(found)}
-    return [one for one in found if one.is_forked and one.parent in executes]
+def _children(kind: str, found: list[Process]) -> list[Process]:
+    warm = {one.pid for one in _warm(found)}
+    return [one for one in found if one.serves == kind and one.parent in warm]
 
 
-def _workers(found: list[Process]) -> list[Process]:
-    servers = {one.pid for one in _servers(found)}
-    return [one for one in found if one.is_forked and one.parent in servers]
-
-
-def _writers(found: list[Process]) -> list[Process]:
-    return [one for one in found if one.does("report", "page") or one.does("runs", "init-tracking")]
+def _clients(found: list[Process]) -> list[Process]:
+    return [one for one in found if len(one.command) > 2 and one.command[2].endswith("/warm/client.py")]
 
 
 #: Whom a kill meets; the first two are there from the start to the end.
@@ -153,10 +151,10 @@ SNAKEMAKE, ALL = "Snakemake", "all processes"
 VICTIMS: dict[str, Callable[[list[Process]], list[Process]]] = {
     SNAKEMAKE: lambda found: found,
     ALL: lambda found: found,
-    "`rotquant runs execute`": _executes,
-    "the server that workers are forked from": _servers,
-    "a worker": _workers,
-    "a process that writes to MLflow": _writers,
+    "a warm process": _warm,
+    "a job that computes": partial(_children, "cells"),
+    "a job that writes to MLflow": partial(_children, "pages"),
+    "a client of a warm process": _clients,
 }
 
 

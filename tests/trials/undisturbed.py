@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -85,6 +86,12 @@ def completes(project: Copy, *around: str) -> bool:
     return status == 0 and DONE in output
 
 
+def unlock(project: Copy) -> None:
+    """Let Snakemake start again where it was killed with -9, as its user does."""
+    if any((project.root / ".snakemake/locks").glob("*.lock")):
+        Job(project, *WORKFLOW, "--unlock").ends()
+
+
 def shown_in_mlflow(root: Path) -> list[tuple[str, str]]:
     """Name and status of each run that MLflow shows."""
     with closing(sqlite3.connect(root / "mlflow.db")) as database:
@@ -97,6 +104,7 @@ def ends_well(trial: Trial, what: str, project: Copy, calm: Undisturbed, *around
     Args:
         around: what stands before the commands.
     """
+    unlock(project)
     status, output = Job(project, *around, *WORKFLOW).ends()
     trial.check(f"After {what} the next start completes", status == 0, output[-2000:])
     other = projects.difference(calm.digests, projects.digests(project.root))
@@ -112,9 +120,11 @@ def in_sentences(output: str) -> bool:
 
 
 def finished(root: Path) -> dict[Path, int]:
-    """Results that lie in a project, and when each was written."""
+    """Results that lie in a project, and when each was written, without those of jobs that Snakemake saw no end of."""
     patterns = ("results/runs/*.json", "results/weights/*/weights.json", "results/rotations/*/rotation.json")
-    return {path: path.stat().st_mtime_ns for pattern in patterns for path in root.glob(pattern)}
+    begun = {urlsafe_b64decode(mark.name).decode() for mark in (root / ".snakemake/incomplete").glob("*")}
+    found = [path for pattern in patterns for path in root.glob(pattern)]
+    return {path: path.stat().st_mtime_ns for path in found if str(path.relative_to(root)) not in begun}
 
 
 def is_whole(root: Path) -> bool:
@@ -122,7 +132,7 @@ def is_whole(root: Path) -> bool:
     try:
         for path in root.glob("results/runs/*.json"):
             read_result(path)
-        for path in (*root.glob("results/*/*/*.json"), *root.glob("results/measured/*.json")):
+        for path in root.glob("results/*/*/*.json"):
             json.loads(path.read_text(encoding="utf-8"))
         for path in root.glob("results/rotations/*/rotation.json"):
             told = json.loads(path.read_text(encoding="utf-8"))["digest"]
