@@ -33,7 +33,6 @@ from reproduction.claims.claims import Answer, Outcome, Verdict
 from reproduction.frame import values
 from reproduction.identity.run import Portion, Run, named
 from reproduction.planning.expansion import make_plan
-from reproduction.run.results import run_path
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Cells, Project
 from reproduction.tables.speed.definitions import SpeedTable
@@ -183,29 +182,29 @@ def published(root: Path) -> tuple[Project, Project]:
         for name, digest in WIDTHS.items()
     }
     write_text(root / "widths.yaml", json.dumps({"slots": slots, "methods": {"spinquant": {"learning_rate": 3.0}}}))
-    widths = load_project([root / "widths.yaml"], root)
+    widths = load_project([root / "widths.yaml"], root, named={})  # archived runs have their keys as names
     for name in [*widths.tables]:
         if name != "ours_widths":
             del widths.tables[name]
-    return load_project([root / "config/thorough.yaml"], root), widths
+    return load_project([root / "config/thorough.yaml"], root, named={}), widths
 
 
 def archived(project: Project, expanded: Cells) -> Cells:
     """The cells whose runs are archived, some of them under the key of RCP's former start."""
     return Cells(
-        tuple(cell for cell in expanded.cells if all(_is_here(project.root, run) for run in cell.runs)),
+        tuple(cell for cell in expanded.cells if all(_is_here(project, run) for run in cell.runs)),
         expanded.impossible,
         expanded.adapted,
     )
 
 
-def _is_here(root: Path, run: Run) -> bool:
-    path = root / run_path(run.key)
+def _is_here(project: Project, run: Run) -> bool:
+    path = project.results.run(run.key)
     if path.exists() or "rcp" not in run.recipe.methods:
         return path.exists()
     data = run.model_dump(mode="json")
     data["recipe"]["methods"]["rcp"] |= FORMER_START
-    former = root / run_path(Run.model_validate(data).key)
+    former = project.results.run(Run.model_validate(data).key)
     if not former.exists():
         return False
     told = {"key": run.key, "weights_key": run.weights_key, "run": run.model_dump(mode="json")}
