@@ -21,7 +21,7 @@ from reproduction.run.plan import Plan
 from reproduction.sources import load_project
 from rotquant.foundation.data import merge
 from tests.helpers.project import CONFIG, TABLES, Copy, alive, checkpoints_by_name
-from tests.helpers.workflows import with_rotations
+from tests.helpers.workflows import one_column, with_rotations
 
 PROBLEM = {"prompt": "def one():\n", "test": "def check(one):\n    assert one() == 1\n", "entry_point": "one"}
 EXECUTE = ("rotquant", "runs", "execute")
@@ -264,6 +264,25 @@ def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Pat
     made(project)
     assert project.rotquant(*EXECUTE[1:])[0] == 0
     assert made(project) == {"weights": 4, "run": 4}
+
+
+def test_what_finds_too_little_gpu_memory_beside_others_is_computed_after_them_alone(tmp_path: Path) -> None:
+    project = one_column(tmp_path)
+    stage = "workflow/reproduction/run/stages/weights.py"
+    crowded = """    others = len(list(Path().glob("crowd-*")))
+    here = Path(f"crowd-{run.weights_key}")
+    here.touch()
+    try:
+        time.sleep(0.5)
+        if others or len(list(Path().glob("crowd-*"))) > 1:
+            raise CheckpointError("the GPU's memory does not suffice.")
+    finally:
+        here.unlink()
+    while Path("slow")"""
+    project.edit(stage, '    while Path("slow")', crowded)
+    status, output = project.run("rotquant", "runs", "execute", "--jobs", "2")
+    assert (status, "failed" in output) == (0, False), output
+    assert len([*tmp_path.glob("results/runs/*.json")]) == 3
 
 
 def test_weights_stay_for_runs_that_failed(tmp_path: Path) -> None:

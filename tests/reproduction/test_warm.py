@@ -20,7 +20,7 @@ import pytest
 
 from tests.helpers.project import Copy
 
-COMMAND = "def app(words):\n    exec(words[0], {'words': words})\n    raise SystemExit\n"
+COMMAND = "def tree(): ...\ndef app(words):\n    exec(words[0], {'words': words})\n    raise SystemExit\n"
 #: Writes its number, and one line once it is told to end.
 WAITS = """
 import os, sys, time
@@ -285,7 +285,7 @@ def test_what_connects_and_says_nothing_or_nonsense_costs_others_nothing(warm: W
 
 
 def test_several_gpus_are_shared_in_turn_and_a_free_one_is_taken_first(warm: Warm) -> None:
-    variables = {"CUDA_VISIBLE_DEVICES": "2,GPU-5"}
+    variables = {"CUDA_VISIBLE_DEVICES": "2,GPU-5", "ROTQUANT_SHARES_GPUS": "1"}
     seen = {name: warm.waiting(name, **variables)[1] for name in "abcd"}
     assert sorted(seen.values()) == ["2", "2", "GPU-5", "GPU-5"]
     assert {seen["a"], seen["b"]} == {seen["c"], seen["d"]} == {"2", "GPU-5"}
@@ -294,11 +294,12 @@ def test_several_gpus_are_shared_in_turn_and_a_free_one_is_taken_first(warm: War
     assert warm.waiting("e", **variables)[1] == seen["b"]
 
 
-@pytest.mark.parametrize("visible", ["", "3", "GPU-5"])
-def test_where_there_are_not_several_gpus_a_child_sees_what_its_client_sees(visible: str, warm: Warm) -> None:
-    assert warm.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", CUDA_VISIBLE_DEVICES=visible)[2] == (
-        f"{visible}\n"
-    )
+@pytest.mark.parametrize(("visible", "shares"), [("", "1"), ("3", "1"), ("GPU-5", "1"), ("2,3", None)])
+def test_where_no_gpus_are_shared_a_child_sees_what_its_client_sees(
+    visible: str, shares: str | None, warm: Warm
+) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": visible} | ({} if shares is None else {"ROTQUANT_SHARES_GPUS": shares})
+    assert warm.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", **variables)[2] == f"{visible}\n"
 
 
 def test_a_warm_process_that_cannot_start_is_one_sentence(warm: Warm, tmp_path: Path) -> None:

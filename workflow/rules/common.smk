@@ -27,9 +27,12 @@ def sentence(function, *arguments):
 PLAN = sentence(current_plan, Path.cwd(), workflow.overwrite_configfiles, workflow.config_settings.config)
 FILES = PLAN.results()
 
+# Where a machine has several GPUs each job sees one of them, unless the configuration names it.
+SHARES = " ROTQUANT_SHARES_GPUS=1" if PLAN.device in ("cuda", "auto") else ""
+
 # A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/warm). That process
 # ends with this Snakemake, however it ends.
-shell.prefix(f"export ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_PLAN='{PLAN.path}'; set -euo pipefail; ")
+shell.prefix(f"export ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_PLAN='{PLAN.path}'{SHARES}; set -euo pipefail; ")
 WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/run/warm/client.py "
 CELL, PAGE = WARM + "cells {log} ", WARM + "pages {log} "
 BY_PLAN = f" --plan {PLAN.path}"

@@ -21,6 +21,8 @@ from rotquant.foundation.errors import ConfigError, ResultError, nearest
 from rotquant.foundation.progress import task
 
 Say = Callable[[str], None]
+#: Words of a sentence on a GPU's memory.
+_NO_MEMORY = ("GiB are free", "GPU's memory does not suffice")
 Graph = dict[str, set[str]]
 """The keys to compute, each with those that have to be computed before."""
 
@@ -105,6 +107,8 @@ def execute(
         say("nothing to compute: all that was asked for is there")
         return
     os.environ["ROTQUANT_ENDS_WITH"] = str(os.getpid())
+    if workers > 1 and plan.device in ("cuda", "auto"):
+        os.environ[client.SHARED] = "1"
     asked_for = set(keys)
     users: dict[str, set[str]] = {}
     for key in graph.keys() & plan.runs.keys():
@@ -113,11 +117,14 @@ def execute(
     order = TopologicalSorter(graph)
     order.prepare()
     running: dict[Future[str], str] = {}
-    ready: list[str] = []
+    ready, crowded, alone = list[str](), list[str](), set[str]()
     with ThreadPoolExecutor(workers) as pool, task("computing", "result", len(graph)) as counted, _ended_with(running):
         while order.is_active():
             # In the order of asking: runs before further weights, whose tensors would pile up.
             ready = sorted([*ready, *order.get_ready()], key=place.__getitem__)
+            if crowded and not (ready or running):  # what found too little memory of a GPU beside others
+                ready = [crowded.pop(0)]
+                alone.update(ready)
             while ready and len(running) < workers:
                 key = ready.pop(0)
                 if (lost := next((need for need in graph[key] if need in failed), None)) is not None:
@@ -126,8 +133,11 @@ def execute(
                 else:
                     running[pool.submit(_compute, plan, options, key, again and key in asked_for)] = key
             for done in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                key = running.pop(done)
-                if problem := done.result():
+                key, problem = running.pop(done), done.result()
+                if any(words in problem for words in _NO_MEMORY) and key not in alone:
+                    crowded.append(key)
+                    continue
+                if problem:
                     failed[key] = problem
                     say(f"failed: {_label(plan, key)}: {problem}")
                 else:

@@ -11,6 +11,8 @@ import socket
 import sys
 import time
 
+#: The variable of commands that share GPUs, one each; others see all of them.
+SHARED = "ROTQUANT_SHARES_GPUS"
 #: Seconds in which a process that was started has to listen.
 PATIENCE = 120
 #: Connections of the commands that run.

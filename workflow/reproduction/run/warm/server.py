@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reproduction.run.stages.states import VARIABLE
-from reproduction.run.warm.client import folder
+from reproduction.run.warm.client import SHARED, folder
 from reproduction.run.workers import VISIBLE, visible_gpus
 from rotquant.cli import app, tree
 
@@ -70,7 +70,8 @@ class Server:
             client.close()
             return
         used = Counter(child.gpu for child in self.children)
-        gpu = min(self.gpus, key=lambda one: used[one]) if len(self.gpus) > 1 else None
+        shared = SHARED in environment and len(self.gpus) > 1
+        gpu = min(self.gpus, key=lambda one: used[one]) if shared else None
         process = os.fork()
         if process == 0:
             self.listening.close()
