@@ -1,8 +1,8 @@
 """Faults while the workflow runs: processes killed, disks full, the clock set back, two at once, results read-only.
 
 Each ends in a sentence or completes at the next start, and what is computed in the end equals what an undisturbed run
-computes. With -9, at moments that are drawn; nothing is removed or mended between the starts. Where Snakemake itself was
-killed, its lock is taken away by `snakemake --unlock`, as it asks for.
+computes. With -9, at moments that are drawn; nothing is removed or mended between the starts. Where Snakemake itself
+was killed, `snakemake --unlock` takes its lock away, as it asks for.
 
     scripts/chaos [--quick] [--record] [--seed N]
 """

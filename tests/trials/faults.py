@@ -22,8 +22,7 @@ from tests.trials.trial import REPOSITORY, Skip
 #: Seconds after which a job that has not ended hangs.
 PATIENCE = 600
 DAY = 86400
-#: The module of the warm processes, and the variable by which all processes of a job are known: a session is not enough,
-#: since the warm ones have their own.
+#: The module of the warm processes; the variable by which all processes of a job are known, whatever their session.
 SERVER, MARK = "reproduction.run.warm.server", "ROTQUANT_TRIAL_JOB"
 #: Bytes of a disk that is filled, and of one write that fills it.
 SIZE, SECTOR = 64 * 2**20, 4096
@@ -44,18 +43,17 @@ class Process:
 
 
 class Job:
-    """A command under way in a project, with all processes that it has started, which have a mark in their environment."""
+    """A command under way in a project, with all processes that it has started: a mark in their environment says so."""
 
     begun: ClassVar[list["Job"]] = []
 
     def __init__(self, project: Copy, *command: str) -> None:
         self.root, self.started = project.root, time.monotonic()
-        self._mark = f"{project.root}/said-{time.time_ns()}"
-        self._said: IO[str] = Path(self._mark).open("w+", encoding="utf-8")
+        self._said: IO[str] = (project.root / f"said-{time.time_ns()}").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(
             command,
             cwd=project.root,
-            env={**project.environment(), MARK: self._mark},
+            env={**project.environment(), MARK: self._said.name},
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -71,7 +69,7 @@ class Job:
     @property
     def processes(self) -> list[Process]:
         """All that live."""
-        found, mark = [], f"{MARK}={self._mark}".encode()
+        found, mark = [], f"{MARK}={self._said.name}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]

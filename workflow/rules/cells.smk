@@ -34,7 +34,8 @@ def needs(kind):
 
     if workflow.local_exec:
         return {"gpu": GPU}
-    return {"gpu": GPU, "mem_mb": megabytes, "runtime": lambda wildcards, attempt: attempt * MINUTES}
+    # cell: a profile that makes a group of cells one job lets them follow one another by it, each with all memory.
+    return {"gpu": GPU, "cell": 1, "mem_mb": megabytes, "runtime": lambda wildcards, attempt: attempt * MINUTES}
 
 
 def of(kind):
