@@ -168,6 +168,8 @@ def kill(job: Job, victim: str, moment: float, draws: Random) -> float | None:
         soon(lambda: not job.runs or choose(job.processes), PATIENCE)
         time.sleep(draws.uniform(0, 1))
     targets = choose(job.processes)
+    while job.runs and not targets:  # what lives for less than that is met when the next one appears
+        targets = choose(job.processes)
     if not job.runs or not targets:
         return None
     at = time.monotonic() - job.started
@@ -260,8 +262,19 @@ class Clock:
 
 def date_later(project: Copy) -> None:
     """Date all that was computed in a project a day later, as if the clock had been set back since."""
-    made = (path for name in ("results", "reports", "logs", ".snakemake") for path in (project.root / name).rglob("*"))
-    for path in made:
+    for path in _made(project):
         with suppress(FileNotFoundError):
             entry = path.stat()
             os.utime(path, (entry.st_atime + DAY, entry.st_mtime + DAY))
+
+
+def date_now(project: Copy) -> None:
+    """Date what is dated in the future now, as a user does: find results reports -newermt now -exec touch {} +."""
+    now = time.time()
+    for path in _made(project):
+        if path.stat().st_mtime > now:
+            os.utime(path, (now, now))
+
+
+def _made(project: Copy) -> list[Path]:
+    return [path for name in ("results", "reports", "logs", ".snakemake") for path in (project.root / name).rglob("*")]
