@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-long test-machines trials rehearsal speed lint format schemas lock site gallery clean FORCE
+.PHONY: all setup test test-long test-machines trials speed lint format schemas lock site gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -41,11 +41,6 @@ TRIALS ?= slurm storage container tracking chaos gpus_workflow gpus_layers gpus_
 trials: $(TRIALS:%=trial-%)
 trial-%: $(READY) FORCE
 	$(BIN)/python -m tests.trials.$* $(QUICK)
-
-# Every kind of cell of config/paper.yaml once, reduced, on random weights: 10 minutes of a large GPU. It installs
-# nothing, so that a machine needs torch and transformers alone; REHEARSAL="--shape tiny" tries it out on a CPU.
-rehearsal:
-	PYTHONPATH=$(CURDIR):$(CURDIR)/workflow python3 -m reproduction.rehearsal $(REHEARSAL)
 
 speed: $(READY)
 	snakemake --cores all speed

@@ -22,8 +22,7 @@ from tests.trials.trial import REPOSITORY, Skip
 #: Seconds after which a job that has not ended hangs.
 PATIENCE = 600
 DAY = 86400
-#: The module of the warm processes, and the variable by which all processes of a job are known: a session is not enough,
-#: since the warm ones have their own.
+#: The module of the warm processes; the variable by which all processes of a job are known, whatever their session.
 SERVER, MARK = "reproduction.run.warm.server", "ROTQUANT_TRIAL_JOB"
 #: Bytes of a disk that is filled, and of one write that fills it.
 SIZE, SECTOR = 64 * 2**20, 4096
@@ -44,18 +43,17 @@ class Process:
 
 
 class Job:
-    """A command under way in a project, with all processes that it has started, which have a mark in their environment."""
+    """A command under way in a project, with all processes that it has started: a mark in their environment says so."""
 
     begun: ClassVar[list["Job"]] = []
 
     def __init__(self, project: Copy, *command: str) -> None:
         self.root, self.started = project.root, time.monotonic()
-        self._mark = f"{project.root}/said-{time.time_ns()}"
-        self._said: IO[str] = Path(self._mark).open("w+", encoding="utf-8")
+        self._said: IO[str] = (project.root / f"said-{time.time_ns()}").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(
             command,
             cwd=project.root,
-            env={**project.environment(), MARK: self._mark},
+            env={**project.environment(), MARK: self._said.name},
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -71,7 +69,7 @@ class Job:
     @property
     def processes(self) -> list[Process]:
         """All that live."""
-        found, mark = [], f"{MARK}={self._mark}".encode()
+        found, mark = [], f"{MARK}={self._said.name}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -170,6 +168,8 @@ def kill(job: Job, victim: str, moment: float, draws: Random) -> float | None:
         soon(lambda: not job.runs or choose(job.processes), PATIENCE)
         time.sleep(draws.uniform(0, 1))
     targets = choose(job.processes)
+    while job.runs and not targets:  # what lives for less than that is met when the next one appears
+        targets = choose(job.processes)
     if not job.runs or not targets:
         return None
     at = time.monotonic() - job.started
@@ -262,8 +262,19 @@ class Clock:
 
 def date_later(project: Copy) -> None:
     """Date all that was computed in a project a day later, as if the clock had been set back since."""
-    made = (path for name in ("results", "reports", "logs", ".snakemake") for path in (project.root / name).rglob("*"))
-    for path in made:
+    for path in _made(project):
         with suppress(FileNotFoundError):
             entry = path.stat()
             os.utime(path, (entry.st_atime + DAY, entry.st_mtime + DAY))
+
+
+def date_now(project: Copy) -> None:
+    """Date what is dated in the future now, as a user does: find results reports -newermt now -exec touch {} +."""
+    now = time.time()
+    for path in _made(project):
+        if path.stat().st_mtime > now:
+            os.utime(path, (now, now))
+
+
+def _made(project: Copy) -> list[Path]:
+    return [path for name in ("results", "reports", "logs", ".snakemake") for path in (project.root / name).rglob("*")]

@@ -12,7 +12,6 @@ import torch
 
 from reproduction.benchmarks.learning.benchmarks import random_tokens
 from reproduction.benchmarks.learning.models import random_model_on, shape_config
-from reproduction.rehearsal.material import TINY, tiny_config
 from rotquant.models.integrity import tensors_digest
 from rotquant.models.placement import current_gpu
 from rotquant.recipes.presets import preset
@@ -20,6 +19,7 @@ from rotquant.recipes.recipe import override
 from rotquant.weights.build import build_weights
 from rotquant.weights.packing import all_weight_tensors
 from tests.trials.gpus import several_gpus
+from tests.trials.material import TINY, tiny_config
 from tests.trials.trial import Trial, run
 
 

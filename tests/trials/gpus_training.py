@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.rehearsal.material import TINY, make_folder
 from rotquant.commands.distil import HISTORY
 from rotquant.models.folders import MANIFEST
 from tests.helpers.processes import end, start
 from tests.trials.gpus import several_gpus
+from tests.trials.material import TINY, make_folder
 from tests.trials.trial import REPOSITORY, Trial, run
 
 #: Largest difference of a step's loss between one GPU and two, as a share: sums of bfloat16 in another order.

@@ -17,12 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from reproduction.identity.names import key_in
 from reproduction.planning.current import current_plan
-from reproduction.rehearsal.material import TINY, make_folder
 from reproduction.run.plan import Plan
 from rotquant.foundation.data import merge
 from tests.trials import projects
 from tests.trials.gpus import several_gpus
+from tests.trials.material import TINY, make_folder
 from tests.trials.trial import REPOSITORY, Trial, run
 
 TABLE = "quarot_table1"
@@ -120,8 +121,8 @@ def _trained(plan: Plan) -> Iterator[str]:
     """The trained weights and the runs on them, as `projects.digests` names them."""
     recipes = {key: plan.run(unit.run).recipe for key, unit in plan.weights.items()}
     weights = {key for key, recipe in recipes.items() if TRAINED in recipe.methods}
-    yield from (f"weights {key}" for key in weights)
-    yield from (f"run {key}" for key, run in plan.runs.items() if run.weights in weights)
+    yield from (f"weights {plan.names[key]}" for key in weights)
+    yield from (f"run {plan.names[key]}" for key, run in plan.runs.items() if run.weights in weights)
 
 
 def _table(trial: Trial, size: Size, gpus: list[str], count: int, place: Path, amounts: dict[str, Any]) -> Computed:
@@ -136,8 +137,9 @@ def _table(trial: Trial, size: Size, gpus: list[str], count: int, place: Path, a
         files[-1].write_text(json.dumps({**projects.ONE_COLUMN, **amounts}))
         with contextlib.chdir(folder):
             plan = current_plan(folder, files, write=False)
-        targets = [f"results/measured/{part}.json" for part in plan.table(TABLE).parts]
+        targets = [str(plan.results().run(key)) for key in plan.table(TABLE).runs]
         line = [sys.executable, "-m", "snakemake", "--cores", "all" if gpus else str(count), *targets]
+        line += ["--resources", f"gpu={count}"]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:count])} if gpus else {}
         command, started = [*line, "--configfile", *map(str, files)], time.monotonic()
         env = {**os.environ, **visible}
@@ -150,7 +152,8 @@ def _table(trial: Trial, size: Size, gpus: list[str], count: int, place: Path, a
         weights = [json.loads(path.read_text()) for path in folder.glob("results/weights/*/weights.json")]
         units = [record["seconds"] for record in (*weights, *(one["provenance"] for one in records))]
         values, digests = _values(records), projects.digests(folder)
-        again = _trained_again(trial, {*_trained(plan)} & digests.keys(), files, folder, env) if count == 1 else {}
+        trained = {*_trained(plan)} & digests.keys()
+        again = _trained_again(trial, plan, trained, files, folder, env) if count == 1 else {}
         return Computed(plan, digests, values, seconds, units, again)
 
 
@@ -159,16 +162,16 @@ def _values(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _trained_again(
-    trial: Trial, trained: Iterable[str], files: Iterable[Path], folder: Path, env: Mapping[str, str]
+    trial: Trial, plan: Plan, trained: Iterable[str], files: Iterable[Path], folder: Path, env: Mapping[str, str]
 ) -> dict[str, float]:
     """The values of the trained weights' runs after another training by the same GPU."""
-    names = [name.split() for name in trained]
-    line = [sys.executable, "-m", "rotquant", "runs", "execute", *(key for _, key in names), "--again"]
+    keys = [key_in(name.split()[1]) for name in trained]
+    line = [sys.executable, "-m", "rotquant", "runs", "execute", *keys, "--again"]
     command = [*line, "--jobs", "3", *(part for path in files for part in ("--config", str(path)))]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     trial.check("What is trained is trained again", done.returncode == 0, (done.stdout + done.stderr)[-3000:])
-    keys = [key for kind, key in names if kind == "run"]
-    return _values(json.loads((folder / f"results/runs/{key}.json").read_text()) for key in keys)
+    paths = [folder / plan.results().run(key) for key in keys if key in plan.runs]
+    return _values(json.loads(path.read_text()) for path in paths)
 
 
 if __name__ == "__main__":

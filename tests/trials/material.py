@@ -118,18 +118,14 @@ def _split(index: int, places: dict[str, int]) -> str:
 
 
 def _configuration(root: Path, shape: str, device: str) -> dict[str, Any]:
-    """What the configuration of a rehearsal says besides amounts: every corpus and slot is the one that is here.
-
-    The shipped tasks need the text that they are made of, the installed packages'.
-    """
+    """What the configuration of a rehearsal says besides amounts: every corpus and slot is the one that is here."""
     paper = read_yaml(root / PAPER)
     text = {"name": "rehearsal", "source": "local", "path": str(_TEXT)}
     off = dict.fromkeys(("subset", "text_field", "parts"))
     slot = {"checkpoint": str(_MODEL), "batch_size": 4, "methods": None, "zero_shot": None}
     return {
         "device": device,
-        "corpora": {name: {**off, **text} for name in paper["corpora"]}
-        | {"modules": {"name": "modules", "source": "modules"}},
+        "corpora": {name: {**off, **text} for name in paper["corpora"]},
         "slots": dict.fromkeys(paper["slots"], slot),
         **(_NARROW if shape == TINY else {}),
     }

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.helpers.project import Copy
+from tests.helpers.workflows import one_column
 from tests.trials import cluster, namespaces, projects
 from tests.trials.cluster import Cluster
 from tests.trials.faults import soon
@@ -21,14 +22,17 @@ from tests.trials.trial import Trial, run
 
 SNAKEMAKE = ("snakemake", "--profile", "profiles/slurm", projects.REPORT)
 CANCELLED, KILLED, LATE = "cancelled by scancel", "whose slurmd is killed", "past its time limit"
-#: What a sentence says of each way of losing a job. A slurmd that is killed leaves the job itself alone, which then
-#: ends because SLURM has given its node up; so its state may be either.
+#: What SLURM's log of a job says of each way of losing it. Snakemake itself names the log, and of a group no cause.
 SAID = {
-    CANCELLED: r"\(CANCELLED\)",
-    KILLED: r"\(NODE_FAIL\)|\(FAILED\): srun: error: Node failure",
-    LATE: r"\(TIMEOUT\)",
+    CANCELLED: r"CANCELLED AT \S+ \*\*\*",
+    KILLED: r"[Nn]ode [Ff]ailure|NODE FAILURE",
+    LATE: r"DUE TO TIME LIMIT",
 }
-SENTENCE = re.compile(r"^failed: job (\d+) of rule measure (.*)\. Its log is (\S+), SLURM's own (\S+)\.$", re.MULTILINE)
+ERROR = re.compile(
+    r"^    message: Error in group cells\n    log: (\S+/(\d+)\.log) .*\n    jobs:\n +rule (\w+):", re.MULTILINE
+)
+#: Jobs of a project that do not need each other: weights with the run on them, for two seeds; and a run without.
+JOBS = 3
 
 
 def body(trial: Trial) -> None:
@@ -63,14 +67,12 @@ def _a_table_is_computed(trial: Trial, place: Path) -> None:
         trial.figure("runs compared with a local run", len([name for name in mine if name.startswith("run ")]))
         differing = projects.difference(mine, theirs)
         trial.check("Runs, weights and tables are equal to a local run's to the last bit", not differing, differing)
-        logs = b"".join(there.read("logs/measured/*").values()).decode()
-        trial.figure(
-            "gigabytes of the largest process of a job",
-            max(map(float, re.findall(r"largest process had ([\d.]+) GB", logs))),
-        )
-        computing = set(re.findall(r"slurm_logs/rule_(\w+)", output))
+        computing = set(re.findall(r"slurm_logs/(\w+)", output))
+        kinds = {"rule_rotation", "group_cells_run", "group_cells_run_weights"}
+        trial.check("Jobs compute, and pages are rendered where Snakemake runs", computing <= kinds, str(computing))
+        weights = len([*there.root.glob("results/weights/*")])
         trial.check(
-            "Jobs compute, and pages are rendered where Snakemake runs", computing == {"measure"}, str(computing)
+            "Weights and the runs on them are one job", output.count("_run_weights/") == weights, output[-3000:]
         )
 
 
@@ -80,9 +82,9 @@ class _Lost:
     def __init__(self, trial: Trial, slurm: Cluster, place: Path) -> None:
         """Start them, and lose their jobs."""
         self.trial, self.slurm = trial, slurm
-        self.reference, self.retried = projects.mechanics(place / "reference"), projects.mechanics(place / "retried")
+        self.reference, self.retried = one_column(place / "reference"), one_column(place / "retried")
         ways = [CANCELLED] if trial.quick else [CANCELLED, KILLED, LATE]
-        self.projects = {way: projects.mechanics(place / f"lost{number}") for number, way in enumerate(ways)}
+        self.projects = {way: one_column(place / f"lost{number}") for number, way in enumerate(ways)}
         status, output = self.reference.snakemake(projects.REPORT)
         assert status == 0, output
         self.started = {way: self._start(way, project) for way, project in self.projects.items()}
@@ -95,14 +97,22 @@ class _Lost:
         (project.root / "slow").touch()
         node = cluster.NODES[way == KILLED]
         asked = ["mem_mb=1000", f"slurm_extra='--nodelist={node}'", *(["runtime=1"] if way == LATE else [])]
-        quickly = ("--retries", "0", "--latency-wait", "5", "--set-threads", "measure=1")
-        return project.start(*SNAKEMAKE, *quickly, "--set-resources", *(f"measure:{one}" for one in asked))
+        quickly = ("--retries", "0", "--latency-wait", "5")
+        cells = [f"{rule}:{one}" for rule in ("weights", "run") for one in asked]
+        return project.start(*SNAKEMAKE, *quickly, "--set-resources", *cells)
 
     def _running(self, project: Copy) -> list[str]:
-        """The jobs of a project, once both run and wait."""
-        soon(lambda: len(self.slurm.jobs(folder=project.root)) == 2 and (project.root / "started").exists(), 120)
+        """The jobs of a project that wait for its file `slow` to go, once they run."""
+        waiting = JOBS - 1
+
+        def both() -> bool:
+            measured = any(project.root.glob("results/runs/*.json"))  # what waits for nothing
+            jobs = self.slurm.jobs(folder=project.root)
+            return measured and len(jobs) == waiting and (project.root / "started").exists()
+
+        soon(both, 180)
         jobs = self.slurm.jobs(folder=project.root)
-        self.trial.check("Jobs that do not need each other run at once", len(jobs) == 2, str(jobs))
+        self.trial.check("Jobs that do not need each other run at once", len(jobs) == waiting, str(jobs))
         return jobs
 
     def _lose(self) -> None:
@@ -117,19 +127,19 @@ class _Lost:
             self.slurm.kill_node(cluster.NODES[True])
 
     def told(self) -> None:
-        """Whether every lost job has a sentence with its cause, and the logs that it names exist."""
+        """Whether Snakemake names every lost job's rules and SLURM's log of it, which says why it was lost."""
         for way, process in self.started.items():
-            output, _ = process.communicate(timeout=300)
+            output, _ = process.communicate(timeout=400)
             lost = self.jobs[way][:1] if way == CANCELLED else self.jobs[way]
-            found = {job: (why, logs) for job, why, *logs in SENTENCE.findall(output)}
-            whole = process.returncode != 0 and sorted(found) == sorted(lost)
-            for why, logs in found.values():
-                there = all((self.projects[way].root / log).exists() for log in logs)
-                whole = whole and there and re.search(SAID[way], why) is not None
-            self.trial.check(f"A job {way} ends in a sentence that says so and names its logs", whole, output[-3000:])
-        output, _ = self.retrying.communicate(timeout=300)
+            found = {job: (Path(log), rule) for log, job, rule in ERROR.findall(output)}
+            whole = process.returncode != 0 and sorted(found, key=int) == lost
+            logs = [log.read_text(encoding="utf-8") for log, rule in found.values() if rule in ("weights", "run")]
+            whole = whole and all(re.search(SAID[way], log) for log in logs)
+            what = f"Snakemake names the rules of a job {way}, and SLURM's log, which says so"
+            self.trial.check(what, whole, "\n".join([output[-3000:], *logs]))
+        output, _ = self.retrying.communicate(timeout=400)
         asked = self.slurm.memory_asked(self.retried.root)
-        again = self.retrying.returncode == 0 and len(asked) == 3 and asked[2] > max(asked[:2])
+        again = self.retrying.returncode == 0 and len(asked) == JOBS + 1 and asked[-1] > max(asked[:-1])
         said = "With the profile's retries a cancelled job is submitted again, with more memory, and the run completes"
         self.trial.check(said, again, f"{asked} {output[-3000:]}")
         self._check_equal("After a retry", self.retried)

@@ -26,15 +26,16 @@ def planned(kind, name):
 
 
 def needs(kind):
-    """Memory and time that a cluster's job asks for, by the size of its model."""
+    """Memory and time that a cluster's job asks for, by the size of its model.
+
+    cell: a profile that makes a group of cells one job lets them follow one another by it, each with all memory.
+    """
 
     def megabytes(wildcards, attempt):
         small = PLAN.is_small(planned(kind, wildcards[kind])[1])
         return (1 + attempt) * (MB if small else LARGE_MB) // 2
 
-    if workflow.local_exec:
-        return {"gpu": GPU}
-    return {"gpu": GPU, "mem_mb": megabytes, "runtime": lambda wildcards, attempt: attempt * MINUTES}
+    return {"gpu": GPU, "cell": 1, "mem_mb": megabytes, "runtime": lambda wildcards, attempt: attempt * MINUTES}
 
 
 def of(kind):
@@ -101,6 +102,7 @@ rule tasks:
         "results/tasks/{tasks}.json",
     log:
         "logs/tasks/{tasks}.log",
+    localrule: True
     priority: 1
     message:
         "zero-shot tasks"

@@ -82,7 +82,9 @@ def end() -> None:
 def _show(log: str, words: list[str], status: int) -> None:
     with open(log, encoding="utf-8", errors="replace") as said:
         lines = said.read().splitlines()
-    if status and not lines:
+    if status and not os.statvfs(log).f_bavail:
+        lines = [f"rotquant: No space left on device for {log}."]
+    elif status and not lines:
         lines = [f"rotquant: {' '.join(words)} ended with status {status} and left no message."]
     for line in lines[-1:] if status else (line for line in lines if line.startswith("warning: ")):
         print(line, file=sys.stderr)

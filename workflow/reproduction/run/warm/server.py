@@ -169,7 +169,7 @@ def main() -> None:
         for left in (home / kind, home / f"{kind}.lock"):
             left.unlink(missing_ok=True)
         shutil.rmtree(states, ignore_errors=True)
-        if not any(home.iterdir()):
+        with suppress(OSError):  # another one is in it, or has just removed it
             home.rmdir()
 
 
