@@ -94,7 +94,7 @@ class Limit(Written):
         return f"at least {self.at_least}" if self.at_most is None else f"at most {self.at_most}"
 
 
-class Across(Written):
+class AcrossTables(Written):
     """A row in some columns against others."""
 
     row: str
@@ -144,7 +144,7 @@ class Check(OneCheck):
     """row and each of `than` differ by at most this many points, or percent, either way."""
     value: Limit | None = None
     """The row's number is at most, or at least, this value."""
-    across: Across | None = None
+    across: AcrossTables | None = None
     """What row loses on `over` is larger in the first column of each pair than in the second; or its number is no
     better there."""
     gains_increasing: Gains | None = None
