@@ -175,6 +175,9 @@ GROUPS = {paper: tables_of(paper) for paper in dict.fromkeys(table.paper for tab
 GROUPS["quarot_accuracy"] = tables_of("quarot", of=["runs"])
 # The speed half of the papers, and the kernels' own report; reports/index.md would ask for the accuracy half too.
 GROUPS["speed"] = tables_of(*GROUPS, of=["benchmarks"])
+# A file that is a target lies in the store where there is one, and pages do not.
+if workflow.storage_settings.default_storage_provider:
+    GROUPS |= {name: [name] for name in PLAN.tables}
 
 for group, members in GROUPS.items():
 
