@@ -12,13 +12,14 @@ PAGE = REPOSITORY / "docs/reliability.md"
 TRIALS = {
     "slurm": (
         "A SLURM cluster",
-        "munge, slurmctld and two slurmd run on one machine. QuaRot's Table 1 is computed through `profiles/slurm` and "
-        "compared with a local run. Then jobs are cancelled, nodes lost and time limits passed.",
+        "munge, slurmctld and two slurmd run on one machine. QuaRot's Table 1 is computed through `profiles/slurm`, "
+        "each set of weights with its runs as one job, and compared with a local run. Then jobs are cancelled, nodes "
+        "lost and time limits passed.",
     ),
     "storage": (
         "A cluster without a shared file system",
-        "Each node has a file system of its own. Results and weights travel as archives through an object store that "
-        "speaks S3 (`workflow/storage.smk`).",
+        "Each node has a file system of its own. Results lie in an object store that speaks S3, by Snakemake's storage "
+        "plugin, and pages are rendered where Snakemake runs.",
     ),
     "container": (
         "A container",
@@ -30,7 +31,8 @@ TRIALS = {
     ),
     "chaos": (
         "Faults",
-        "Processes are killed with -9 at random moments, disks are full, the clock is set back, two Snakemakes run at "
+        "Processes are killed with -9 at random moments: Snakemake (then `--unlock` takes its lock), a warm process "
+        "that jobs are forked from, a job, its client. Disks are full, the clock is set back, two Snakemakes run at "
         "once, results are read-only, and there is no network.",
     ),
     "gpus_workflow": (

@@ -42,12 +42,12 @@ def body(trial: Trial) -> None:
             command += ["--shared-fs-usage", "sources", "source-cache", "software-deployment"]
             command += ["--slurm-logdir", str(place / "slurm_logs"), "--slurm-init-seconds-before-status-checks", "1"]
             started = time.monotonic()
-            status, output = home.run(*command, *options, "--", projects.REPORT, timeout=3600)
+            status, output = home.run(*command, *options, "--", "quarot_table1", timeout=3600)
             trial.figure("seconds of the jobs and the page", round(time.monotonic() - started))
             trial.check("A table is computed by nodes that share no file", status == 0, output[-3000:])
             computing = re.findall(r"slurm_logs/\w+_cells_run_weights/", output)
             _check_places(trial, home.root, place, store)
-            status, output = home.run(*command, *options, "--", projects.REPORT, timeout=3600)
+            status, output = home.run(*command, *options, "--", "quarot_table1", timeout=3600)
             trial.check("A second start has nothing to do", status == 0 and DONE in output, output[-3000:])
         status, output = here.run("snakemake", "--cores", "all", projects.REPORT, *options, timeout=3600)
         assert status == 0, output

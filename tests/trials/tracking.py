@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from reproduction.identity.names import key_in
 from tests.helpers.project import CONFIG, Copy
 from tests.trials import postgresql
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
@@ -254,7 +255,7 @@ def clones(stage: Stage) -> None:
     compute(second, stage.writers)
     stage.show(uri, SYNC, project=second)
     later = stage.shown("clones")
-    measured = {path.stem for path in second.root.glob("results/runs/*.json")}
+    measured = {key_in(path.stem) for path in second.root.glob("results/runs/*.json")}
     replaced = all(later.runs[key]["metrics"] != before.runs[key]["metrics"] for key in measured)
     twice = [key for key, count in later.keys.items() if count > 1]
     trial.check("Of a run that two clones computed the later result is shown, once", replaced and not twice)

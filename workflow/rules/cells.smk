@@ -102,8 +102,8 @@ rule tasks:
         "results/tasks/{tasks}.json",
     log:
         "logs/tasks/{tasks}.log",
-    localrule: True
     priority: 1
+    localrule: True
     message:
         "zero-shot tasks"
     shell:

@@ -2,7 +2,7 @@
 # `snakemake --cores all results/models/rq-7b`, as config/training/<name>.yaml says.
 rule train:
     input:
-        "config/training/{model}.yaml",
+        local("config/training/{model}.yaml"),
     output:
         directory("results/models/{model}"),
     log:

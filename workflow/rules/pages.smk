@@ -1,5 +1,5 @@
 # A table's numbers, its figure and its page; the scoreboard; MLflow's view of the runs. These jobs are children of a process
-# that has read all papers once.
+# that has read all papers once. They run where Snakemake runs and write there, `local`, where results are in a store.
 localrules:
     tracking,
     index,
@@ -28,7 +28,7 @@ def measured(name):
 def timed_record(name, committed):
     """The record of what was timed for a table, None where there is none and none is to be made."""
     own = f"results/speed/{name}.json"
-    return own if (GPU and name in SPEED) or Path(own).exists() else committed
+    return own if (GPU and name in SPEED) or Path(own).exists() else committed and local(committed)
 
 
 def learned(name):
@@ -43,7 +43,7 @@ def learned(name):
 # Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
 rule tracking:
     output:
-        "results/tracking.json",
+        local("results/tracking.json"),
     log:
         "logs/tracking.log",
     params:
@@ -58,8 +58,9 @@ def behind(wildcards):
     """What a table's report is made from."""
     name = wildcards.table
     other = PLAN.tables[name].figure
-    figures = [f"reports/figures/{other}.svg"] * (other not in (None, name))
-    return [*measured(name), *learned(name), *figures, *["results/tracking.json"] * bool(PLAN.tracking)]
+    here = [f"reports/figures/{other}.svg"] * (other not in (None, name))
+    here += ["results/tracking.json"] * bool(PLAN.tracking)
+    return [*measured(name), *learned(name), *map(local, here)]
 
 
 def results_of(wildcards, input):
@@ -74,7 +75,12 @@ def follows(wildcards):
     by which the report has another parameter and is made again, with all that it needs.
     """
     table = PLAN.tables[wildcards.table]
-    return [table.definition, *table.codes.values(), *table.kernels, *(f"lost: {path}" for path in lost(wildcards.table))]
+    return [
+        table.definition,
+        *table.codes.values(),
+        *table.kernels,
+        *(f"lost: {path}" for path in lost(wildcards.table)),
+    ]
 
 
 def lost(name):
@@ -98,10 +104,10 @@ for has_numbers in (True, False):
             input:
                 behind,
             output:
-                report("reports/{table}.md", **shown("Page")),
-                *[report("results/tables/{table}.csv", **shown("Numbers"))] * has_numbers,
-                *["results/tables/{table}.parquet"] * has_numbers,
-                *[report("reports/figures/{table}.svg", **shown("Figure"))] * draws,
+                report(local("reports/{table}.md"), **shown("Page")),
+                *[report(local("results/tables/{table}.csv"), **shown("Numbers"))] * has_numbers,
+                *[local("results/tables/{table}.parquet")] * has_numbers,
+                *[report(local("reports/figures/{table}.svg"), **shown("Figure"))] * draws,
             log:
                 "logs/reports/{table}.log",
             wildcard_constraints:
@@ -118,11 +124,11 @@ for has_numbers in (True, False):
 
 rule index:
     input:
-        reports=expand("reports/{table}.md", table=PLAN.tables),
-        targets="config/targets.yaml",
+        reports=local(expand("reports/{table}.md", table=PLAN.tables)),
+        targets=local("config/targets.yaml"),
     output:
-        "reports/index.md",
-        "reports/index.html",
+        local("reports/index.md"),
+        local("reports/index.html"),
     log:
         "logs/reports/index.log",
     params:
@@ -169,6 +175,9 @@ GROUPS = {paper: tables_of(paper) for paper in dict.fromkeys(table.paper for tab
 GROUPS["quarot_accuracy"] = tables_of("quarot", of=["runs"])
 # The speed half of the papers, and the kernels' own report; reports/index.md would ask for the accuracy half too.
 GROUPS["speed"] = tables_of(*GROUPS, of=["benchmarks"])
+# A file that is a target lies in the store where there is one, and pages do not.
+if workflow.storage_settings.default_storage_provider:
+    GROUPS |= {name: [name] for name in PLAN.tables}
 
 for group, members in GROUPS.items():
 
@@ -176,5 +185,5 @@ for group, members in GROUPS.items():
         name:
             group
         input:
-            expand("reports/{table}.md", table=members),
+            local(expand("reports/{table}.md", table=members)),
         localrule: True
