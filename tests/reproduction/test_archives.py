@@ -357,3 +357,10 @@ def test_a_thinned_history_is_even_short_and_ends_as_the_whole(count: int) -> No
     assert found[-1:] == [*range(count)][-1:]
     assert len({after - before for before, after in itertools.pairwise(found)}) <= 1
     assert count > archives.LONGEST or found == [*range(count)]
+
+
+def test_files_of_tasks_are_named_without_a_machines_places() -> None:
+    files = {"a": "/home/me/project/results/tasks/shipped-1/a.jsonl", "b": "/data/mine/b.jsonl"}
+    tasks = {"tasks": {**{name: {"file": file} for name, file in files.items()}, "c": {"source": "hub"}}}
+    archives._name_files(tasks)
+    assert [one.get("file") for one in tasks["tasks"].values()] == ["results/tasks/shipped-1/a.jsonl", "b.jsonl", None]

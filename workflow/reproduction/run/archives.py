@@ -1,7 +1,7 @@
 """Results as Parquet files, one for each paper and kind: from a machine that computes to one that renders.
 
-They hold every seed, window and item, and no tensors. Numbers of runs keep all digits. Samples, of which pages show
-means and intervals, are float32 of fewer bits with the same mean, which is a fourth of the size.
+They hold every seed, window and item, no tensors and no places of a machine. Numbers of runs keep all digits. Samples,
+of which pages show means and intervals, are multiples of a power of two with the same sum, which is smaller.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD, Results, key_in
 from reproduction.identity.records import check_signed
 from reproduction.run.plan import Plan
-from reproduction.run.results import read_result
+from reproduction.run.results import TASKS, read_result
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, check_regular, folder_beside, read_json, read_object, write_json
 from rotquant.foundation.parsing import parse_json
@@ -106,6 +106,7 @@ def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
 def _of_run(path: Path) -> dict[str, Any]:
     read_result(path)  # refuses what is damaged
     data = read_object(path, "run file")
+    _name_files(data["provenance"].get("tasks") or {})
     samples = data.pop("samples", {})
     kind = data["run"]["metric"]["kind"]
     if kind in _SURFACES and "arrays" in data:
@@ -118,6 +119,14 @@ def _of_run(path: Path) -> dict[str, Any]:
             step = LOG_ODDS_STEP if kind == "zero_shot" else _step(values)
             packed.append({"quantity": quantity, "answers": None, "values": mean_kept(values, step)})
     return {"name": path.stem, "record": _text(data), "samples": packed}
+
+
+def _name_files(tasks: dict[str, Any]) -> None:
+    """Name the files of tasks by their places in a project, or by their names alone."""
+    for task in tasks.get("tasks", {}).values():
+        if "file" in task:
+            _, inside, name = task["file"].rpartition(f"{TASKS.as_posix()}/")
+            task["file"] = f"{inside}{name}" if inside else Path(name).name
 
 
 def _learned(folders: Iterable[Path], record: str) -> list[dict[str, Any]]:
