@@ -243,20 +243,6 @@ def is_silent() -> bool:
     return _silent.get() or os.environ.get("ROTQUANT_QUIET", "0") not in ("", "0")
 
 
-class Headings:
-    """Lines that say which step of how many begins, above what each step shows of itself; few where steps are short."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.begun, self._display, self._said = total, 0, _display.get() or _process, -math.inf
-
-    def begins(self, step: str) -> None:
-        """Say that a step begins, unless the last such line is only seconds old."""
-        self.begun = min(self.begun + 1, self.total)
-        if not is_silent() and self._display.clock() - self._said >= LINES[0]:
-            self._said = self._display.clock()
-            self._display.say(f"step {self.begun} of {self.total}: {step}")
-
-
 def track(items: Iterable[Item], description: str, unit: str, total: int | None = None) -> Iterator[Item]:
     """Yield the items of a loop, each a step of a task; `total` where they do not know how many they are."""
     if total is None and isinstance(items, Sized):

@@ -199,20 +199,6 @@ def assert_over(clock: Clock, log: io.StringIO) -> None:
     assert lines(log)[-2] == "loading: file 1 of 1, 1 min"
 
 
-def test_one_process_says_which_step_begins_but_not_of_every_short_one(clock: Clock, log: io.StringIO) -> None:
-    steps = progress.Headings(4)
-    for step, seconds in (("Baseline", 1), ("SmoothQuant", 30), ("QuaRot", 30), ("Atom", 0)):
-        steps.begins(step)
-        clock.now += seconds
-    with silenced():
-        progress.Headings(1).begins("nobody hears of it")
-    assert log.getvalue().splitlines() == [
-        "step 1 of 4: Baseline",
-        "step 3 of 4: QuaRot",
-        "step 4 of 4: Atom",
-    ]
-
-
 def test_silence_can_be_asked_for(clock: Clock, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         for _ in track(range(3), "GPTQ", "layer"):
