@@ -122,6 +122,9 @@ for has_numbers in (True, False):
                 PAGE + "report page {wildcards.table} --results {params.results}" + BY_PLAN
 
 
+INDEX = PAGE + "report index" + BY_PLAN
+
+
 rule index:
     input:
         reports=local(expand("reports/{table}.md", table=PLAN.tables)),
@@ -136,10 +139,7 @@ rule index:
     message:
         "scoreboard"
     shell:
-        PAGE + "report index" + BY_PLAN
-
-
-INDEX = PAGE + "report index" + BY_PLAN
+        INDEX
 
 
 def refresh_index():

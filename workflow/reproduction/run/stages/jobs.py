@@ -33,13 +33,16 @@ def make(plan: Plan, key: str, results: Results) -> str:
         ConfigError: no table asks for it.
         ResultError: what it needs is missing; the code or an input is not the planned one.
     """
-    kinds = {"rotation": plan.rotations, "weights": plan.weights, "tasks": plan.tasks, "run": plan.runs}
-    kind = next((kind for kind, known in kinds.items() if key in known), None)
-    if kind is None:
-        raise ConfigError(f"no table asks for {key!r} under this configuration; `rotquant runs list` prints all keys.")
-    return {"rotation": learn_rotations, "weights": make_weights, "tasks": prepare_tasks, "run": measure}[kind](
-        plan, key, results
+    jobs = (
+        (plan.rotations, learn_rotations),
+        (plan.weights, make_weights),
+        (plan.tasks, prepare_tasks),
+        (plan.runs, measure),
     )
+    for known, job in jobs:
+        if key in known:
+            return job(plan, key, results)
+    raise ConfigError(f"no table asks for {key!r} under this configuration; `rotquant runs list` prints all keys.")
 
 
 def learn_rotations(plan: Plan, key: str, results: Results) -> str:
