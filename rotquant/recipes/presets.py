@@ -71,15 +71,16 @@ def gptq() -> Recipe:
 
 def gptq_w4a16() -> Recipe:
     """GPTQ with 4-bit weights alone, symmetric with one scale per output channel, which every engine and the W4A16
-    kernel here run."""
-    return _recipe({"gptq": {}}, weights=_weights(), calibration=Calibration())
+    kernel here run. No clip search: without a rotation the least squared error clips the few weights that make a
+    model's massive activations (Yu et al. 2024, "The Super Weight"), as GPTQ's authors do not."""
+    return _recipe({"gptq": {}}, weights=_weights(clip_search=False), calibration=Calibration())
 
 
 def quarot_w4a16() -> Recipe:
     """QuaRot with 4-bit weights alone: the same with R1 and R2, which stay in the weights, so that it runs wherever
     gptq-w4a16 does. The paper's Table 7 has the online transforms too, and asymmetric weights."""
     fused = RotationScheme(heads=False, keys=False, mlp=False)
-    return gptq_w4a16().model_copy(update={"rotation": fused})
+    return _recipe({"gptq": {}}, rotation=fused, weights=_weights(), calibration=Calibration())
 
 
 def quarot() -> Recipe:

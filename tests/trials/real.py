@@ -3,7 +3,7 @@
 It reads ROTQUANT_REAL_MODELS, a folder with a folder for each checkpoint; ROTQUANT_REAL_TEXT, a folder with train.txt
 and test.txt; and ROTQUANT_REAL_TASKS, a folder for `--task-data`. Each command is a process as a user starts it. A
 method that trains has a short training, which tries the way and not the method. What is refused has its sentence.
-ROTQUANT_REAL_PRESETS names presets, with commas between, where not all are to be tried; the record keeps other rows.
+ROTQUANT_REAL_PRESETS names rows, with semicolons between, where not all are to be tried; the record keeps other rows.
 """
 
 import json
@@ -41,6 +41,12 @@ SHORT: Mapping[str, Sequence[str]] = {
         "methods.cushioncache.steps=16",
     ],
     "block_ap": ["methods.block_ap.text.samples=64", "methods.block_ap.text.sequence_length=512"],
+}
+#: Rows that are a preset with changes. R1 passes a norm with its gain in the weights behind it, where inputs are what
+#: the gain would have scaled; online rotations of the inputs come after the gain.
+VARIANTS: Mapping[str, tuple[str, Sequence[str]]] = {
+    f"{preset}, inputs rotated": (preset, ["rotation.residual=none", "rotation.inputs=hadamard"])
+    for preset in ("quarot-rtn", "quarot", "quarot-w4a16")
 }
 #: Of a training of the whole model: RCP and BitDistiller.
 TRAINING = ["text.samples=64", "text.sequence_length=256", "epochs=1", "batch_size=8", "temperature=null"]
@@ -123,8 +129,8 @@ def body(trial: Trial) -> None:
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
     gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
     length, samples, many = (480, 64, 32) if gpus[0] else (256, 8, 4)  # a prefix fits the window of Gemma 3 too
-    asked = [name for name in os.environ.get("ROTQUANT_REAL_PRESETS", "").split(",") if name]
-    asked = asked or [*all_presets()]
+    asked = [name for name in os.environ.get("ROTQUANT_REAL_PRESETS", "").split(";") if name]
+    asked = asked or _rows()
     presets = [name for name in asked if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
     workers = int(os.environ.get("ROTQUANT_REAL_WORKERS", len(gpus)))
     free: SimpleQueue[str | None] = SimpleQueue()
@@ -152,7 +158,7 @@ def body(trial: Trial) -> None:
     if not trial.quick:
         kept = {(row["model"], row["preset"]): row for row in read_json(ROWS, "rows")} if ROWS.exists() else {}
         kept |= {(row.model, row.preset): asdict(row) for row in rows}
-        known = sorted(kept.values(), key=lambda row: (row["model"], [*all_presets()].index(row["preset"])))
+        known = sorted(kept.values(), key=lambda row: (row["model"], _rows().index(row["preset"])))
         write_json(ROWS, known)
         write_text(PAGE, page(known))
     for checkpoint in checkpoints:
@@ -170,7 +176,9 @@ def quantized(
     checkpoint: Path, preset: str, text: Path, amounts: Sequence[object], windows: Sequence[object], gpu: str | None
 ) -> Row:
     """Quantize, compare with the checkpoint, export in every format, and convert."""
-    changes = [word for key, values in SHORT.items() if key in _methods(preset) for word in values]
+    row_name, (preset, changed) = preset, VARIANTS.get(preset, (preset, ()))
+    changes = [*changed]
+    changes += [word for key, values in SHORT.items() if key in _methods(preset) for word in values]
     training = {"rcp", "bitdistiller"} & _methods(preset)
     changes += [f"methods.{name}.{change}" for name in training for change in TRAINING]
     options = [word for change in changes for word in ("--set", change)]
@@ -180,7 +188,7 @@ def quantized(
         asked = () if training else amounts
         words = [command, checkpoint, "--method", preset, "--corpus", text, "-o", folder, *asked, *options]
         made = rotquant(*words, gpu=gpu, as_json=False)
-        row = Row(checkpoint.name, preset, _outcome(made), made.sentence, round(made.seconds, 1), round(made.gib, 2))
+        row = Row(checkpoint.name, row_name, _outcome(made), made.sentence, round(made.seconds, 1), round(made.gib, 2))
         row.warned = "out of the ordinary" in " ".join(made.said)
         if made.status:
             return row
@@ -254,6 +262,12 @@ def _folder(name: str) -> Path:
     if variable not in os.environ:
         raise Skip(f"{variable} names no folder.")
     return Path(os.environ[variable])
+
+
+def _rows() -> list[str]:
+    """Presets and the variants of each."""
+    of = {preset: [name for name, (base, _) in VARIANTS.items() if base == preset] for preset in all_presets()}
+    return [name for preset, variants in of.items() for name in (preset, *variants)]
 
 
 def _methods(preset: str) -> set[str]:
