@@ -128,7 +128,7 @@ def body(trial: Trial) -> None:
     models, text, tasks = (_folder(name) for name in ("MODELS", "TEXT", "TASKS"))
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
     gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
-    length, samples, many = (480, 64, 32) if gpus[0] else (256, 8, 4)  # a prefix fits the window of Gemma 3 too
+    length, samples, many = (256, 8, 4) if trial.quick else (480, 64, 32)  # a prefix fits the window of Gemma 3 too
     asked = [name for name in os.environ.get("ROTQUANT_REAL_PRESETS", "").split(";") if name]
     asked = asked or _rows()
     presets = [name for name in asked if not trial.quick or name in ("baseline", "rtn", "quarot-rtn")]
