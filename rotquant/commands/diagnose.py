@@ -103,7 +103,7 @@ def diagnose(
     """Show what outliers do to MODEL: what 4 bits cost before and after rotation, and which tokens stand out.
 
     Nothing is tuned: weights are rounded to nearest. Rises are in nats a token. One copy of MODEL is in memory at a
-    time; it is loaded five times.
+    time; it is loaded six times.
 
     Example: `rotquant diagnose workflow/resources/models/rq-7b`
     """

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rotquant.metrics.diagnostics import ASKED, LARGE, Costs, Sinks, variants
+from rotquant.metrics.diagnostics import ASKED, INPUTS_ROTATED, LARGE, Costs, Sinks, variants
 from rotquant.metrics.zeroshot import TASKS
 from rotquant.recipes.schemes import Calibration
 
@@ -16,6 +16,8 @@ from rotquant.recipes.schemes import Calibration
 MAY_BE_LARGE = 1 / 10_000
 #: A rise of the loss, nats a token, beyond which a quantized model is out of the ordinary: perplexity times 2.7.
 _MUCH = 1.0
+#: Nats a token below which a difference of two rotations is not worth a sentence.
+_MATTERS = 0.05
 #: Nats beyond which exp of them overflows.
 _LARGEST = 700.0
 
@@ -78,6 +80,13 @@ def sentences(costs: Costs, sinks: list[Sinks]) -> list[str]:
         left = " More than 1 nat is left: rounding to nearest alone does not do here, even rotated."
         rotations = costs.words[costs.same.get("r124", "r124")].partition(", ")[2]
         found.append(f"Rotation {taken}: with {rotations} W4A4 costs {_nats(after)}.{left if after[0] > _MUCH else ''}")
+        gained, error = costs.rise("r124", "inputs")
+        if "inputs" not in costs.same and gained > max(2 * error, _MATTERS):
+            options = " ".join(f"--set rotation.{field}={value}" for field, value in INPUTS_ROTATED.items())
+            found.append(
+                f"Inputs rotated online, after the norms' gains, cost {_with_error(gained, error)} nats less than by "
+                f"R1: `{options}`. R1 rotates what a gain would make small together with the rest."
+            )
     found.append(f"A KV cache in 3 bits, rotated, costs {_nats(costs.rise('kv3'))}.")
     found.append(f"Static scales of inputs, after rotation, cost {_nats(static)}, over dynamic ones.")
     found.append(

@@ -35,6 +35,8 @@ _STATIC = QuantizationScheme(bits=4, clip_ratio=0.9, granularity="tensor", dynam
 _CACHE3 = QuantizationScheme(bits=3, symmetric=False, granularity="head", clip_ratio=0.95)
 _R1 = RotationScheme(values="none", heads=False, keys=False, mlp=False)
 _R12 = RotationScheme(heads=False, keys=False, mlp=False)
+#: In place of R1, online rotations of what the linear layers read, which come after the norms' gains.
+INPUTS_ROTATED = {"residual": "none", "inputs": "hadamard"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def variants(calibration: Calibration, fit: Callable[[Recipe], Recipe] = lambda 
         "rtn": Variant("preset rtn (W4A4KV4)", preset("rtn")),
         "quarot-rtn": Variant("preset quarot-rtn (W4A4KV4)", preset("quarot-rtn")),
         "kv3": Variant("KV3", Recipe(rotation=RotationScheme(), keys=_CACHE3, values=_CACHE3)),
+        "inputs": Variant("W4A4", _rotated(RotationScheme.model_validate(INPUTS_ROTATED))),
     }
     fitting = {name: replace(variant, recipe=fit(variant.recipe)) for name, variant in found.items()}
     return {name: replace(variant, words=_with_rotations(variant)) for name, variant in fitting.items()}
@@ -114,6 +117,7 @@ _COPIES = (
     (("r12",),),
     (("static", "r124", "quarot-rtn"),),
     (("kv3",),),
+    (("inputs",),),
 )
 #: Variants that answer tasks too.
 ASKED = ("unquantized", "w4a4", "r124")

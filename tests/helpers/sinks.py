@@ -60,6 +60,7 @@ COSTS = Costs(
         "rtn": result(math.inf, math.inf, math.inf),
         "quarot-rtn": result(1.1, 2.1, 3.1),
         "kv3": result(1.03, 2.03, 3.03),
+        "inputs": result(1.1, 2.1, 3.1),
     },
     {
         "unquantized": Scores({"parameter": 75.0, "average": 75.0, "parameter.items": 4}, {"parameter": (1, 1, 1, 0)}),

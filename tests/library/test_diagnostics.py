@@ -13,12 +13,14 @@ import torch
 
 from rotquant.commands.diagnose import diagnose
 from rotquant.commands.diagnosis import asked, phenomena, sentences, tables, token_text
+from rotquant.commands.options import changed
 from rotquant.foundation.errors import RecipeError
 from rotquant.metrics.diagnostics import ASKED, Costs, find_sinks, measure_costs, variants
 from rotquant.metrics.perplexity import perplexity
 from rotquant.metrics.zeroshot import Scores, prepare
 from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
+from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
@@ -159,7 +161,7 @@ def test_one_copy_of_the_model_is_in_memory_at_a_time_and_three_answer_tasks(tex
     seen: list[str] = []
     asked_of = lambda model: Scores({"hooks": len(seen)}, {})  # noqa: E731
     costs = measure_costs(load, text, METRIC, SAMPLES, ask=asked_of, look=lambda model: seen.append("unquantized"))
-    assert len(loaded) == 5
+    assert len(loaded) == 6
     assert seen == ["unquantized"]
     assert set(costs.scores) == set(ASKED)
 
@@ -182,6 +184,32 @@ def test_rotation_takes_back_what_a_planted_outlier_channel_costs():
     assert plain[0] - 1 > 4 * plain[1]
     assert rotated[0] < plain[0]
     assert costs.recovered > 0.3
+
+
+def test_a_rotation_behind_the_gains_costs_less_where_a_gain_makes_a_large_feature_small(windows):
+    """R1 gives the gain to the weights, so what it rotates is the large feature and little else."""
+
+    def load():
+        model = tiny_model(hidden_size=128)
+        with torch.no_grad():
+            model.model.embed_tokens.weight[:, 5] = 3.0
+            model.lm_head.weight[:, 5] = 0
+            model.lm_head.weight.mul_(8)
+            for layer in model.model.layers:
+                for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                    norm.weight[5] = 0.01
+        return model
+
+    from rotquant.methods.llm_qat.data_free_distillation import generate
+
+    own = Tokens(generate(load(), 8, 64, seed=0).flatten(), BOS)
+    costs = measure_costs(load, own, METRIC.model_copy(update={"sequence_length": 64}), SAMPLES)
+    sinks = find_sinks(planted(), windows, None, threshold=8.0)
+    (advice,) = (sentence for sentence in sentences(costs, sinks) if "online" in sentence)
+    assert "`--set rotation.residual=none --set rotation.inputs=hadamard`" in advice
+    recipe = changed(preset("quarot-rtn"), re.findall(r"--set ([\w.]+=\w+)", advice))
+    assert {one.location for one in recipe.transforms} >= {"attention_input", "mlp_input"}
+    assert not any("online" in sentence for sentence in sentences(COSTS, sinks))
 
 
 def test_factors_and_points_have_the_errors_of_paired_windows_and_items():
