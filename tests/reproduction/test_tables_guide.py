@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reproduction.sources import load_project, load_tables
+from reproduction.sources import load_project
 from reproduction.tables.checks import Claim
-from reproduction.tables.elsewhere import ElsewhereTable
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Row, RunTableFields, TableFile
 
 PAGE = Path("docs/tables.md").read_text(encoding="utf-8")
-TABLE, NAMES, AMOUNTS, CLAIMS, ELSEWHERE = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-(NUMBERS,) = re.findall(r"```csv\n(.*?)```", PAGE, re.DOTALL)
+TABLE, NAMES, AMOUNTS, CLAIMS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def project_with(root: Path, table: str) -> Project:
@@ -58,24 +56,8 @@ def test_the_pages_claims_are_claims_of_its_table() -> None:
 
 
 def test_every_field_that_the_page_explains_is_one() -> None:
-    own = PAGE.partition("## Numbers that somebody else measured")[0]
-    explained = re.findall(r"^\| (`.*?) \|", own, re.MULTILINE)
+    explained = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     names = {name for cell in explained for name in re.findall(r"`([\w.*]+)`", cell)}
     assert names >= {"id", "metrics", "columns", "rows", "claims", "rows.*.columns"}
     known = {*TableFile.model_fields, *RunTableFields.model_fields} | {f"rows.*.{name}" for name in Row.model_fields}
     assert names <= known
-
-
-def test_the_pages_numbers_from_elsewhere_are_a_table_with_every_field_that_it_explains(tmp_path: Path) -> None:
-    folder = tmp_path / "workflow/papers/mine"
-    (folder / "numbers").mkdir(parents=True)
-    (folder / "elsewhere.yaml").write_text(ELSEWHERE)
-    (folder / "numbers/others.csv").write_text(NUMBERS)
-    table = load_tables(tmp_path)["mine_table2"]
-    assert isinstance(table, ElsewhereTable)
-    assert (table.rows, table.columns) == (("Unquantized", "ROW"), ("COLUMN",))
-    fields = PAGE.partition("## Numbers that somebody else measured")[2].partition("## Other sources")[0]
-    explained = {
-        name for line in re.findall(r"^\| (`.*?) \|", fields, re.MULTILINE) for name in re.findall("`(.*?)`", line)
-    }
-    assert explained <= ElsewhereTable.model_fields.keys()

@@ -164,7 +164,7 @@ onerror:
     refresh_index()
 
 
-def tables_of(*papers, of=("runs", "benchmarks", "recipes", "elsewhere")):
+def tables_of(*papers, of=("runs", "benchmarks", "recipes")):
     """The tables of papers that have their numbers from these sources."""
     return [name for name, one in PLAN.tables.items() if one.paper in papers and one.source in of]
 

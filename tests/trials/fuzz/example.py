@@ -21,8 +21,6 @@ from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from rotquant.foundation.environment import environment
 from rotquant.foundation.files import file_digest, short_hash, write_json
-from tests.helpers.elsewhere import NUMBERS
-from tests.helpers.elsewhere import TABLE as OTHERS
 from tests.helpers.project import TABLES, Copy
 from tests.helpers.reports import TEXT
 from tests.helpers.settings_tables import PUBLISHED, TABLE
@@ -32,7 +30,6 @@ from tests.trials.projects import tiny
 NAME = "quarot_table1"
 SPEED_NAME = "quarot_table14"
 SETTINGS = "workflow/papers/quarot/settings.yaml"
-ELSEWHERE = "workflow/papers/quarot/elsewhere.yaml"
 SPEEDS = "workflow/papers/quarot/speed.yaml"
 PRINTED = "row,column,metric,value,unit\nBaseline,Llama-2-7B,perplexity,5.47,ppl\n"
 PRINTED_SPEED = (
@@ -54,8 +51,6 @@ def make(root: Path) -> Copy:
     about = {"paper": "quarot", "title": TABLES["title"]}
     copy.write(SETTINGS, yaml.safe_dump({**about, "tables": [told]}, sort_keys=False))
     copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
-    copy.write(ELSEWHERE, yaml.safe_dump({**about, "tables": [OTHERS]}, sort_keys=False))
-    copy.write("workflow/papers/quarot/numbers/others.csv", NUMBERS)
     copy.write(SPEEDS, yaml.safe_dump(SPEED, sort_keys=False))
     copy.write("workflow/papers/quarot/published/table14.csv", PRINTED_SPEED)
     with inside(root):

@@ -204,7 +204,6 @@ ASIDE: dict[str, str] = {
     "reproduction.benchmarks.costs:_of_weights_stage": _OURS,
     "reproduction.commands.runs:show": _AGAIN,
     "reproduction.sources.benchmarks:Benchmarks.planned": _AGAIN,
-    "reproduction.sources.elsewhere:FromElsewhere.planned": _AGAIN,
     "reproduction.run.stages.jobs:make_weights": "reads the manifest that the stage has written just before",
     "reproduction.run.stages.weights:compute_weights": "reads the record that make_weights has checked",
     "reproduction.render.tracking.store:_locked": _WRITES,

@@ -6,15 +6,14 @@ from pathlib import Path
 from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
-from reproduction.sources import load_project, load_tables, source_of
-from reproduction.tables.elsewhere import ElsewhereTable
+from reproduction.sources import load_project, load_tables
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
 from reproduction.tables.tables import RunTable
 from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, named_recipe, rotation_fields
 from rotquant.recipes.presets import preset
-from tests.trials.fuzz.example import ELSEWHERE, SETTINGS, SPEEDS
+from tests.trials.fuzz.example import SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
 
@@ -43,8 +42,6 @@ def formats(root: Path) -> list[Format]:
         Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
         Format("tables of speed", fast, kinds(SPEEDS), _speed, 2.0),
         Format("tables of settings", files, kinds(SETTINGS), _settings, 2.0),
-        Format("tables of numbers of others", files, kinds(ELSEWHERE), _elsewhere, 1.5),
-        Format("numbers of others", files, kinds("workflow/papers/quarot/numbers/others.csv"), _elsewhere),
         Format("targets", fast, kinds("config/targets.yaml"), load_targets, 0.5),
         Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
         Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
@@ -86,12 +83,6 @@ def _settings(folder: Path) -> None:
 
     for table in load_project((), folder).of(SettingsTable).values():
         markdown(settings_report(table))
-
-
-def _elsewhere(folder: Path) -> None:
-    project = load_project((), folder)
-    for table in project.of(ElsewhereTable).values():
-        source_of(table).collect(project, table)
 
 
 def _training(folder: Path) -> None:

@@ -15,9 +15,8 @@ from pyarrow import csv
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import atomic_path, check_regular, write_text
 
-#: Origin of a line's number: `COMPUTED` here, recorded on another machine's device, measured elsewhere by somebody
-#: else, or `PUBLISHED` by the paper alone.
-COMPUTED, RECORDED, ELSEWHERE, PUBLISHED = "computed", "recorded", "elsewhere", "published"
+#: Origin of a line's number: `COMPUTED` here, recorded on another machine's device, or `PUBLISHED` by the paper alone.
+COMPUTED, RECORDED, PUBLISHED = "computed", "recorded", "published"
 
 #: Fields of a line. text, published_text: non-numeric results; same: whether the two agree. deviation: over seeds;
 #: low, high: percentiles of replays; ratio: to the grid's baseline. device: where it was measured; run: run key.

@@ -1,4 +1,4 @@
-"""Sources of tables' numbers: runs, benchmarks, recipes, and measurements made elsewhere, each a class in one module.
+"""Sources of tables' numbers: runs, benchmarks and recipes, each a class in one module.
 
 The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table. Every
 command loads this package, so what collects, judges and renders is imported in functions (pandas and scipy with it).
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from reproduction.render.pages.model import Logged, Report
 
-Status = Literal["computed", "recorded", "elsewhere", "not yet"]
+Status = Literal["computed", "recorded", "not yet"]
 
 T = TypeVar("T", bound=Table)
 C = TypeVar("C")

@@ -189,7 +189,7 @@ class Table(Titled):
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The columns for claims about runs and numbers from elsewhere; empty for other tables."""
+        """The columns for claims about runs; empty for other tables."""
         return ()
 
 
@@ -391,15 +391,10 @@ def read_published(file: str, root: Path) -> Published:
     Raises:
         ConfigError: see `published_values`.
     """
-    return {place: one for place, one, _ in published_lines(file, root)}
-
-
-def published_lines(file: str, root: Path) -> list[tuple[tuple[str, str, str], Printed, Mapping[str, str]]]:
-    """The cells of a long-format CSV: place, number and the whole line; see `read_published`."""
     path = root / file
     lines = read_csv(path, ("row", "column", "metric", "value"), "published values")
     try:
-        return [((line["row"], line["column"], line["metric"]), _printed(line, file), line) for line in lines]
+        return {(line["row"], line["column"], line["metric"]): _printed(line, file) for line in lines}
     except ValueError as error:
         raise ConfigError(f"published values {path}: {error}; write a number, or - where the paper has none.") from None
 

@@ -1,22 +1,20 @@
-"""The grids of every page: numbers of runs, times and bytes, settings, and numbers from elsewhere.
+"""The grids of every page: numbers of runs, times and bytes, and settings.
 
 Ours are next to the paper's, in the paper's order. `cells` decides how each place is printed.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from reproduction.claims.widths import Course
-from reproduction.frame.elsewhere import Elsewhere
 from reproduction.frame.limits import CEILING, points
 from reproduction.frame.speed import SpeedNumbers, SpeedPlace, short_gpu, shown_ratio
 from reproduction.frame.values import Number, Place, Values, main_quantities, printed_accuracies
 from reproduction.render.figures.changes import change_between
 from reproduction.render.pages import cells
 from reproduction.render.pages.model import Grid, GridColumn, Tasks, Whose, beside
-from reproduction.tables.elsewhere import KNOWN, ElsewhereTable
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, Quantity
 from reproduction.tables.settings import SettingsTable
@@ -390,27 +388,6 @@ def settings_grid(table: SettingsTable) -> Grid:
         columns += _pairs(column.name, [(cells.setting(cell), cell.published or "-") for cell in found])
     stub = "Tensor" if any(row.part for row in table.rows) else "Method"
     return Grid("Settings of the recipes here", [stub], [[row.name] for row in table.rows], columns)
-
-
-def elsewhere_grids(table: ElsewhereTable, found: Elsewhere) -> Iterator[Grid]:
-    """A grid for each metric: the numbers from elsewhere, each with the paper's."""
-    both = (found.numbers, found.published)
-    for metric in dict.fromkeys(name for numbers in both for _, _, name in numbers):
-        quantity = table.quantity(metric)
-        ours, papers = (cells.decimals(one for (_, _, name), one in part.items() if name == metric) for part in both)
-        known = {place[:2] for numbers in both for place in numbers if place[2] == metric}
-        rows = [row for row in table.rows or () if any(row == other for other, _ in known)]
-        columns: list[GridColumn] = []
-        for column in (name for name in table.column_names if any((row, name) in known for row in rows)):
-            mine, theirs = ([part.get((row, column, metric)) for row in rows] for part in both)
-            pairs = zip(mine, theirs, strict=True)
-            columns += _pairs(
-                column, [(cells.measured(one, ours), cells.printed(paper, papers)) for one, paper in pairs]
-            )
-        what = words(quantity) if metric in KNOWN else quantity.title
-        unit = f" ({quantity.unit})" if quantity.unit else ""
-        caption = f"{what[0].upper()}{what[1:]}{unit}, {quantity.better} is better; measured elsewhere"
-        yield Grid(caption, ["Method"], [[row] for row in rows], columns)
 
 
 def _pairs(head: str, pairs: Iterable[tuple[str, str]]) -> tuple[GridColumn, ...]:
