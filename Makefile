@@ -19,6 +19,7 @@ $(READY): requirements.lock pyproject.toml workflow/pyproject.toml
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 		--editable . --editable workflow
+	$(BIN)/python -m reproduction.schemas
 	touch $@
 
 # FORCE: whether a report is up to date is for Snakemake to decide, not for make.

@@ -6,6 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from reproduction import schemas
 from rotquant.commands.root import REPRODUCTION, cli
 from scripts.documentation.links import ROOT
 from scripts.documentation.words import cell, code, entries, table
@@ -119,7 +120,7 @@ def _default(option: Any) -> str:
 
 def configuration() -> str:
     """All keys of a configuration file, by the schema that editors read."""
-    schema = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text(encoding="utf-8"))
+    schema = schemas.schema("config")
     parts = [
         "# Configuration",
         "The keys of `config/config.yaml` and of files on top of it, from the models that validate them. "

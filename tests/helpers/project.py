@@ -240,7 +240,7 @@ class Copy:
 
     def __init__(self, root: Path, *, fake: bool = True, small: bool = True) -> None:
         self.root = root
-        ignore = shutil.ignore_patterns("__pycache__", "models", "tuning", "reproduction")
+        ignore = shutil.ignore_patterns("__pycache__", "models", "reproduction")
         shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
         shutil.copytree(REPOSITORY / "profiles", root / "profiles")
         shutil.copytree(REPOSITORY / "config", root / "config")

@@ -1,6 +1,6 @@
 """JSON schemas of the files that people write, for editors: generated from the models that validate these files.
 
-`python -m reproduction.schemas` writes them to workflow/schemas/; each file names its own in its first line. Editors
+`make setup` and `make schemas` write them to workflow/schemas/; each file names its own in its first line. Editors
 that speak to the YAML language server complete keys and values by them and show what each is. No run reads them.
 """
 
@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 
 from reproduction.shipped.finetuning import FineTuning
 from reproduction.shipped.recipe import TrainingConfig
-from reproduction.sources import patterns, sources
+from reproduction.sources import sources
 from reproduction.tables.configuration import ConfigFile, find_root
 from reproduction.tables.targets import Targets
 from rotquant.foundation.files import write_text
@@ -30,19 +30,6 @@ MODELS: dict[str, type[BaseModel]] = {
     "finetuning": FineTuning,
 }
 """What describes each kind of file."""
-
-FILES = {
-    "config/config.yaml": "config",
-    "config/paper.yaml": "config",
-    "config/thorough.yaml": "config",
-    "config/rehearsal.yaml": "config",
-    "config/widths.yaml": "config",
-    "config/targets.yaml": "targets",
-    "config/training/*.yaml": "training",
-    "config/finetuning/*.yaml": "finetuning",
-    **{f"workflow/{pattern}": source.file_kind for pattern, source in patterns()},
-}
-"""The project's files by pattern; the first that matches counts."""
 
 
 class _Generator(GenerateJsonSchema):
@@ -96,16 +83,7 @@ def _any_part(data: Any) -> None:
             data["properties"][key] = {**described, "anyOf": [value, {"type": "null"}]}
 
 
-def schema_text(name: str) -> str:
-    """A schema as its file holds it."""
-    return json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n"
-
-
-def kind_of(path: Path) -> str | None:
-    """Which schema the file of a project has, by its path from the project; None for none."""
-    return next((kind for pattern, kind in FILES.items() if path.match(pattern)), None)
-
-
 if __name__ == "__main__":
     for kind in MODELS:
-        write_text(find_root() / SCHEMAS / f"{kind}.schema.json", schema_text(kind))
+        text = json.dumps(schema(kind), indent=1, ensure_ascii=False)
+        write_text(find_root() / SCHEMAS / f"{kind}.schema.json", f"{text}\n")

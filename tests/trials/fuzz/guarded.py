@@ -39,7 +39,7 @@ _CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.sym
 _STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen")
 _REACHES = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind")
 #: Where what every reader may read lies: Python, its packages, this project's own code and data, the system.
-_OURS = ("rotquant", "workflow/reproduction", "kernels", "workflow/schemas", "tests")
+_OURS = ("rotquant", "workflow/reproduction", "kernels", "tests")
 _SYSTEM = ("/proc", "/sys", "/usr", "/lib", "/lib64", "/etc/ssl", "/etc/localtime", "/etc/mime.types", "/dev/null")
 
 

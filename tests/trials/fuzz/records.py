@@ -24,7 +24,6 @@ from reproduction.run.plan import Plan, config_file, read_plan
 from reproduction.run.results import read_result
 from reproduction.run.stages import jobs
 from reproduction.run.stages.measures import Subject, training_loss
-from reproduction.run.tuning import recorded_runs
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Project
@@ -33,7 +32,6 @@ from tests.trials.fuzz.example import NAME, SPEED_NAME, inside, some_run
 from tests.trials.fuzz.formats import Format, content_of, kinds
 from tests.trials.trial import REPOSITORY
 
-TUNING = "workflow/resources/tuning/llm-qat-Llama-2-7B.json"
 TABLES, PRINTED = "workflow/papers/quarot/[ts]*.*", "workflow/papers/quarot/published/*"
 MACHINES = "workflow/resources/machines.json"
 
@@ -204,7 +202,6 @@ def _rendered(root: Path) -> list[Format]:
     bench = f"results/bench/some-gpu/{SPEED_NAME}.json"
     files[f"results/speed/{SPEED_NAME}.json"] = files[bench]
     assert SPEED["tables"][0]["id"] == SPEED_NAME
-    tuning = {TUNING: (REPOSITORY / TUNING).read_bytes()}
 
     def speed(folder: Path) -> None:
         project = load_project(root=folder)
@@ -227,7 +224,6 @@ def _rendered(root: Path) -> list[Format]:
         Format("records of times", files, kinds(f"results/speed/{SPEED_NAME}.json"), speed),
         Format("committed records of times", without, kinds(bench, bench.replace("some", "another")), speed),
         Format("records of machines", files, kinds(MACHINES), scoreboard.machine_noise, 0.5),
-        Format("records of tunings", tuning, kinds(TUNING), lambda folder: recorded_runs(folder / TUNING), 0.5),
         Format(
             "rendered reports", files, {f"reports/{NAME}.md": "md", f"reports/figures/{NAME}.svg": "svg"}, pages, 0.7
         ),

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from reproduction.run.tuning import points, read_grid
 from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
 from reproduction.sources import load_project, load_tables
@@ -55,8 +54,7 @@ def formats(root: Path) -> list[Format]:
 OPTIONS = """weights.scheme.bits=3
 rotation.residual=none
 methods.gptq={act_order: true}
-activations.clip_ratio=0.8
-grid.gptq.damping=0.01,0.1"""
+activations.clip_ratio=0.8"""
 
 
 def _project(folder: Path) -> None:
@@ -107,8 +105,6 @@ def _recipe(folder: Path) -> None:
 
 def _options(folder: Path) -> None:
     lines = _text(folder, "options").split("\n")
-    changes = [line for line in lines if "grid." not in line]
-    changed(preset("quarot"), changes)
-    changes_of(changes)
-    rotation_fields(changes)
-    list(points(read_grid([line.replace("grid.", "") for line in lines if "grid." in line], preset("quarot"))))
+    changed(preset("quarot"), lines)
+    changes_of(lines)
+    rotation_fields(lines)

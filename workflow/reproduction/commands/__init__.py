@@ -2,7 +2,7 @@
 
 import typer
 
-from reproduction.commands import archives, bench, data, prefix, tracking, tune
+from reproduction.commands import archives, bench, data, prefix, tracking
 from reproduction.commands.report import report_app
 from reproduction.commands.runs import runs_app
 
@@ -10,7 +10,6 @@ from reproduction.commands.runs import runs_app
 def add_to(cli: typer.Typer) -> None:
     """Add all of them to the tree of commands (entry point `rotquant.commands`)."""
     cli.command()(prefix.prefix)
-    cli.command("tune")(tune.tune_method)
     cli.command()(data.corpus)
     cli.command()(data.pack)
     cli.command()(data.train)

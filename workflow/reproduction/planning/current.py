@@ -20,7 +20,7 @@ from rotquant.foundation.files import canonical_json, check_regular, short_hash,
 from rotquant.foundation.hub import commit_of
 
 #: Part of every plan's name, to be raised when the plan's content for equal inputs changes.
-FORMAT = 6
+FORMAT = 7
 
 
 def current_plan(
@@ -57,7 +57,7 @@ def current_plan(
 
 def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any], code: str) -> str:
     """Digest of files' content: the package's sources, tables, published numbers and the configuration's layers."""
-    folders = (root / "workflow" / name for name in ("papers", "kernels", "schemas"))
+    folders = (root / "workflow" / name for name in ("papers", "kernels"))
     files = (path for folder in folders for path in below(folder))
     layers = (root / "config/config.yaml", *overrides)
     return _files_digest([FORMAT, code, repr(sorted(options.items()))], root, (*files, *layers))

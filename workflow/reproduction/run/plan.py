@@ -223,8 +223,9 @@ def read_plan(path: Path) -> Plan:
     """
     check_regular(path)
     try:
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if digest != short_hash(text):
+        written = path.read_text(encoding="utf-8")
+        text = written.partition('"plan": ')[2].removesuffix("}\n")
+        if written != _with_digest(text):
             raise ValueError
         plan = Plan.model_validate_json(text)
         canonical_json(plan.config)  # raises ValueError for nan and inf
@@ -241,13 +242,17 @@ def read_plan(path: Path) -> Plan:
 
 def write_plan(root: Path, plan: Plan) -> None:
     """Write a plan and its configuration atomically, and remove plans that have not been read for long."""
-    text = plan.model_dump_json()
     config_file(root, plan)
-    write_text(root / plan.path, f"{short_hash(text)}\n{text}")
+    write_text(root / plan.path, _with_digest(plan.model_dump_json()))
     for other in (root / PLANS).iterdir():
         with contextlib.suppress(OSError):
             if other.stat().st_mtime < time.time() - KEPT:
                 other.unlink()
+
+
+def _with_digest(plan: str) -> str:
+    """The JSON of a plan's file, with the digest of the plan's own JSON."""
+    return f'{{"digest": "{short_hash(plan)}", "plan": {plan}}}\n'
 
 
 def config_file(root: Path, plan: Plan) -> Path:
