@@ -61,11 +61,25 @@ def schema(name: str) -> dict[str, Any]:
         _any_part(found)
         alone = {"properties": {"standalone": {"const": True}}, "required": ["standalone"]}
         found |= {"if": alone, "then": {"required": required}}
+    if "tables" in found["properties"]:
+        _take_shorthand(found["$defs"])
     rows = {"tables": "Row", "settings": "SettingsRow"}
     if name in rows:
         found["$defs"][rows[name]]["properties"]["method"]["examples"] = sorted(PRESETS)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{name}.schema.json"}
     return {**head, **found}
+
+
+def _take_shorthand(defined: dict[str, Any]) -> None:
+    """Let a table, a row and a claim leave to others what they have in common (`tables.shorthand`)."""
+    for name, section in defined.items():
+        section.pop("required", None)
+        properties = section.get("properties", {})
+        if name.endswith("Claim"):
+            described = "Claims that share the fields next to them."
+            properties["claims"] = {"description": described, "type": "array", "items": {"$ref": f"#/$defs/{name}"}}
+        if name == "RunTableFields":
+            properties["rows"]["items"] = {"anyOf": [properties["rows"]["items"], {"type": "string"}]}
 
 
 def _any_part(data: Any) -> None:

@@ -224,7 +224,7 @@ class Statement(Written):
     text: str
     """The statement, in the paper's words or close to them."""
     section: str
-    """Where it stands."""
+    """Where it stands; default the table's."""
     quote: str | None = None
     """The paper's own words that it rests on, in short; none where these are no sentence of the paper."""
     note: str | None = None

@@ -31,7 +31,7 @@ from reproduction.tables.tables import (
     name_of,
     published_values,
 )
-from rotquant.foundation.data import first_problem, merge
+from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import (
     CheckpointError,
     ConfigError,
@@ -46,8 +46,7 @@ from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.metrics import zeroshot
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf.importing import described
-from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe, override_all
+from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import load_text
 from rotquant.text.digests import UNREAD, text_digest
@@ -394,15 +393,8 @@ class Project:
         """
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
-        changes = row.columns.get(column.name, {})
-        try:
-            method = preset(str(row.method))
-        except RecipeError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        recipe = override_all(method, [row.recipe, changes], where)
-        digest = self.digest(slot.name)
-        said = merge(row.recipe, changes)
-        recipe = resolve(recipe, slot, where, said)
+        said = row.changes(column.name)
+        recipe = resolve(row.computed(where, column.name), slot, where, said)
         fields = {name: value for name, value in metric.items() if name != "called"}
         if metric["kind"] == "zero_shot" and not slot.zero_shot:
             raise ImpossibleCellError("this configuration has no section zero_shot.")
@@ -417,7 +409,7 @@ class Project:
             raise ImpossibleCellError(found.sentence)
         data = {
             "checkpoint": slot.checkpoint,
-            "checkpoint_digest": digest,
+            "checkpoint_digest": self.digest(slot.name),
             "recipe": found.recipe,
             "metric": measured,
             "corpora": self.config.corpora,

@@ -201,9 +201,8 @@ def _recipe(row: SettingsRow, tables: Mapping[str, Table], where: str) -> Recipe
     source = table.row(row.as_in.row)
     if source.method is None:
         raise ConfigError(f"rows.{row.name}.as_in: row {source.name} of {table.id} is not computed and has no recipe.")
-    column = row.as_in.column
-    changes = source.columns.get(table.column(column).name, {}) if column else {}
-    return override_all(preset(source.method), [source.recipe, changes], f"table {table.id}, row {source.name}")
+    column = row.as_in.column and table.column(row.as_in.column).name
+    return source.computed(f"table {table.id}, row {source.name}", column)
 
 
 def _printed(table: SettingsTable, root: Path) -> dict[tuple[str, str], str]:

@@ -16,10 +16,12 @@ from reproduction.metrics.settings import Metric
 from reproduction.reading.written import Many, Written, by_name, parse, read_csv, read_yaml, some_of
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.method_settings import MethodSettings
-from rotquant.foundation.data import first_problem
+from reproduction.tables.shorthand import BITS, row_like, with_bits, written_out
+from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import Normalization
 
 P = TypeVar("P", bound="Column | Titled")
@@ -54,8 +56,10 @@ CALLED = {"called": Annotated[str, Field(pattern="^[a-z0-9_]+$", description=_CA
 METRICS = by_name("Metrics", {kind.model_fields["kind"].default: kind for kind in get_args(get_args(Metric)[0])})
 
 Methods = Annotated[dict[str, dict[str, Any] | None], MethodSettings()]
-Changes = Annotated[dict[str, Any], some_of(Recipe, methods=Methods)]
-"""Changes to a recipe, nested like the recipe."""
+_BITS = 'Bits of weights, inputs and KV cache, as "4-8-16"; 16 leaves a part as it is.'
+Bits = Annotated[str, Field(pattern=BITS, description=_BITS)]
+Changes = Annotated[dict[str, Any], some_of(Recipe, methods=Methods, also={"bits": Bits})]
+"""Changes to a recipe, nested like the recipe; last those of `bits`."""
 
 
 class Column(Written):
@@ -64,7 +68,7 @@ class Column(Written):
     name: str
     """As printed."""
     slot: str
-    """The slot of the configuration that this column is computed on."""
+    """The slot of the configuration that this column is computed on; default its name."""
     published: str | None = None
     """CSV of the paper's numbers where they stand in another table, relative to this file; else the table's own."""
     metrics: Names | None = None
@@ -82,8 +86,12 @@ class Row(Written):
     """A preset, see `rotquant methods`. A row has this or `not_computed`."""
     not_computed: Annotated[str, Field(min_length=1)] | None = None
     """Why this row shows the paper's numbers and none of ours."""
+    like: str | None = None
+    """A row before it, or of the table that this one is like: its fields are those of this row, but for its own."""
+    bits: Bits | None = None
+    """Bits of weights, inputs and KV cache, as "4-8-16", where they are not the preset's."""
     recipe: Changes = Field(default_factory=dict)
-    """Changes to the method's recipe."""
+    """Further changes to the method's recipe."""
     columns: dict[str, Changes] = Field(default_factory=dict)
     """Further changes to the recipe in single columns, by column."""
     metrics: Annotated[dict[str, dict[str, Any]], some_of(METRICS, **BY_SUITE)] = Field(default_factory=dict)
@@ -91,9 +99,25 @@ class Row(Written):
 
     @model_validator(mode="after")
     def _has_a_method_or_a_reason(self) -> Self:
-        if (self.method is None) == (self.not_computed is None):
+        if (self.method is None) == (self.not_computed is None) and self.like is None:
             raise ValueError("a row has a method, or says why it is not computed")
         return self
+
+    def changes(self, column: str | None = None) -> dict[str, Any]:
+        """What the row says of its recipe, and of one column's, but for bits."""
+        said = merge(self.recipe, self.columns.get(column or "", {}))
+        return {name: value for name, value in said.items() if name != "bits"}
+
+    def computed(self, where: str, column: str | None = None) -> Recipe:
+        """The recipe of the row in one of its columns, or in none of them.
+
+        Raises:
+            RecipeError: an unknown preset, or changes that do not leave a valid recipe.
+        """
+        data = preset(str(self.method)).model_dump(mode="json")
+        for said in ({"bits": self.bits, **self.recipe}, self.columns.get(column or "", {})):
+            data = with_bits(merge(data, {name: one for name, one in said.items() if name != "bits"}), said.get("bits"))
+        return parse_recipe(data, where)
 
 
 class WidthEffect(Written):
@@ -162,7 +186,9 @@ class Titled(Written):
     notes: Many[str] = ()
     """Remarks printed under it, such as settings that the paper leaves open."""
     published: str | None = None
-    """CSV of the paper's numbers, relative to this file; none where the paper prints no numbers."""
+    """CSV of the paper's numbers, relative to this file; `{label}` stands for the id without the paper."""
+    like: str | None = None
+    """A table before it in the file: its metrics, columns, rows and notes are those of this table, but for its own."""
 
     @property
     def label(self) -> str:
@@ -203,12 +229,12 @@ class RunTableFields(Titled):
     label_columns: Many[str] = ()
     """Further columns printed between a row's name and its values, as in the paper."""
     baseline: str
-    """The row that losses are relative to."""
+    """The row that losses are relative to; default the first."""
     repeats: Literal["once", "seeds", "trials"] = "seeds"
     """How often what is random is repeated: `once`, with the configuration's first seed; with all its `seeds`; or
     `trials` times, for a distribution over seeds."""
     rows: Annotated[Many[Row], Field(min_length=1)]
-    """The rows."""
+    """The rows; a text is a row of the table that this one is like."""
     claims: Many[Claim] = ()
     """What the paper says about the numbers; a table of your own needs none."""
     figure: Figure | None = None
@@ -223,7 +249,8 @@ class RunTableFields(Titled):
     def _names_are_slots(cls, columns: Any) -> Any:
         if not isinstance(columns, list | tuple):
             return columns
-        return [{"name": column, "slot": column} if isinstance(column, str) else column for column in columns]
+        named = ({"name": column} if isinstance(column, str) else column for column in columns)
+        return [{"slot": one.get("name"), **one} if isinstance(one, dict) else one for one in named]
 
     @model_validator(mode="after")
     def _names_refer_to_something(self) -> Self:
@@ -309,6 +336,8 @@ class OfPaper(Written):
     """The paper's short name, with which the ids of its tables begin; of no paper, the subject."""
     title: str
     """The paper's title."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Fields of all tables of the file that do not say their own."""
     tables: Many[Any]
 
 
@@ -332,7 +361,11 @@ def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> I
         ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
     """
     relative = path.relative_to(root)
-    file = parse(schema, read_yaml(path), str(relative))
+    try:
+        data = written_out(read_yaml(path))
+    except ConfigError as error:
+        raise ConfigError(f"{relative}: {error}") from None
+    file = parse(schema, data, str(relative))
     for fields in file.tables:
         if not fields.id.startswith(f"{file.paper}_"):
             raise ConfigError(f"{relative}: tables.{fields.id}.id: it does not begin with the paper, {file.paper}_.")
@@ -350,9 +383,11 @@ def with_rows(table: RunTable, rows: Sequence[Row], where: str) -> RunTable:
         ConfigError: a row has the name of another, or names a column or a metric that the table lacks.
     """
     labels = ("-",) * len(table.label_columns)
-    added = [row.model_copy(update={"labels": row.labels or labels}) for row in rows]
+    known = {row.name: row.model_dump(exclude_unset=True) for row in table.rows}
+    added = ({"labels": labels, **row.model_dump(exclude_unset=True)} for row in rows)
     try:
-        return RunTable.model_validate({**dict(table), "rows": (*table.rows, *added)})
+        more = [row_like(row, known, where) for row in added]
+        return RunTable.model_validate({**dict(table), "rows": (*table.rows, *more)})
     except ValidationError as error:
         raise ConfigError(f"{where}: {first_problem(error)}.") from None
 
