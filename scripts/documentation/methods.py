@@ -21,7 +21,7 @@ from reproduction.sources import load_project
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.data import field_meanings
 from rotquant.recipes.presets import all_presets
-from rotquant.recipes.recipe import DOING, ROLES, Method, Recipe, find_method, override
+from rotquant.recipes.recipe import DOING, ROLES, Method, Recipe, find_method
 from rotquant.recipes.registry import built_in_names
 from rotquant.recipes.schemes import RotationScheme, WeightQuantization
 from scripts.documentation.links import ROOT
@@ -270,7 +270,7 @@ def results(subject: Subject) -> str:
 def _recipes() -> tuple[tuple[str, str, str, Recipe], ...]:
     """Name and title of every table of runs that the gallery has, with each of its rows and the row's recipe."""
     return tuple(
-        (name, one.title, row.name, override(all_presets()[row.method](), row.recipe, row.name))
+        (name, one.title, row.name, row.computed(row.name))
         for name, one in load_project(root=ROOT).of(RunTable).items()
         if (ROOT / f"docs/gallery/{name}.md").is_file()
         for row in one.computed_rows

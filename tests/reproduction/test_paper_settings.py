@@ -105,7 +105,7 @@ def stated(method: str) -> dict[str, Any]:
 def resolved(project: Project, method: str) -> Recipe:
     """The recipe of the first row of any table that takes a method as it is; else, of one that changes it least."""
     rows = [
-        (len(dict(flat(row.recipe))) + len(row.recipe) + len(row.columns), table.id, row)
+        (len(dict(flat(row.recipe))) + len(row.recipe) + len(row.columns) + bool(row.bits), table.id, row)
         for table in project.of(RunTable).values()
         for row in table.computed_rows
         if row.method == method
@@ -130,8 +130,7 @@ def test_no_row_of_any_table_is_changed_by_the_configuration(project: Project) -
     for table in project.of(RunTable).values():
         for cell in project.cells(table.id):
             row = table.row(cell.row)
-            said = override(preset(row.method), row.recipe, "test")
-            said = override(said, row.columns.get(cell.column, {}), "test")
+            said = row.computed("test", cell.column)
             rates = OF_MODELS.get(table.column(cell.column).slot, {})
             said = override(said, {"methods": {name: rates[name] for name in rates if name in said.methods}}, "test")
             if not said.needs_calibration:

@@ -222,7 +222,7 @@ def test_the_guides_method_passes_the_guides_test_and_stands_in_the_guides_table
     for test in found:
         test()
     (one,) = TableFile.model_validate(yaml.safe_load(table)).tables
-    recipes = {row.name: override(preset(row.method), row.recipe, row.name) for row in one.rows}
+    recipes = {row.name: row.computed(row.name) for row in one.rows}
     assert recipes["Half a step"].methods["dither"].model_dump() == {"width": 0.5}
     assert recipes["RTN"].methods == {}
     (sources,) = re.findall(r"```\n(- source.*?)```", guide, re.DOTALL)
