@@ -6,7 +6,7 @@ transforms and quantizers of its recipe. Long work says on standard error how fa
 
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decod
 from rotquant.foundation.errors import CorpusError, RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
+from rotquant.metrics import lm_eval
 from rotquant.metrics import perplexity as evaluation
-from rotquant.metrics import zeroshot
 from rotquant.metrics.bos import bos_note
 from rotquant.metrics.cost import FullPrecision, QuantizationCost, cost, reference
 from rotquant.models.architectures import architecture_of
@@ -47,18 +47,21 @@ from rotquant.models.rotation.matrices import (
     load_rotations,
     save_rotations,
 )
-from rotquant.models.simulation.runtime import Handle
+from rotquant.models.simulation.prefix import prefix_holds
+from rotquant.models.simulation.runtime import Handle, scales_by_text
 from rotquant.recipes.corpus import CHARACTERS_PER_TOKEN
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Calibration, Perplexity
 from rotquant.tensors.devices import learning_dtype
 from rotquant.text import (
+    BOS,
     DOCSTRINGS,
     MODULES,
     WIKITEXT2,
     CorpusSpec,
     adds_bos,
+    bos_of,
     calibration_samples,
     check_split,
     load_text,
@@ -89,6 +92,8 @@ if TYPE_CHECKING:
 _BOS_CHARACTERS = 4000
 #: Windows and their tokens by which `quantize` tells what it cost.
 CHECKED_WINDOWS, CHECKED_TOKENS = 2, 512
+#: Tokens that no model reads at once.
+_LONGEST = 10**9
 #: How many times the text of those windows is read, so that they are apart.
 _READ_FOR_CHECK = 8
 
@@ -437,31 +442,39 @@ def _corpus(name: str, given: CorpusSpec | None) -> CorpusSpec:
 
 def zero_shot(
     model: Model,
-    metric: ZeroShot | None = None,
-    corpus: CorpusSpec | None = None,
+    tasks: Sequence[str],
     *,
-    root: str | Path | None = None,
-    batch_size: int = 64,
-    allow_code_execution: bool = False,
-) -> dict[str, float]:
-    """Zero-shot accuracies of a model in percent, by lm-eval's rules (names: `rotquant.metrics.zeroshot`).
+    num_fewshot: int | None = None,
+    limit: int | float | None = None,
+    include_path: str | Path | None = None,
+    task_data: str | Path | None = None,
+    batch_size: int = 8,
+    bos: BOS | None = None,
+) -> dict[str, Any]:
+    """What lm-eval says of a model, by its own names, rules and numbers: `rotquant.metrics.lm_eval.evaluate`.
 
     Args:
-        metric: the tasks; None takes the shipped ones.
-        corpus: what the shipped tasks are made from, which the metric names; None where that is `modules`.
-        root: the project's folder below which the task definitions are saved; None saves them in the user's cache.
-        allow_code_execution: whether programs that the model writes for HumanEval may be run, with few means.
+        bos: where items have BOS, `text` and `window` alike; None leaves it to the tokenizer. Items after a prefix that
+            holds BOS have none.
 
     Raises:
-        RecipeError: unknown task, or a corpus that is not the metric's.
-        TaskError: missing data, a paper's task without lm-eval, an item that exceeds the model's context, or a task
-            that runs programs where none may be run.
+        RecipeError, TaskError: see there.
     """
-    metric = metric or ZeroShot(corpus=(corpus or MODULES).name)
-    zeroshot.check_allowed(metric, allow_code_execution)
-    place = None if root is None else Path(root)
-    folder = zeroshot.prepare(metric, place, _corpus(metric.corpus, corpus) if metric.corpus else None)
-    return zeroshot.evaluate(model.network, model.tokenizer, metric, folder, batch_size, allow_code_execution)
+    network, tokenizer = model.network, model.tokenizer
+    begins = None if bos is None else bos != "none"
+    limits = ModelLimits.of(network.config, None, model.recipe.prefix_tokens)
+    return lm_eval.evaluate(
+        network,
+        tokenizer,
+        tasks,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        include_path=None if include_path is None else Path(include_path),
+        task_data=None if task_data is None else Path(task_data),
+        batch_size=1 if isinstance(network, Network) or scales_by_text(network) else batch_size,
+        bos=False if prefix_holds(network, bos_of(tokenizer)) else begins,
+        max_length=limits.length(usual=_LONGEST) if limits.prefix else None,
+    )
 
 
 def calibration_tokens(

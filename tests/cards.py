@@ -1,6 +1,6 @@
 """The table of the shipped models' README, made from their cards and recipes: `python -m tests.cards`.
 
-What `rotquant diagnose` wrote into a card is the record. Nothing is measured here.
+What `rotquant card` wrote into a card is the record. Nothing is measured here.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rotquant.commands.diagnose import CARD_END, CARD_START
+from reproduction.commands.card import CARD_END, CARD_START
 from rotquant.foundation.files import read_json, read_text, write_text
 
 MODELS = Path(__file__).parents[1] / "workflow/resources/models"
@@ -77,7 +77,7 @@ def table(found: list[Card]) -> str:
     on = _only("the figures are of different texts", (card.on for card in found))
     head = [Line("", [card.name for card in found], "asked"), Line("---", ["---" for _ in found], "---")]
     rows = "\n".join(map(str, [*head, *_shapes(found), *_asked(found), *_others(found)]))
-    return f"The figures are of `rotquant diagnose`, on {on}. What falls short is bold.\n\n{rows}"
+    return f"The figures are of `rotquant card`, on {on}. What falls short is bold.\n\n{rows}"
 
 
 def readme(models: Path = MODELS) -> str:

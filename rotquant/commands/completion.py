@@ -16,11 +16,3 @@ def corpora() -> list[str]:
 def splits() -> list[str]:
     """The parts of a text."""
     return ["train", "validation", "test"]
-
-
-def tasks(incomplete: str) -> list[str]:
-    """Zero-shot tasks, the last of those that commas separate."""
-    from rotquant.metrics.zeroshot import TASKS
-
-    before = incomplete.rpartition(",")
-    return ["".join(before[:2]) + name for known in TASKS.values() for name in known]

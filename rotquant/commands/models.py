@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.table import Table
 
 from rotquant.commands.answers import CommandResult, answers, note_and_sentences
 from rotquant.commands.options import (
-    AllowCode,
     AnyModel,
     Bos,
     Changes,
@@ -35,19 +35,18 @@ from rotquant.commands.options import (
     rotation_fields,
     with_options,
 )
-from rotquant.commands.outputs import Writes
+from rotquant.commands.outputs import FILE, Writes
 from rotquant.commands.targets import For, check_target
-from rotquant.commands.tasks import Shots, Suite, TaskData, Tasks, accuracies, zero_shot_metric
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
-from rotquant.metrics.zeroshot import check_allowed, prepare, task_names
+from rotquant.metrics import lm_eval
 from rotquant.models.folders import GGUF, QUANTIZED
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity, ZeroShot
+from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
-from rotquant.text import NO_BOS, bos_of, check_split
+from rotquant.text import BOS, NO_BOS, bos_of, check_split
 
 if TYPE_CHECKING:
     from rotquant import api
@@ -306,16 +305,15 @@ def export(
         "windows": "",
         "text": "digest and share of what was read",
         "note": "",
-        "each TASK": "what lm-eval quotes, percent; all its measures are TASK.MEASURE, with _stderr",
-        "average": "of the tasks",
+        "results": "of tasks: what lm-eval says of each",
+        "versions": "of tasks",
+        "n-shot": "by task",
+        "n-samples": "by task",
     },
     file=True,
 )
 def evaluate(
     model: AnyModel,
-    metric: Annotated[
-        str, typer.Option(help="perplexity, or zero_shot (which --tasks and --suite imply).")
-    ] = "perplexity",
     corpus: Corpus = "modules",
     split: Split = None,
     sequence_length: Annotated[
@@ -324,31 +322,60 @@ def evaluate(
     ] = None,
     max_windows: Annotated[int | None, typer.Option(min=1, help="So many, spread evenly. Default: all.")] = None,
     bos: Bos = None,
-    tasks: Tasks = None,
-    suite: Suite = None,
-    task_data: TaskData = None,
-    shots: Shots = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first items of each task. Default: all.")] = None,
-    allow_code_execution: AllowCode = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Windows per forward pass; eight times as many items of tasks.")
-    ] = 8,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of perplexity: lm-eval's tasks, separated by commas; `lm_eval ls tasks` lists them."
+        ),
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Solved examples before each item. Default: as the task says.")
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option(min=0, help="Only the first items of each task: a number, or below 1 a share.")
+    ] = None,
+    include_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of task definitions, lm-eval's YAML; data files are looked up in it, and Python functions "
+            "that it names are run."
+        ),
+        FILE,
+    ] = None,
+    task_data: Annotated[
+        Path | None,
+        typer.Option(help="A folder of data in place of the hub: files TASK.jsonl, .json or .parquet."),
+        FILE,
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows or items per forward pass.")] = 8,
     device: Device = "auto",
     dtype: LoadedDtype = None,
 ) -> CommandResult:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
-    Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --suite shipped`
+    Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --tasks piqa,arc_easy`
     """
+    asked = (num_fewshot, limit, include_path, task_data)
+    if tasks is None and any(option is not None for option in asked):
+        raise RecipeError(
+            "--num-fewshot, --limit, --include-path and --task-data say how tasks are asked: add --tasks."
+        )
+    kind = None if dtype is None else torch_dtype(dtype)
+    if tasks is not None:
+        names = [name.strip() for name in tasks.split(",")]
+        if not all(names):
+            raise RecipeError("--tasks has an empty name: separate tasks by single commas.")
+        lm_eval.check_tasks(names, include_path, task_data)
+        with task("starting"):
+            from rotquant import api
+            from rotquant.models.checkpoints import local_folder
+
+        loaded = api.load(local_folder(model), device=torch_device(device), dtype=kind)
+        options: dict[str, Any] = {"limit": None if limit is None else int(limit) if limit >= 1 else limit}
+        options |= {"num_fewshot": num_fewshot, "include_path": include_path, "task_data": task_data}
+        found = api.zero_shot(loaded, names, **options, batch_size=batch_size, bos=cast(BOS | None, bos))
+        return _of_tasks(model, found, _without_bos(loaded) if bos in ("text", "window") else "")
     spec = corpus_spec(corpus)
-    if metric == "zero_shot" or any(option is not None for option in (tasks, suite, task_data)):
-        settings = zero_shot_metric(tasks, suite, task_data, shots, limit, spec, bos)
-        check_allowed(settings, allow_code_execution)
-        prepare(settings, None, spec)  # bad data is found before a model is loaded
-    elif metric != "perplexity":
-        raise RecipeError(f"unknown metric {metric!r}; known: perplexity, zero_shot.")
-    else:
-        settings = None
     part = chosen_split(split, spec)
     with task("starting"):
         from rotquant import api
@@ -356,30 +383,38 @@ def evaluate(
         from rotquant.text import corpus_identity, load_text
 
     place = local_folder(model)
-    if settings is None:
-        length = api.limits_of(place).length(sequence_length)
-        shape: dict[str, Any] = {"sequence_length": length, "max_windows": max_windows, "bos": place_of_bos(bos)}
-        settings = Perplexity(corpus=spec.name, split=part, **shape)
-    loaded = api.load(place, device=torch_device(device), dtype=None if dtype is None else torch_dtype(dtype))
-    if isinstance(settings, ZeroShot):
-        metrics = api.zero_shot(
-            loaded, settings, spec, batch_size=8 * batch_size, allow_code_execution=allow_code_execution
-        )
-        note = _without_bos(loaded) if settings.bos != "none" else ""
-        shown = (accuracies(model, settings, metrics), *filter(None, [note]))
-        judged = {name: metrics[name] for name in task_names(settings)}
-    else:
-        text = load_text(spec, settings.split)
-        result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
-        read = corpus_identity(spec, [settings.split], texts={settings.split: text})
-        metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
-        short, *sentences = note_and_sentences(result.note)
-        notes = "".join(f"; {note}" for note in (read["splits"][part].get("share"), short) if note)
-        windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
-        shown = (f"{model}: {result} on {spec.name} {part} ({windows})", *sentences)
-        judged = {"perplexity": result.perplexity}
+    length = api.limits_of(place).length(sequence_length)
+    shape: dict[str, Any] = {"sequence_length": length, "max_windows": max_windows, "bos": place_of_bos(bos)}
+    settings = Perplexity(corpus=spec.name, split=part, **shape)
+    loaded = api.load(place, device=torch_device(device), dtype=kind)
+    text = load_text(spec, settings.split)
+    result = api.perplexity(loaded, spec, settings, text=text, batch_size=batch_size)
+    read = corpus_identity(spec, [settings.split], texts={settings.split: text})
+    metrics = result.as_metrics() | {"text": read} | ({"note": result.note} if result.note else {})
+    short, *sentences = note_and_sentences(result.note)
+    notes = "".join(f"; {note}" for note in (read["splits"][part].get("share"), short) if note)
+    windows = f"{result.windows} windows of {settings.sequence_length} tokens{notes}"
+    shown = (f"{model}: {result} on {spec.name} {part} ({windows})", *sentences)
     data = {"model": model, "metric": settings.model_dump(mode="json"), **metrics}
-    return CommandResult(data, shown, judged=judged)
+    return CommandResult(data, shown, judged={"perplexity": result.perplexity})
+
+
+def _of_tasks(model: str, found: dict[str, Any], note: str) -> CommandResult:
+    """The answer about tasks: lm-eval's numbers, shares and not percent, as it writes them."""
+    table, judged = Table("task", "version", "n-shot", "items", "metric", "value", "stderr", title=model), {}
+    for name, results in found["results"].items():
+        about = (str(found["versions"].get(name, "")), str(found["n-shot"].get(name, "")))
+        items = str(found["n-samples"].get(name, {}).get("effective", ""))
+        for key, value in results.items():
+            metric, _, rule = key.partition(",")
+            if isinstance(value, str) or not rule or metric.endswith("_stderr"):
+                continue
+            error = results.get(f"{metric}_stderr,{rule}")
+            shown = f"{error:.4f}" if isinstance(error, float) else ""
+            table.add_row(name, *about, items, metric if rule == "none" else key, f"{value:.4f}", shown)
+            judged[f"{name} {metric}"] = value
+    data = {"model": model, **{key: found[key] for key in ("results", "versions", "n-shot", "n-samples")}}
+    return CommandResult(data, (table, *filter(None, [note])), judged=judged)
 
 
 def _without_bos(model: "api.Model") -> str:

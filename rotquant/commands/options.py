@@ -169,13 +169,6 @@ Split = Annotated[
         help="train, validation or test. Default: test, or validation where --corpus is one file named for it.",
     ),
 ]
-AllowCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code-execution",
-        help="Run the programs that a model writes for HumanEval, in a process without network and with limits.",
-    ),
-]
 Seed = Annotated[
     int, typer.Option(min=0, max=2**63 - 1, help="Draws rotation, calibration sample and order of learning.")
 ]

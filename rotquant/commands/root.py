@@ -17,7 +17,6 @@ from rotquant.commands import (
     methods,
     models,
     plan,
-    tasks,
 )
 from rotquant.commands.outputs import guard
 
@@ -25,7 +24,7 @@ from rotquant.commands.outputs import guard
 GROUP = "rotquant.commands"
 
 #: The commands of the reproduction, which a library alone does not have.
-REPRODUCTION = ("runs", "report", "bench", "tune", "prefix", "corpus", "pack", "train")
+REPRODUCTION = ("runs", "report", "bench", "tune", "prefix", "corpus", "pack", "train", "tasks", "card")
 
 cli = typer.Typer(
     name="rotquant",
@@ -46,7 +45,6 @@ cli.command()(diagnose.diagnose)
 cli.command()(families.families)
 cli.command()(methods.methods)
 cli.command()(methods.recipe)
-cli.command()(tasks.tasks)
 cli.command()(doctor.doctor)
 for point in sorted(entry_points(group=GROUP)):
     point.load()(cli)

@@ -100,6 +100,10 @@ class Network(nn.Module):
         stop_strings: list[str] | None = None,
         logits_processor: Sequence[Any] = (),
         tokenizer: Any = None,
+        max_length: int | None = None,
+        stopping_criteria: Sequence[Any] = (),
+        do_sample: bool = False,
+        **others: Any,
     ) -> Tensor:
         """Continue one text greedily by `generation_config`, as transformers' `generate` does.
 
@@ -107,18 +111,26 @@ class Network(nn.Module):
             input_ids: int64 [1, tokens].
             stop_strings: it ends where its continuation has one of them; needs the tokenizer.
             logits_processor: each is called with the tokens so far, [1, tokens], and the next logits.
+            max_length: tokens of text and continuation, in place of the settings' number.
+            stopping_criteria: it ends where one of them, called with the tokens and None, says so.
+            others: `pad_token_id` and `use_cache`, which change nothing here.
 
         Returns:
             The text with its continuation, int64 [1, tokens].
 
         Raises:
-            KernelError: several texts, or one that is filled up.
+            KernelError: several texts, or one that is filled up; or another way of decoding.
         """
+        if do_sample or others.keys() - {"pad_token_id", "use_cache"}:
+            raise KernelError(
+                f"a decoder takes the likeliest token each time, and no {', '.join(['do_sample', *others])}."
+            )
         if len(input_ids) != 1 or (attention_mask is not None and not attention_mask.all()):
             raise KernelError("a decoder continues one text at a time, from its first column on.")
         rule = self.generation_config or GenerationConfig()
         count, ends = rule.max_new_tokens or 1, end_tokens(rule, None)
-        stops = StopStringCriteria(tokenizer, stop_strings) if stop_strings else None
+        count = count if max_length is None else max_length - input_ids.shape[1]
+        stops = [*([StopStringCriteria(tokenizer, stop_strings)] if stop_strings else []), *stopping_criteria]
         cache = self.decoder.new_cache(1, input_ids.shape[1] + count)
         logits = self.decoder.prefill(input_ids, cache)
         for left in reversed(range(count)):
@@ -128,7 +140,7 @@ class Network(nn.Module):
             if (
                 not left
                 or input_ids[0, -1].item() in ends
-                or (stops is not None and stops(cast(Any, input_ids), None).all())
+                or any(torch.as_tensor(stop(cast(Any, input_ids), cast(Any, None))).all() for stop in stops)
             ):
                 break
             logits = self.decoder.decode(input_ids[:, -1], cache)

@@ -5,17 +5,15 @@ ruin static per-tensor quantization even after rotation, and a prefix removes th
 are rounded to nearest, so that nothing here is a method's merit.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rotquant.metrics.perplexity import PerplexityResult, mean_with_error, paired_ratio, perplexity
-from rotquant.metrics.zeroshot import Scores
 from rotquant.models.outlier_tokens import TokenMaxima, detect_prefix, token_maxima
 from rotquant.models.simulation.runtime import Handle
 from rotquant.recipes.presets import preset
@@ -119,20 +117,20 @@ _COPIES = (
     (("kv3",),),
     (("inputs",),),
 )
-#: Variants that answer tasks too.
+#: Variants that are asked (`measure_costs`).
 ASKED = ("unquantized", "w4a4", "r124")
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of quantization: by the name of a variant its perplexity and, for some, what tasks found.
+    """Costs of quantization: by the name of a variant its perplexity and, for some, what else was asked of them.
 
     words: what each variant is on this model. same: variants that were left out, by the name of the earlier one whose
         network is theirs.
     """
 
     perplexity: dict[str, PerplexityResult]
-    scores: dict[str, Scores] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=lambda: _words(variants(Calibration())))
     same: dict[str, str] = field(default_factory=dict)
 
@@ -149,29 +147,6 @@ class Costs:
         losses = (self.result(name).by_window, self.result(over).by_window)
         return mean_with_error([a - b for a, b in zip(*losses, strict=True)])
 
-    @property
-    def recovered(self) -> float:
-        """Share of plain W4A4's rise of perplexity that R1, R2, R4 take back; nan where nothing rises."""
-        plain, rotated, base = (self.result(name).perplexity for name in ("w4a4", "r124", "unquantized"))
-        return (plain - rotated) / (plain - base) if plain > base else math.nan
-
-    def points_lost(self, name: str) -> tuple[float, float]:
-        """Mean over tasks of the accuracy that a variant loses, in points, with its standard error over paired items.
-
-        nan where the network's outputs are not finite.
-        """
-        base, ours = _by_item(self.scores["unquantized"]), _by_item(self.scores[self.same.get(name, name)])
-        if not base or base.keys() != ours.keys():
-            return math.nan, math.nan
-        lost = [[100 * (a - b) for a, b in zip(base[task], ours[task], strict=True)] for task in base]
-        mean = sum(sum(items) / len(items) for items in lost) / len(lost)
-        return mean, math.hypot(*(mean_with_error(items)[1] for items in lost)) / len(lost)
-
-
-def _by_item(scores: Scores) -> dict[str, tuple[float, ...]]:
-    """The scores of the items of each task, without log-odds and choices."""
-    return {task: items for task, items in scores.items.items() if f"{task}.items" in scores.metrics}
-
 
 def measure_costs(
     load: "Callable[[], PreTrainedModel]",
@@ -179,7 +154,7 @@ def measure_costs(
     metric: Perplexity,
     samples: Tensor,
     *,
-    ask: "Callable[[PreTrainedModel], Scores] | None" = None,
+    ask: "Callable[[PreTrainedModel], Any] | None" = None,
     look: "Callable[[PreTrainedModel], None] | None" = None,
     fit: Callable[[Recipe], Recipe] = lambda recipe: recipe,
     seed: int = 0,
@@ -190,7 +165,7 @@ def measure_costs(
         load: gives the unquantized model where it is to run.
         text, metric: for `rotquant.metrics.perplexity.perplexity`.
         samples: int64 [samples, tokens], text for static scales.
-        ask: lets a model do tasks; None leaves them out.
+        ask: is shown the variants of `ASKED` while they run; what it returns is in `Costs.answers`.
         look: is shown the unquantized model first.
         fit: what a variant's recipe becomes for this model (`rotquant.models.fitting.fitted`).
         seed: of the rotation.
@@ -211,7 +186,7 @@ def measure_costs(
             for name, running in _running(model, [(name, known[name].recipe) for name in names], samples, seed):
                 with running:
                     if ask is not None and name in ASKED:
-                        costs.scores[name] = ask(model)
+                        costs.answers[name] = ask(model)
                     words = f"perplexity, {known[name].words}"
                     costs.perplexity[name] = perplexity(model, text, metric, description=words)
 

@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from reproduction.tasks import Scores
 from rotquant.metrics.diagnostics import Costs
 from rotquant.metrics.perplexity import PerplexityResult
-from rotquant.metrics.zeroshot import Scores
 from tests.helpers.models import VOCABULARY, tiny_model
 
 SINK, BOS = 7, 1

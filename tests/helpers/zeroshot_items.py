@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from rotquant.metrics.zeroshot import TASKS
-from rotquant.recipes.schemes import ZeroShot
+from reproduction.tasks import TASKS
+from reproduction.tasks.settings import ZeroShot
 
 MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
 

@@ -10,10 +10,9 @@ from transformers import Qwen2Tokenizer
 
 from rotquant import api
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.metrics import zeroshot
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.recipes.schemes import Perplexity
 from rotquant.text import NO_BOS, CorpusSpec
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
@@ -78,25 +77,11 @@ def test_every_field_of_a_perplexity_decides_what_is_measured(model: api.Model, 
         assert api.perplexity(model, corpora[changed.corpus], changed).nll != measured.nll, name
 
 
-def test_every_field_of_a_zero_shot_metric_reaches_its_evaluation(
-    model: api.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(zeroshot, "prepare", lambda metric, root, corpus: seen.append((metric, corpus)))
-    monkeypatch.setattr(zeroshot, "evaluate", lambda *arguments: seen.append(arguments[2]))
-    metric = ZeroShot(tasks=("grammar",), shots=2, corpus="mine", limit=3, bos=False)
-    mine = CorpusSpec(name="mine")
-    api.zero_shot(model, metric, mine)
-    assert seen == [(metric, mine), metric]
-
-
 def test_a_corpus_that_is_not_the_metrics_is_refused(model: api.Model, corpora: dict[str, CorpusSpec]) -> None:
     with pytest.raises(RecipeError, match=r"of corpus 'wikitext2', and the corpus given is 'words'"):
         api.perplexity(model, corpora["words"], Perplexity(sequence_length=32))
     with pytest.raises(RecipeError, match="corpus 'words', which is not known by its name: pass the corpus"):
         api.perplexity(model, metric=Perplexity(corpus="words", sequence_length=32))
-    with pytest.raises(RecipeError, match=r"of corpus 'docstrings', and the corpus given is 'words'"):
-        api.zero_shot(model, ZeroShot(corpus="docstrings"), corpora["words"])
 
 
 def test_windows_are_of_the_context_by_default_and_never_longer(
@@ -161,7 +146,7 @@ def test_every_command_takes_a_model_without_bos(
     assert rotquant(monkeypatch, "evaluate", str(qwen2), *text, "-o", "result.json") == 0
     assert NO_BOS in capsys.readouterr().out
     assert json.loads((tmp_path / "result.json").read_text())["note"] == NO_BOS
-    assert rotquant(monkeypatch, "diagnose", str(qwen2), *text, "--max-windows", "2", "--tasks-limit", "0") == 0
+    assert rotquant(monkeypatch, "diagnose", str(qwen2), *text, "--max-windows", "2") == 0
     assert f"; {NO_BOS}" in capsys.readouterr().out
     assert rotquant(monkeypatch, "quantize", str(qwen2), "-o", str(folder), "--method", "quarot-rtn", *text) == 0
     assert rotquant(monkeypatch, "convert", str(folder), "-o", str(decoder)) == 0

@@ -15,6 +15,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from reproduction.tasks.scoring import Scorer
+from reproduction.tasks.settings import ZeroShot
 from rotquant import api
 from rotquant.commands.options import corpus_spec, with_options
 from rotquant.decoder import conversion
@@ -23,14 +25,13 @@ from rotquant.foundation.errors import CorpusError
 from rotquant.metrics.bos import bos_gains, bos_note
 from rotquant.metrics.divergence import float_states
 from rotquant.metrics.perplexity import perplexity
-from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.simulation.prefix import BOS_OF_PREFIX, Prefix, after_prefix, compute_prefix, prefix_ids
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.recipes.corpus import BOS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import parse_recipe
-from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Calibration, Perplexity
 from rotquant.text import Tokens, adds_bos, calibration_samples, evaluation_windows, without_bos
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant

@@ -153,8 +153,7 @@ def test_the_hub_is_asked_once_where_a_model_is(command, model, text, monkeypatc
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     small = ["--sequence-length", "32", "--max-windows", "1", "--device", "cpu"]
-    tasks = ["--tasks-limit", "0"] if command == "diagnose" else []
-    assert rotquant(monkeypatch, command, "owner/model", "--corpus", text, *small, *tasks) == 0
+    assert rotquant(monkeypatch, command, "owner/model", "--corpus", text, *small) == 0
     assert asked == ["owner/model"]
     assert capsys.readouterr().out
 

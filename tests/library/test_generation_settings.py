@@ -10,12 +10,12 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
+from reproduction.tasks.scoring import Scorer
 from rotquant import api
 from rotquant.commands.root import cli
 from rotquant.decoder import Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.network import Network
 from rotquant.foundation.errors import CheckpointError
-from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.companions import companions, left_out
 from rotquant.models.generation import end_tokens, generation_config, greedy
 from rotquant.recipes.presets import preset

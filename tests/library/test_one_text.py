@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reproduction.tasks.scoring import Scorer
 from rotquant.foundation.errors import RotquantError
-from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.architectures import architecture_of
 from rotquant.models.simulation.runtime import RuntimeQuantization, scales_by_text, wrap
 from rotquant.recipes.schemes import QuantizationScheme

@@ -160,7 +160,7 @@ def test_the_commands_about_models_and_the_kernels_come_with_the_wheel(python: P
         ("quantize", "model", "-o", "quantized", "--samples", "4", *text),
         ("evaluate", "quantized", *text),
         ("convert", "quantized", "-o", "converted"),
-        ("diagnose", "model", "--tasks-limit", "0", "--max-windows", "2", *text),
+        ("diagnose", "model", "--max-windows", "2", *text),
         ("doctor",),
     )
     done = run("-c", COMMANDS, json.dumps(commands))

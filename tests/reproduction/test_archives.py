@@ -25,9 +25,9 @@ from reproduction.run.samples import observations
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
+from reproduction.tasks.suites import choices_of, log_odds_of
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
-from rotquant.metrics.zeroshot.suites import choices_of, log_odds_of
 from tests.helpers.learned import LEARNED, learned_record
 from tests.helpers.project import CONFIG
 from tests.helpers.reports import TASKS, TEXT, ZERO_SHOT, load, provenance, table

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rotquant.commands.diagnose import CARD_END, CARD_START, _write_card
-from rotquant.commands.diagnosis import phenomena, tables
+from reproduction.commands.card import CARD_END, CARD_START, _write_card
+from reproduction.shipped.phenomena import phenomena
+from rotquant.commands.diagnosis import tables
 from rotquant.metrics.diagnostics import Costs, find_sinks
 from tests import cards
 from tests.helpers.models import VOCABULARY
@@ -49,7 +50,7 @@ def write(models: Path, name: str, sinks, costs: Costs = COSTS, on: str = ON) ->
     card = folder / "MODEL_CARD.md"
     card.write_text(f"# {name}\n\n{CARD_START}\n{CARD_END}\n")
     shown = [phenomena(costs, sinks, word), *tables(costs, sinks, word)]
-    _write_card(card, f"Printed by `rotquant diagnose {name} --split validation`, on {on}.", shown)
+    _write_card(card, f"Printed by `rotquant card {name} --split validation`, on {on}.", shown)
     (folder / "recipe.json").write_text(json.dumps(RECIPE))
     (folder / "curve.json").write_text(json.dumps({"parameters": 18_400_000}))
 
@@ -60,11 +61,11 @@ def word(token: int) -> str:
 
 def test_a_row_has_what_the_cards_say_and_what_falls_short_is_bold(tmp_path, sinks):
     write(tmp_path, "rq-13b", sinks)
-    write(tmp_path, "rq-7b", sinks, Costs(COSTS.perplexity | {"w4a4": result(1.2, 2.2, 3.2)}, COSTS.scores))
+    write(tmp_path, "rq-7b", sinks, Costs(COSTS.perplexity | {"w4a4": result(1.2, 2.2, 3.2)}, COSTS.answers))
     (tmp_path / "rq-7b-math").mkdir()
     (tmp_path / "rq-7b-math/MODEL_CARD.md").write_text(f"{CARD_START}\n{CARD_END}\n")
     head, _, text = cards.table(cards.cards(tmp_path)).partition("\n\n")
-    assert head == f"The figures are of `rotquant diagnose`, on {ON}. What falls short is bold."
+    assert head == f"The figures are of `rotquant card`, on {ON}. What falls short is bold."
     rows = text.splitlines()
     assert rows[:2] == ["| | asked | rq-7b | rq-13b |", "| --- | --- | --- | --- |"]
     for row in (

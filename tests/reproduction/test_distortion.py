@@ -8,13 +8,13 @@ import torch
 
 from reproduction.metrics.distortion import kurtosis, relative_error
 from reproduction.metrics.outliers import READERS, outlier_statistics
-from reproduction.metrics.settings import Outliers
+from reproduction.metrics.settings import SNR, Outliers
 from reproduction.metrics.snr import end_to_end_snr, window_snr
 from rotquant.foundation.errors import CorpusError
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.recipes.schemes import SNR, QuantizationScheme, RotationScheme
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens

@@ -339,7 +339,7 @@ def test_without_lm_eval_all_but_the_papers_tasks_is_computed(tmp_path: Path) ->
     project.set_tables({**TABLES, "tables": [{**fields, "metrics": both, "claims": []}]})
     paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
     project.set_config(merge(CONFIG, paper))
-    for path in (tmp_path / "rotquant/metrics/zeroshot").glob("*.py"):
+    for path in (tmp_path / "workflow/reproduction/tasks").glob("*.py"):
         path.write_text(path.read_text().replace('"lm_eval"', '"no_such_package"'))
     status, output = project.rotquant(*EXECUTE[1:])
     assert status == 2

@@ -15,9 +15,9 @@ from torch import nn
 from reproduction.shipped.finetuning import FineTuning, fine_tune
 from reproduction.shipped.lowrank import with_deltas
 from reproduction.shipped.practice import practice
+from reproduction.tasks.items import task_items
+from reproduction.tasks.passages import read
 from rotquant.foundation.errors import CheckpointError, ConfigError
-from rotquant.metrics.zeroshot.items import task_items
-from rotquant.metrics.zeroshot.passages import read
 from rotquant.models.checkpoints import load_checkpoint, local_folder
 from rotquant.models.deltas import CONFIG, FIRST, PREFIX, SECOND, WEIGHTS, merged
 from rotquant.models.digests import checkpoint_digest

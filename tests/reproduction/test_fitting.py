@@ -108,7 +108,7 @@ def test_a_newcomers_model_is_quantized_and_evaluated(name, folders, text, tmp_p
 def test_a_newcomers_model_is_diagnosed(folders, text, tmp_path, monkeypatch, capsys):
     record = tmp_path / "diagnosis.json"
     arguments = ["diagnose", folders["15 heads, SmolLM2-360M"], "--corpus", text, "--device", "cpu", "-o", str(record)]
-    assert rotquant(monkeypatch, *arguments, "--sequence-length", "32", "--max-windows", "2", "--tasks-limit", "0") == 0
+    assert rotquant(monkeypatch, *arguments, "--sequence-length", "32", "--max-windows", "2") == 0
     assert "size 15 (number of attention heads)" in " ".join(capsys.readouterr().out.split())
     result = json.loads(record.read_text())
     assert result["note"].endswith("--set rotation.heads=false.")

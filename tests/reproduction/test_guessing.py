@@ -17,9 +17,10 @@ from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
 from reproduction.run.samples import pack
 from reproduction.tables.quantities import AVERAGE, LOG_ODDS, Quantity
+from reproduction.tasks.settings import ZeroShot
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.recipes.schemes import Perplexity
 from tests.helpers.claims import BETTER, CASES, columns_of, table
 
 ITEMS = 400

@@ -25,9 +25,9 @@ from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.run.stages import jobs
 from reproduction.sources import sources
+from reproduction.tasks import folders, shipped
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
-from rotquant.metrics.zeroshot import folders, shipped
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.text.digests import refuse_other_text, text_digest
 from tests.helpers.checkpoints import tiny_tokenizer
@@ -186,7 +186,7 @@ COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "dtype": (edited("config/config.yaml", "dtype", value="bfloat16"), ALL),
     "code: a stage": (appended("workflow/reproduction/run/stages/runs.py", "x = 1\n"), {"runs"}),
     "code: the divergence from full precision": (appended("rotquant/metrics/divergence.py", "x = 1\n"), {"runs"}),
-    "code: log-odds of items": (appended("rotquant/metrics/zeroshot/odds.py", "x = 1\n"), {"runs"}),
+    "code: log-odds of items": (appended("workflow/reproduction/tasks/odds.py", "x = 1\n"), {"runs"}),
     "code: what stages share": (appended("rotquant/tensors/quantization.py", "x = 1\n"), ALL),
     "code: a method": (appended("rotquant/methods/gptq/columns.py", "x = 1\n"), {"weights", "runs"}),
     "code: the learner": (appended("rotquant/methods/spinquant/cayley_training.py", "x = 1\n"), ALL),

@@ -9,7 +9,7 @@ import torch
 
 from reproduction.metrics.magnitudes import magnitudes
 from reproduction.metrics.outliers import outlier_statistics
-from reproduction.metrics.settings import Magnitudes, MaximaByToken, Outliers
+from reproduction.metrics.settings import SNR, Magnitudes, MaximaByToken, Outliers
 from reproduction.metrics.snr import end_to_end_snr
 from reproduction.metrics.token_maxima import token_maxima as maxima_by_token
 from reproduction.shipped import TrainingConfig
@@ -24,7 +24,7 @@ from rotquant.models.outlier_tokens import token_maxima
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import SNR, Perplexity
+from rotquant.recipes.schemes import Perplexity
 from rotquant.text import Tokens
 from tests.helpers.models import VOCABULARY, tiny_model, tiny_tokens
 

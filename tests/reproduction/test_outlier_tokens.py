@@ -7,11 +7,11 @@ import torch
 from pydantic import ValidationError
 
 from reproduction.metrics.outlier_tokens import CONTENTS, describe, is_low_in_meaning, look, outlier_tokens
+from reproduction.metrics.settings import OutlierTokens
 from reproduction.tables.quantities import OUTLIER_TOKENS
 from rotquant.foundation.errors import CorpusError
 from rotquant.models.simulation.prefix import compute_prefix
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens
 from tests.helpers.models import VOCABULARY
 from tests.helpers.sinks import SINK, expected_ratio, planted, text

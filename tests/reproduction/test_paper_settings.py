@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
+from reproduction.metrics.settings import SNR
 from reproduction.sources import load_project
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.recipes.schemes import SNR, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Perplexity
 from tests.helpers.project import REPOSITORY
 
 _SAID = yaml.safe_load((Path(__file__).parent / "paper_settings.yaml").read_text(encoding="utf-8"))

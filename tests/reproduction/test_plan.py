@@ -12,8 +12,9 @@ from reproduction.run.plan import Plan, config_file
 from reproduction.sources import load_project
 from reproduction.tables.project import Project, task_set
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import ConfigError
-from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.recipes.schemes import Perplexity
 from tests.helpers.project import REPOSITORY
 
 

@@ -13,12 +13,12 @@ from torch import nn
 
 from reproduction.identity.run import Run
 from reproduction.metrics.outlier_tokens import outlier_tokens
+from reproduction.metrics.settings import OutlierTokens
 from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.corpus import CorpusSpec, Split
-from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
 from tests import cards
 from tests.helpers.project import shipped_project as project

@@ -26,12 +26,13 @@ from reproduction.run.stages import measures
 from reproduction.run.stages.measures import Subject
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, ResultError
 from rotquant.foundation.files import write_json
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_checkpoint
-from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization, ZeroShot
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from tests.helpers.models import tiny_model
 from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy
 from tests.helpers.reports import TASKS, TEXT, provenance

@@ -11,14 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from reproduction.run import execution
+from reproduction.tasks import TASKS, prepare
+from reproduction.tasks.evaluation import scores
+from reproduction.tasks.longbench import DEFINITIONS, count, f1, rouge_of_words
+from reproduction.tasks.reasoning import by_number, by_running, number, program
+from reproduction.tasks.scoring import Scorer
+from reproduction.tasks.settings import ZeroShot
 from rotquant import api
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import TASKS, prepare
-from rotquant.metrics.zeroshot.evaluation import scores
-from rotquant.metrics.zeroshot.longbench import DEFINITIONS, count, f1, rouge_of_words
-from rotquant.metrics.zeroshot.reasoning import by_number, by_running, number, program
-from rotquant.metrics.zeroshot.scoring import Scorer
-from rotquant.recipes.schemes import ZeroShot
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "workflow" / "resources" / "models" / "rq-7b"
@@ -237,13 +237,11 @@ def test_programs_are_not_run_unless_that_is_allowed(model, data: Path, tmp_path
     def run(*_: Any) -> bool:
         raise AssertionError("it was run")
 
-    monkeypatch.setattr("rotquant.metrics.zeroshot.sandbox.passes", run)
+    monkeypatch.setattr("reproduction.tasks.sandbox.passes", run)
     metric = ZeroShot(suite="paper", path=str(data), tasks=("gsm8k", "humaneval"))
     sentence = "zero-shot task 'humaneval' runs programs that the model writes: allow it by --allow-code-execution"
     with pytest.raises(TaskError, match=sentence):
         scores(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
-    with pytest.raises(TaskError, match=sentence):
-        api.zero_shot(model, metric, root=tmp_path)
 
 
 @pytest.mark.parametrize(("allowed", "there"), [(False, set()), (False, {"code"}), (True, set())])
@@ -280,14 +278,14 @@ def test_a_model_that_writes_the_right_program_passes(model, data: Path, tmp_pat
         return [(written[name], True) for name in names]
 
     monkeypatch.setattr(Scorer, "generate", generate)
-    found = api.zero_shot(model, metric, root=tmp_path, allow_code_execution=True)
+    found = scores(model.network, model.tokenizer, metric, prepare(metric, tmp_path), allow_code_execution=True).metrics
     assert (found["humaneval.pass_at_1"], found["gsm8k"], found["musique"]) == (100.0, 100.0, pytest.approx(50.0))
     assert found["average"] == pytest.approx(250 / 3)
 
 
 def test_lm_eval_itself_would_ask_before_it_runs_programs(data: Path, tmp_path: Path):
     """The definition says that it runs code: lm-eval's own command line refuses it unless told otherwise."""
-    from rotquant.metrics.zeroshot.harness import load_tasks
+    from reproduction.tasks.harness import load_tasks
 
     metric = ZeroShot(suite="paper", path=str(data), tasks=("humaneval", "gsm8k"))
     tasks = load_tasks(prepare(metric, tmp_path).resolve(), metric)

@@ -14,11 +14,12 @@ from reproduction.frame.values import standard_error
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.run.samples import Samples, check_samples, flipped, observations, pack
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
 from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Perplexity, ZeroShot
+from rotquant.recipes.schemes import Perplexity
 
 TEXT = Perplexity(corpus="docstrings")
 TWO = ZeroShot(corpus="docstrings", tasks=("last_word", "grammar", "summary"))

@@ -17,9 +17,9 @@ from reproduction.tables.configuration import plain
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.suites import DEFAULT_TASKS
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
-from rotquant.metrics.zeroshot.suites import DEFAULT_TASKS
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.models import tiny_model

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from reproduction.claims.guessing import COMMONEST
+from reproduction.tasks import TASKS, folders, identity, prepare, shipped
+from reproduction.tasks.passages import Module, Passage, PassageSource, read
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import TASKS, folders, identity, prepare, shipped
-from rotquant.metrics.zeroshot.passages import Module, Passage, PassageSource, read
 from rotquant.recipes.corpus import Split
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES, CorpusSpec, load_rows
 from tests.helpers.zeroshot_items import ALL, CHOICES, COMPLETIONS, examples, items
 
@@ -50,8 +50,8 @@ SUFFIXES = ("jsonl", "examples.jsonl", "yaml")
 #: All tasks, of every eighth module: of all of them the record's hashes say the same (the test below).
 BUILD = """
 import sys, pathlib
-from rotquant.metrics.zeroshot import shipped
-from rotquant.metrics.zeroshot.passages import PassageSource, read
+from reproduction.tasks import shipped
+from reproduction.tasks.passages import PassageSource, read
 
 shipped.read = lambda split: PassageSource(read(split).modules[::8])
 shipped.build(pathlib.Path(sys.argv[1]))

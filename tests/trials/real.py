@@ -210,7 +210,7 @@ def answers(trial: Trial, checkpoint: Path, text: Path, tasks: Path, windows: Se
     """The commands that need no quantized folder."""
     asked = ["--tasks", "arc_easy,piqa,winogrande", "--task-data", tasks, "--limit", 100]
     commands = {
-        "diagnose": ["diagnose", checkpoint, "--corpus", text, "--max-windows", 4, "--tasks-limit", 0],
+        "diagnose": ["diagnose", checkpoint, "--corpus", text, "--max-windows", 4],
         "evaluate": ["evaluate", checkpoint, "--corpus", text, *windows],
         "evaluate --tasks": ["evaluate", checkpoint, *asked],
         "plan": ["plan", checkpoint, "--method", "quarot"],

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from rotquant.metrics.zeroshot import folders, paper
-from rotquant.metrics.zeroshot.definitions import write_definition
-from rotquant.metrics.zeroshot.questions import Questions
-from rotquant.metrics.zeroshot.shipped import definition
-from rotquant.recipes.schemes import ZeroShot
+from reproduction.tasks import folders, paper
+from reproduction.tasks.definitions import write_definition
+from reproduction.tasks.questions import Questions
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.shipped import definition
 from rotquant.text import CorpusSpec, corpus_identity, load_text, packages
 from rotquant.text.packages import CARRIED, PACKAGES, package_files, versions
 from tests.trials.fuzz.formats import Format, content_of, kinds

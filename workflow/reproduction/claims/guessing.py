@@ -9,8 +9,8 @@ from statistics import fmean
 
 from reproduction.metrics.settings import Metric
 from reproduction.tables.quantities import AVERAGE, LOG_ODDS
-from rotquant.metrics.zeroshot.suites import TASKS, log_odds_of, task_names
-from rotquant.recipes.schemes import ZeroShot
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import TASKS, log_odds_of, task_names
 
 #: Share of the shipped items with the commonest answer, in percent. For the papers' own tasks 0 is used.
 COMMONEST = {"last_word": 5.87, "complete_line": 1.58, "complete_import": 2.56, "complete_return": 10.0}

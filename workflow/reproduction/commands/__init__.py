@@ -2,7 +2,7 @@
 
 import typer
 
-from reproduction.commands import archives, bench, data, prefix, tracking
+from reproduction.commands import archives, bench, card, data, prefix, tasks, tracking
 from reproduction.commands.report import report_app
 from reproduction.commands.runs import runs_app
 
@@ -10,6 +10,8 @@ from reproduction.commands.runs import runs_app
 def add_to(cli: typer.Typer) -> None:
     """Add all of them to the tree of commands (entry point `rotquant.commands`)."""
     cli.command()(prefix.prefix)
+    cli.command()(tasks.tasks)
+    cli.command()(card.card)
     cli.command()(data.corpus)
     cli.command()(data.pack)
     cli.command()(data.train)

@@ -9,10 +9,11 @@ from typing import Any
 import typer
 
 from reproduction.shipped.finetuning import FineTuning, fine_tune
+from reproduction.tasks import evaluate, prepare
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import SHIPPED
 from rotquant.foundation.files import atomic_directory, write_json, write_text
-from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.models.folders import weights_digest
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import MODULES
 
 #: Items of each task by which a model is compared with its base.
@@ -49,7 +50,7 @@ def fine_tuned(recipe: FineTuning, output: Path, device: str) -> None:
 
 
 def card(recipe: FineTuning, curve: Mapping[str, Any]) -> str:
-    """What the model is, how it was made, what it gained, and a marked place that `rotquant diagnose` fills."""
+    """What the model is, how it was made, what it gained, and a marked place that `rotquant card` fills."""
     base = Path(recipe.base).name
     purpose = (
         f"{base} with low-rank deltas of {curve['parameters']:,} parameters, fine-tuned by this project on questions "
@@ -94,7 +95,6 @@ Accuracy in percent on {_ITEMS} items of each task:
 
 
 def _accuracies(model: Any, recipe: FineTuning) -> dict[str, float]:
-    from rotquant import api
-
-    found = api.zero_shot(model, ZeroShot(corpus=MODULES.name, tasks=recipe.tasks, limit=_ITEMS))
+    metric = ZeroShot(corpus=MODULES.name, tasks=recipe.tasks, limit=_ITEMS)
+    found = evaluate(model.network, model.tokenizer, metric, prepare(metric))
     return {task: round(found[task], 2) for task in recipe.tasks}

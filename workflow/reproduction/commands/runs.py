@@ -27,7 +27,6 @@ from reproduction.tables.configuration import find_root
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import AllowCode
 from rotquant.commands.outputs import FILE
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import json_text, read_json
@@ -54,6 +53,13 @@ Jobs = Annotated[
 ]
 OtherDevice = Annotated[
     str | None, typer.Option("--device", help="In place of the configuration's: cpu, cuda, cuda:1 ..., auto.")
+]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code-execution",
+        help="Run the programs that a model writes for HumanEval, in a process without network and with limits.",
+    ),
 ]
 Key = Annotated[str, typer.Argument(help="A run's key, as `rotquant runs list` prints it.")]
 

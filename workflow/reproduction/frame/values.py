@@ -24,9 +24,9 @@ from reproduction.run.samples import flipped, observations
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.quantities import ANSWER_FLIPS, Quantity, quantities
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import TASKS
 from rotquant.foundation.errors import ResultError
-from rotquant.metrics.zeroshot.suites import TASKS
-from rotquant.recipes.schemes import ZeroShot
 
 Place = tuple[str, str, str]
 """Row, column and quantity."""

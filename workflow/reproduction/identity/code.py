@@ -41,7 +41,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "rotations": ("reproduction.run.stages.rotations",),
     "weights": ("reproduction.run.stages.weights",),
     "runs": ("reproduction.run.stages.runs",),
-    "tasks": ("rotquant.metrics.zeroshot.folders",),
+    "tasks": ("reproduction.tasks.folders",),
     "index": ("reproduction.scoreboard.standings", "reproduction.scoreboard.page", "reproduction.render.html.pages"),
 }
 

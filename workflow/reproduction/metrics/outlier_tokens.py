@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from reproduction.metrics.settings import OutlierTokens
 from rotquant.models.limits import metric_windows
 from rotquant.models.outlier_tokens import token_maxima
-from rotquant.recipes.schemes import OutlierTokens
 from rotquant.text import Tokens
 
 #: How many contents are kept by name.

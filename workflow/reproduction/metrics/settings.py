@@ -1,18 +1,61 @@
 """Metrics that only a figure or table of the papers needs, as frozen data, and the union of all metrics.
 
-The other metrics, which users of a model need too, are in `rotquant.recipes.schemes`.
+Perplexity, which users of a model need too, is in `rotquant.recipes.schemes`, zero-shot tasks in `reproduction.tasks`.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import Frozen
-from rotquant.recipes.schemes import SNR, OutlierTokens, Perplexity, ZeroShot
+from rotquant.recipes.corpus import BOS
+from rotquant.recipes.schemes import Perplexity
 from rotquant.recipes.transforms import SiteName
 
 Depth = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A layer as a share of the model's depth: index floor(depth * layers), so 0.5 is the middle one."""
+
+
+class SNR(Frozen):
+    """End-to-end signal-to-quantization-noise ratio in dB (SpinQuant Sec. B.2), the mean over windows of text.
+
+    The signal is the unquantized checkpoint's logits, the noise what the run's logits differ by.
+    """
+
+    kind: Literal["snr"] = "snr"
+    corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Split of the text."""
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+    """Number of windows, spread evenly over the text; null, the papers' protocol, evaluates all."""
+    bos: BOS = "text"
+    """`text` puts one BOS at the head of the whole text (the papers' codes); `window` at the head of each window, in
+    the place of its first token; `none` nowhere. A tokenizer without BOS puts none at the head of the text either."""
+
+
+class OutlierTokens(Frozen):
+    """Outlier tokens of windows of text, and where they stand (PrefixQuant Eq. 3, Figures 4 and 7).
+
+    Tokens of a prefix are in front of the text and not of it.
+    """
+
+    kind: Literal["outlier_tokens"] = "outlier_tokens"
+    corpus: str = "wikitext2"
+    """The text: a key of the configuration's `corpora`."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Split of the text."""
+    threshold: Annotated[float, Field(gt=1.0)] = 64.0
+    """How many times the median of its window the largest |input of down_proj| of an outlier token is (eta)."""
+    sequence_length: Annotated[int, Field(gt=1)] = 2048
+    """Tokens of a window."""
+    max_windows: Annotated[int, Field(gt=0)] | None = None
+    """Number of windows, spread evenly over the text; null takes all."""
+    bos: BOS = "none"
+    """Where the text has a BOS; see `token_maxima`."""
 
 
 class Magnitudes(Frozen):

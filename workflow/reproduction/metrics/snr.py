@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from reproduction.metrics.settings import SNR
 from rotquant.foundation.progress import track
 from rotquant.metrics.perplexity import standard_error
 from rotquant.models.limits import metric_windows
-from rotquant.recipes.schemes import SNR
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import Tokens

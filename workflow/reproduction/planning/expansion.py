@@ -23,9 +23,9 @@ from reproduction.sources import source_of
 from reproduction.sources import sources as all_sources
 from reproduction.tables.project import Project, task_set
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.deltas import base_folder
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.text.digests import files_of_text
 from rotquant.text.packages import PACKAGES
 

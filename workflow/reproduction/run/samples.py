@@ -15,7 +15,7 @@ from pydantic import FiniteFloat, StringConstraints, TypeAdapter
 
 from reproduction.metrics.settings import Metric
 from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, ROUGE_L
-from rotquant.metrics.zeroshot.suites import TASKS, choices_of, has_choices, log_odds_of, task_names
+from reproduction.tasks.suites import TASKS, choices_of, has_choices, log_odds_of, task_names
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ _TEXTS = {
 
 
 def model_card(config: TrainingConfig, curve: dict[str, Any]) -> str:
-    """The card's text: model, training, and a marked place that `rotquant diagnose` fills with its figures.
+    """The card's text: model, training, and a marked place that `rotquant card` fills with its figures.
 
     Args:
         curve: of `reproduction.shipped.trainer.Trainer.curve`; its `device` is printed unchanged.

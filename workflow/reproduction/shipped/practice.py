@@ -6,8 +6,8 @@ No module of the test or validation split has a part in it, and no sum that the 
 import re
 from collections.abc import Iterator, Sequence
 
-from rotquant.metrics.zeroshot.items import task_items
-from rotquant.metrics.zeroshot.passages import Module, PassageSource, number, ordered, read
+from reproduction.tasks.items import task_items
+from reproduction.tasks.passages import Module, PassageSource, number, ordered, read
 from rotquant.text import MODULES, load_rows
 
 _SUM = re.compile(r">>> (\d+) \+ (\d+)\Z")

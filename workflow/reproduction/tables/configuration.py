@@ -20,6 +20,7 @@ from reproduction.metrics.settings import WeightKurtosis
 from reproduction.reading.written import Many, Written, read_yaml, some_of
 from reproduction.tables.method_settings import MethodSettings
 from reproduction.tables.tables import Row
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import first_problem, merge, problem_keys
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError, lookup, nearest
 from rotquant.foundation.files import read_object
@@ -29,7 +30,7 @@ from rotquant.models.deltas import base_folder
 from rotquant.models.folders import located
 from rotquant.models.gguf.importing import described
 from rotquant.recipes.corpus import BOS, CorpusSpec
-from rotquant.recipes.schemes import Calibration, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Calibration, Perplexity
 
 DEFAULT = Path("config/config.yaml")
 PAPERS = Path("workflow/papers")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from reproduction import tasks
 from reproduction.identity.names import DIGITS, RESULTS, Results, names_of
 from reproduction.identity.run import Portion, Run, corpora_of, named
 from reproduction.metrics.settings import Metric
@@ -31,6 +32,7 @@ from reproduction.tables.tables import (
     name_of,
     published_values,
 )
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import (
     CheckpointError,
@@ -43,11 +45,9 @@ from rotquant.foundation.errors import (
     nearest,
 )
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
-from rotquant.metrics import zeroshot
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf.importing import described
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import load_text
 from rotquant.text.digests import UNREAD, text_digest
 
@@ -469,7 +469,7 @@ def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, 
 def _content(metric: ZeroShot) -> str:
     """What a set of tasks is, as far as this machine has it."""
     try:
-        return zeroshot.folder_name(metric)
+        return tasks.folder_name(metric)
     except TaskError:
         return "not here"  # the job that makes them says what is missing
 

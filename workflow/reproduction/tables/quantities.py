@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from reproduction.metrics.settings import MaximaByToken, Metric, WeightKurtosis
-from rotquant.metrics.zeroshot.suites import TASKS, has_choices, log_odds_of, task_names
-from rotquant.recipes.schemes import ZeroShot
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import TASKS, has_choices, log_odds_of, task_names
 
 
 @dataclass(frozen=True)

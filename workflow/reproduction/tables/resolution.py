@@ -14,11 +14,11 @@ from reproduction.metrics.settings import Metric
 from reproduction.reading.written import read_yaml
 from reproduction.tables.configuration import DEFAULT, Config, Slot
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import task_names
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
-from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.recipe import Method, Recipe, override
-from rotquant.recipes.schemes import ZeroShot
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 

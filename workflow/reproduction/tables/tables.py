@@ -17,12 +17,12 @@ from reproduction.reading.written import Many, Written, by_name, parse, read_csv
 from reproduction.tables.checks import Claim, Names, headline, named_by
 from reproduction.tables.method_settings import MethodSettings
 from reproduction.tables.shorthand import BITS, row_like, with_bits, written_out
+from reproduction.tasks.settings import Normalization
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.foundation.files import file_inside
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, parse_recipe
-from rotquant.recipes.schemes import Normalization
 
 P = TypeVar("P", bound="Column | Titled")
 T = TypeVar("T", bound="Table")

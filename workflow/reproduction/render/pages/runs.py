@@ -25,11 +25,11 @@ from reproduction.run.results import rotations_of
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import ANSWER_FLIPS, ROUGE_L, quantities
 from reproduction.tables.tables import RunTable
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import Task, quoted, task_names
 from reproduction.words.describe import corpus_words, has_hypotheses, is_about_models, is_stand_in
 from reproduction.words.numbers import broken, not_finite
 from reproduction.words.templates import sentences
-from rotquant.metrics.zeroshot.suites import Task, quoted, task_names
-from rotquant.recipes.schemes import ZeroShot
 
 WORDS = "pages/runs.jinja"
 

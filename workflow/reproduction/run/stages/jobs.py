@@ -14,11 +14,11 @@ from reproduction.identity.run import Run
 from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult, write_result
 from reproduction.tables.quantities import quantities
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import RUN_CODE
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import check_output_file, read_object, write_json
-from rotquant.metrics.zeroshot.suites import RUN_CODE
 from rotquant.models.digests import refuse_other
-from rotquant.recipes.schemes import ZeroShot
 
 NEEDS_PERMISSION = (
     "this run executes programs that models write (HumanEval), which needs --allow-code-execution or "
@@ -83,12 +83,12 @@ def make_weights(plan: Plan, key: str, results: Results) -> str:
 
 def prepare_tasks(plan: Plan, key: str, results: Results) -> str:
     """Make or check the data of a set of zero-shot tasks and record it."""
-    from rotquant.metrics import zeroshot
+    from reproduction import tasks
 
     run = plan.run(plan.tasks[key])
     metric = cast(ZeroShot, run.metric)
-    folder = zeroshot.prepare(metric, Path(), run.corpora.get(metric.corpus or ""))
-    write_json(results.tasks(key), zeroshot.identity(metric, folder))
+    folder = tasks.prepare(metric, Path(), run.corpora.get(metric.corpus or ""))
+    write_json(results.tasks(key), tasks.identity(metric, folder))
     return str(folder)
 
 

@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any, cast
 from reproduction.identity.names import HISTORY_FILE
 from reproduction.identity.run import Run, named
 from reproduction.metrics.settings import (
+    SNR,
     HadamardKurtosis,
     Magnitudes,
     MaximaByToken,
     ModelSize,
     Outliers,
+    OutlierTokens,
     PrefixTokens,
     RangeUse,
     TrainingLoss,
     WeightKurtosis,
 )
 from reproduction.run.samples import Samples, pack
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import read_json
-from rotquant.recipes.schemes import SNR, Calibration, OutlierTokens, Perplexity, ZeroShot
+from rotquant.recipes.schemes import Calibration, Perplexity
 from rotquant.text import NO_BOS, Split, Tokens
 
 if TYPE_CHECKING:
@@ -103,14 +106,14 @@ def perplexity(metric: Perplexity, subject: Subject) -> MetricResult:
 
 def zero_shot(metric: ZeroShot, subject: Subject) -> MetricResult:
     """Accuracies of tasks."""
-    from rotquant.metrics import zeroshot
+    from reproduction import tasks
 
-    tasks = zeroshot.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
+    folder = tasks.prepare(metric, Path(), subject.run.corpora.get(metric.corpus or ""))
     batch_size = ITEMS_PER_WINDOW * subject.batch_size
     allowed = subject.allow_code_execution
-    found = zeroshot.scores(subject.model, subject.tokenizer, metric, tasks, batch_size, allowed)
+    found = tasks.scores(subject.model, subject.tokenizer, metric, folder, batch_size, allowed)
     note = {"note": NO_BOS} if subject.tokenizer.bos_token_id is None else {}
-    source = {"corpora": {}, "tasks": zeroshot.identity(metric, tasks), **note}
+    source = {"corpora": {}, "tasks": tasks.identity(metric, folder), **note}
     return MetricResult(found.metrics, source, samples=pack(found.items))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache, partial
 from typing import TypeVar
 
-from rotquant.metrics.zeroshot import completion, recall
-from rotquant.metrics.zeroshot.passages import (
+from reproduction.tasks import completion, recall
+from reproduction.tasks.passages import (
     Item,
     Lexeme,
     Passage,

@@ -3,9 +3,9 @@
 Importing this package imports neither torch nor lm-eval.
 """
 
-from rotquant.metrics.zeroshot.evaluation import Scores, evaluate, scores
-from rotquant.metrics.zeroshot.folders import folder_name, identity, prepare
-from rotquant.metrics.zeroshot.suites import (
+from reproduction.tasks.evaluation import Scores, evaluate, scores
+from reproduction.tasks.folders import folder_name, identity, prepare
+from reproduction.tasks.suites import (
     DEFAULT_TASKS,
     TASKS,
     Task,

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from rotquant.metrics.zeroshot.definitions import written
+from reproduction.tasks.definitions import written
 
 #: Where the continuation of a function has ended (Chen et al. 2021, Sec. 2.1).
 _AFTER_A_FUNCTION = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
@@ -26,7 +26,7 @@ def by_running(item: dict[str, Any], generated: list[str]) -> dict[str, float]:
 
     lm-eval calls this for each item, and only where running code was allowed (`unsafe_code`).
     """
-    from rotquant.metrics.zeroshot.sandbox import passes
+    from reproduction.tasks.sandbox import passes
 
     return {
         "pass_at_1": float(passes(program(item, generated[0]), f"{item['test']}\n\ncheck({item['entry_point']})\n"))

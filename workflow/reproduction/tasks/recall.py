@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Module, PassageSource, alike, choice_item, cut, number, ordered
+from reproduction.tasks.passages import Item, Module, PassageSource, alike, choice_item, cut, number, ordered
 
 #: Lines of a definition that are shown, and lines before the use of its name.
 _DEFINED, _BEFORE = 6, 3

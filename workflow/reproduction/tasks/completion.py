@@ -11,7 +11,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 
-from rotquant.metrics.zeroshot.passages import Item, Lexeme, Module, Passage, PassageSource, cut, number, ordered
+from reproduction.tasks.passages import Item, Lexeme, Module, Passage, PassageSource, cut, number, ordered
 
 LONGEST = 24
 """Characters of the longest text to complete."""

@@ -1,4 +1,4 @@
-"""`rotquant tasks`: the zero-shot tasks, and the folder of their definitions; how accuracies are printed."""
+"""`rotquant tasks`: the zero-shot tasks, and the folder of their definitions."""
 
 import shutil
 from pathlib import Path
@@ -8,19 +8,25 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from rotquant.commands import completion
+from reproduction.tasks import TASKS, identity, prepare, suite_of, task_names
+from reproduction.tasks.settings import ZeroShot
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import FILE, NEW
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
-from rotquant.metrics.zeroshot import TASKS, identity, prepare, quoted, suite_of, task_names
-from rotquant.recipes.schemes import ZeroShot
-from rotquant.text import CorpusSpec
+from rotquant.text import MODULES
+
+
+def _completed(incomplete: str) -> list[str]:
+    """What a shell completes the last of the tasks with that commas separate."""
+    before = incomplete.rpartition(",")
+    return ["".join(before[:2]) + name for known in TASKS.values() for name in known]
+
 
 Tasks = Annotated[
     str | None,
     typer.Option(
-        autocompletion=completion.tasks,
+        autocompletion=_completed,
         help="Zero-shot tasks, separated by commas; `rotquant tasks` lists them. Default: a suite's.",
     ),
 ]
@@ -45,11 +51,12 @@ def tasks(
         NEW,
     ] = None,
 ) -> CommandResult:
-    """List the zero-shot tasks; with -o, write a suite as a folder for lm-eval's own command line.
+    """List the zero-shot tasks of the tables; with -o, write a suite as a folder of lm-eval's definitions.
 
-    Example: `rotquant tasks --suite shipped -o tasks/ && cd tasks && lm_eval --include_path . --tasks next_word ...`
+    Example: `rotquant tasks --suite shipped -o tasks/`, of which `rotquant evaluate MODEL --tasks next_word
+    --include-path tasks/` asks one.
     """
-    metric = zero_shot_metric(tasks, suite, task_data, shots, None, CorpusSpec())
+    metric = zero_shot_metric(tasks, suite, task_data, shots)
     if output is not None:
         return _write(metric, output)
     table, listed = Table("suite", "task", "quoted", "chance", "what it asks"), {}
@@ -68,9 +75,6 @@ def zero_shot_metric(
     suite: str | None,
     task_data: Path | None,
     shots: int,
-    limit: int | None,
-    corpus: CorpusSpec,
-    bos: str | None = None,
 ) -> ZeroShot:
     """The metric that command-line options ask for.
 
@@ -80,10 +84,9 @@ def zero_shot_metric(
     names = () if tasks is None else tuple(name.strip() for name in tasks.split(","))
     if suite is None:
         suite = "paper" if task_data else suite_of(names)
-    fields: dict[str, Any] = {"suite": suite, "tasks": names, "shots": shots, "limit": limit}
-    fields |= {} if bos is None else {"bos": bos}
+    fields: dict[str, Any] = {"suite": suite, "tasks": names, "shots": shots}
     fields["path"] = str(task_data) if task_data else None
-    fields["corpus"] = corpus.name if suite == "shipped" else None
+    fields["corpus"] = MODULES.name if suite == "shipped" else None
     try:
         metric = ZeroShot(**fields)
     except ValidationError as error:
@@ -92,21 +95,6 @@ def zero_shot_metric(
         raise RecipeError(f"{where}{first['msg'].removeprefix('Value error, ')}.") from None
     task_names(metric)
     return metric
-
-
-def accuracies(model: str, metric: ZeroShot, metrics: dict[str, float]) -> Table:
-    """A table of what each task quotes with its standard error and chance level, and the average of the accuracies."""
-    table = Table("task", "measure", "value", "standard error", "chance", "items", title=f"{model}, in percent")
-    for name in task_names(metric):
-        task = quoted(metric, name)
-        error = metrics[f"{name}.{task.measure}_stderr"]
-        items = f"{metrics[f'{name}.items']:.0f}"
-        chance = "-" if task.chance is None else f"{task.chance:.0f}"
-        table.add_row(name, task.measure, f"{metrics[name]:.2f}", f"{error:.2f}", chance, items)
-    if "average" in metrics:
-        table.add_section()
-        table.add_row("average", "", f"{metrics['average']:.2f}", "", "", "")
-    return table
 
 
 def _write(metric: ZeroShot, output: Path) -> CommandResult:

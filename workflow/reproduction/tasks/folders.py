@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reproduction.tasks import paper, shipped
+from reproduction.tasks.definitions import check_written, definition_digest, hub_dataset, write_definition
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import task_names
 from rotquant import text
 from rotquant.foundation import progress
 from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
-from rotquant.metrics.zeroshot import paper, shipped
-from rotquant.metrics.zeroshot.definitions import check_written, definition_digest, hub_dataset, write_definition
-from rotquant.metrics.zeroshot.suites import task_names
 from rotquant.recipes.corpus import Split
-from rotquant.recipes.schemes import ZeroShot
 from rotquant.text import CorpusSpec
 
 TASKS_FOLDER = Path("results") / "tasks"

@@ -8,13 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reproduction.tasks.definitions import measured, write_definition, written
+from reproduction.tasks.items import EXAMPLES, ITEMS, task_examples, task_items
+from reproduction.tasks.passages import read
+from reproduction.tasks.rouge import rouge_l
+from reproduction.tasks.suites import SHIPPED
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
-from rotquant.metrics.zeroshot.definitions import measured, write_definition, written
-from rotquant.metrics.zeroshot.items import EXAMPLES, ITEMS, task_examples, task_items
-from rotquant.metrics.zeroshot.passages import read
-from rotquant.metrics.zeroshot.rouge import rouge_l
-from rotquant.metrics.zeroshot.suites import SHIPPED
 from rotquant.recipes.corpus import INSTALLED, Split
 from rotquant.text import CorpusSpec
 from rotquant.text.packages import versions

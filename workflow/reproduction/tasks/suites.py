@@ -6,9 +6,9 @@ Nothing here imports torch or lm-eval, so workflow and reports can ask for names
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from reproduction.tasks import sandbox
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import RecipeError, TaskError, nearest
-from rotquant.metrics.zeroshot import sandbox
-from rotquant.recipes.schemes import ZeroShot
 
 Measure = Literal["acc", "acc_norm", "acc_mutual_info", "exact_match", "pass_at_1", "score", "rouge_l"]
 """What an item is scored by."""

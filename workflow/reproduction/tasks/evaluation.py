@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from rotquant.foundation import progress
-from rotquant.metrics.zeroshot.paper import is_shortened, lm_eval_tasks, parts, stands_in_template
-from rotquant.metrics.zeroshot.suites import (
+from reproduction.tasks.paper import is_shortened, lm_eval_tasks, parts, stands_in_template
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import (
     ANSWER,
     Measure,
     check_allowed,
@@ -26,13 +26,13 @@ from rotquant.metrics.zeroshot.suites import (
     quoted,
     task_names,
 )
-from rotquant.recipes.schemes import ZeroShot
+from rotquant.foundation import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rotquant.metrics.zeroshot.questions import Measures
-    from rotquant.metrics.zeroshot.scoring import Scorer
+    from reproduction.tasks.questions import Measures
+    from reproduction.tasks.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def evaluate(
     """Run the metric's tasks on a model whose forward already contains its quantizers.
 
     Args:
-        folder: the task definitions (`rotquant.metrics.zeroshot.prepare`).
+        folder: the task definitions (`reproduction.tasks.prepare`).
         batch_size: items of 32 tokens per forward pass; lowered where the logits would not fit into memory.
         allow_code_execution: whether programs that the model writes may be run (`sandbox`).
 
@@ -97,8 +97,8 @@ def scores(
         lm_eval_tasks()
     was_training = model.training
     with progress.task(f"{metric.suite} tasks"):
-        from rotquant.metrics.zeroshot.questions import Questions, ask
-        from rotquant.metrics.zeroshot.scoring import Scorer
+        from reproduction.tasks.questions import Questions, ask
+        from reproduction.tasks.scoring import Scorer
 
         try:
             scorer = Scorer(model.eval(), tokenizer, metric.bos, batch_size)
@@ -116,7 +116,7 @@ def _by_lm_eval(scorer: "Scorer", metric: ZeroShot, folder: Path) -> "dict[str, 
     with _quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
-        from rotquant.metrics.zeroshot.harness import Harness, choice_scores, load_tasks, set_shots
+        from reproduction.tasks.harness import Harness, choice_scores, load_tasks, set_shots
 
         tasks = load_tasks(Path(folder).resolve(), metric)
         set_shots(tasks, metric.shots)

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
+from reproduction.tasks import longbench, reasoning
+from reproduction.tasks.definitions import measured, written
+from reproduction.tasks.rouge import rouge_l
+from reproduction.tasks.rows import SUFFIXES, checked_rows, schema
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import UNCONDITIONAL, task_names
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import longbench, reasoning
-from rotquant.metrics.zeroshot.definitions import measured, written
-from rotquant.metrics.zeroshot.rouge import rouge_l
-from rotquant.metrics.zeroshot.rows import SUFFIXES, checked_rows, schema
-from rotquant.metrics.zeroshot.suites import UNCONDITIONAL, task_names
-from rotquant.recipes.schemes import ZeroShot
 
 _Text = Annotated[str, Field(min_length=1)]
 _Four = Annotated[list[str], Field(min_length=4, max_length=4)]

@@ -12,12 +12,12 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
+from reproduction.tasks.folders import definitions
+from reproduction.tasks.odds import item_scores
+from reproduction.tasks.scoring import Scorer
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.hub import keep_to_files
-from rotquant.metrics.zeroshot.folders import definitions
-from rotquant.metrics.zeroshot.odds import item_scores
-from rotquant.metrics.zeroshot.scoring import Scorer
-from rotquant.recipes.schemes import ZeroShot
 
 #: lm-eval's own default, by which it draws examples for tasks that do not take the first ones.
 _EXAMPLES_SEED = 1234

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rotquant.metrics.zeroshot.definitions import written
+from reproduction.tasks.definitions import written
 
 _SEVERAL = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words."
@@ -52,7 +52,7 @@ def rouge_of_words(prediction: str, answer: str) -> float:
     """ROUGE-L of summaries (Lin 2004, Sec. 3.2) as the package `rouge` has it, the F-measure of sets of words.
 
     A word counts once: it is in a longest common subsequence of a sentence of the one and of the other text. Sentences
-    end with a full stop. `rotquant.metrics.zeroshot.rouge` is of sequences instead.
+    end with a full stop. `reproduction.tasks.rouge` is of sequences instead.
     """
     from rouge_score.rouge_scorer import lcs_ind
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from reproduction.tasks.odds import item_scores
+from reproduction.tasks.rouge import rouge_l
+from reproduction.tasks.rows import checked_rows, schema
+from reproduction.tasks.scoring import Scorer, Setting
+from reproduction.tasks.shipped import asked
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot.odds import item_scores
-from rotquant.metrics.zeroshot.rouge import rouge_l
-from rotquant.metrics.zeroshot.rows import checked_rows, schema
-from rotquant.metrics.zeroshot.scoring import Scorer, Setting
-from rotquant.metrics.zeroshot.shipped import asked
 
 _CHOICE = schema(
     lambda row: None if row.answer < len(row.choices) else "field 'answer' is none of its choices",

@@ -1,7 +1,6 @@
 """The shipped tasks' evaluation: how BOS is handled, what accuracy and ROUGE-L mean, that lm-eval agrees."""
 
 import copy
-import json
 import math
 import random
 import re
@@ -17,17 +16,16 @@ from typing import Any
 import pytest
 import torch
 
+from reproduction.tasks import TASKS, check, evaluate, prepare, scores, suite_of, task_names
+from reproduction.tasks.scoring import Scorer
+from reproduction.tasks.settings import ZeroShot
+from reproduction.tasks.suites import choices_of, has_choices, log_odds_of
 from rotquant import api
 from rotquant.foundation.errors import RecipeError, TaskError
-from rotquant.metrics.zeroshot import TASKS, check, evaluate, prepare, scores, suite_of, task_names
-from rotquant.metrics.zeroshot.scoring import Scorer
-from rotquant.metrics.zeroshot.suites import choices_of, has_choices, log_odds_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.recipes.schemes import ZeroShot
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.commands import rotquant
-from tests.helpers.project import REPOSITORY
 from tests.helpers.watching import long_work
 from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items
 
@@ -61,7 +59,7 @@ def shallow(shipped: api.Model) -> api.Model:
 
 
 def test_names_and_chance_levels_cost_no_torch_and_no_lm_eval():
-    code = "import sys, rotquant.metrics.zeroshot; print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
+    code = "import sys, reproduction.tasks; print({'torch', 'lm_eval', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
 
@@ -177,7 +175,7 @@ def test_an_evaluation_says_how_many_questions_are_answered_and_texts_written(
 
 
 def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(folder: Path):
-    from rotquant.metrics.zeroshot.harness import load_tasks, set_shots
+    from reproduction.tasks.harness import load_tasks, set_shots
 
     for task, answer in {
         "grammar": lambda row: row["choices"][row["answer"]],
@@ -383,7 +381,7 @@ def by_lm_eval(model: api.Model, metric: ZeroShot, folder: Path) -> dict[str, tu
     """What each item scores by the quoted measure, asked and judged by lm-eval."""
     from lm_eval.evaluator import evaluate as run_tasks
 
-    from rotquant.metrics.zeroshot.harness import Harness, choice_scores, load_tasks, set_shots
+    from reproduction.tasks.harness import Harness, choice_scores, load_tasks, set_shots
 
     names = task_names(metric)
     tasks = load_tasks(folder.resolve(), metric)
@@ -453,18 +451,6 @@ def test_questions_that_share_a_row_do_not_see_each_other(shallow: api.Model):
 # Command line
 
 
-def test_the_command_prints_accuracies_and_writes_them(root: Path, folder: Path, monkeypatch, capsys):
-    monkeypatch.chdir(root)
-    arguments = ["--tasks", "grammar,last_word", "--limit", "8", "--device", "cpu", "-o", "accuracies.json"]
-    assert rotquant(monkeypatch, "evaluate", str(MODEL), *arguments) == 0
-    output = capsys.readouterr().out
-    written = json.loads((root / "accuracies.json").read_text())
-    assert written["metric"]["tasks"] == ["grammar", "last_word"]
-    assert f"{written['grammar']:.2f}" in output
-    assert f"{written['average']:.2f}" in output
-    assert written["average"] == pytest.approx((written["grammar"] + written["last_word"]) / 2)
-
-
 def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, monkeypatch, capsys):
     assert rotquant(monkeypatch, "tasks") == 0
     output = capsys.readouterr().out
@@ -476,18 +462,28 @@ def test_tasks_are_listed_and_written_as_a_folder(folder: Path, tmp_path: Path, 
     assert "exists and is not empty; name another place" in capsys.readouterr().err
 
 
+def test_the_library_has_the_same_accuracies(shallow: api.Model, folder: Path, tmp_path: Path, monkeypatch):
+    metric = ZeroShot(corpus="modules", tasks=("grammar", "last_word"), limit=8)
+    target = tmp_path / "tasks"
+    assert rotquant(monkeypatch, "tasks", "--tasks", "grammar,last_word", "-o", str(target)) == 0
+    found = api.zero_shot(shallow, metric.tasks, limit=8, include_path=target, bos="text")["results"]
+    expected = evaluate(shallow.network, shallow.tokenizer, metric, folder)
+    assert {name: 100 * found[name]["acc,none"] for name in metric.tasks} == {
+        name: pytest.approx(expected[name]) for name in metric.tasks
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--tasks", "hellaswg"], "no zero-shot task 'hellaswg'; nearest: hellaswag"),
         (["--tasks", "piqa", "--suite", "shipped"], "suite 'shipped' has no task 'piqa'"),
         (["--suite", "glue"], "--suite: Input should be 'paper' or 'shipped'"),
-        (["--suite", "shipped", "--limit", "0"], "'--limit': Input should be greater than or equal to 1"),
         (["--suite", "shipped", "--task-data", "."], "suite 'shipped' is made from a corpus and takes no path"),
-        (["--task-data", "/nowhere"], "there is no folder /nowhere"),
+        (["--task-data", "/nowhere", "-o", "out"], "there is no folder /nowhere"),
     ],
 )
-def test_wrong_options_are_one_sentence(arguments: list[str], sentence: str, monkeypatch, capsys):
-    model = REPOSITORY / "workflow/resources/models/rq-7b"
-    assert rotquant(monkeypatch, "evaluate", str(model), *arguments) == 2  # found before its weights are read
+def test_wrong_options_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert rotquant(monkeypatch, "tasks", *arguments) == 2
     assert sentence in capsys.readouterr().err

@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from reproduction.tasks import TASKS, evaluate, identity, longbench, prepare
+from reproduction.tasks.paper import PAPER_TASKS, parts
+from reproduction.tasks.scoring import Scorer
+from reproduction.tasks.settings import ZeroShot
 from rotquant import api
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import TASKS, evaluate, identity, longbench, prepare
-from rotquant.metrics.zeroshot.paper import PAPER_TASKS, parts
-from rotquant.metrics.zeroshot.scoring import Scorer
 from rotquant.models.checkpoints import load_tokenizer
-from rotquant.recipes.schemes import ZeroShot
 from tests.helpers.models import TINY_SHAPE
 
 MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
@@ -257,7 +257,7 @@ def test_by_the_unconditional_likelihood_a_choice_counts_by_what_the_question_ad
     ],
 )
 def test_prompts_are_lm_evals_own(metric: ZeroShot, folder: Path, task: str, expected: list[tuple[str | None, str]]):
-    from rotquant.metrics.zeroshot.harness import load_tasks
+    from reproduction.tasks.harness import load_tasks
 
     built = load_tasks(folder.resolve(), metric)[task]
     built.build_all_requests(limit=1)
@@ -279,7 +279,7 @@ def test_mmlu_is_all_questions_of_57_subjects(data: Path, tmp_path: Path):
 
 def prompt(metric: ZeroShot, folder: Path, task: str, shots: int) -> str:
     """The prompt of a task's first item."""
-    from rotquant.metrics.zeroshot.harness import load_tasks, set_shots
+    from reproduction.tasks.harness import load_tasks, set_shots
 
     tasks = load_tasks(folder.resolve(), metric)
     set_shots({task: tasks[task]}, shots)
@@ -432,7 +432,7 @@ def test_a_definition_that_is_not_as_it_was_written_is_refused(
     metric: ZeroShot, folder: Path, tmp_path: Path, task: str, line: str, other: str
 ):
     """lm-eval's reader would follow what it includes, and load the functions that it names."""
-    from rotquant.metrics.zeroshot.harness import load_tasks
+    from reproduction.tasks.harness import load_tasks
 
     shutil.copytree(folder, tmp_path / "copy")
     file = tmp_path / "copy" / f"{task}.yaml"

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from reproduction.tasks import check_allowed, confined, sandbox
+from reproduction.tasks.sandbox import Limits, passes
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import TaskError
-from rotquant.metrics.zeroshot import check_allowed, confined, sandbox
-from rotquant.metrics.zeroshot.sandbox import Limits, passes
-from rotquant.recipes.schemes import ZeroShot
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=2.0)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are confined on Linux alone")
@@ -218,7 +218,7 @@ def test_what_is_printed_is_lost_and_stops_nothing():
 
 def test_a_program_ends_with_the_process_that_waits_for_it():
     """Even with one that is killed: nobody would be left to end it."""
-    code = "from rotquant.metrics.zeroshot.sandbox import passes; passes('import time; time.sleep(600)', '')"
+    code = "from reproduction.tasks.sandbox import passes; passes('import time; time.sleep(600)', '')"
     with subprocess.Popen([sys.executable, "-c", code]) as waiting:
         while not (found := _waiting_programs(waiting.pid)):
             time.sleep(0.05)
