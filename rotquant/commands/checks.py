@@ -202,10 +202,8 @@ def _driver_check(driver: tuple[int, int], compiler: str) -> CheckResult:
 
 
 def _cpu() -> Iterator[CheckResult]:
-    """Threads that compute, next to cores that may be used; whether the CPU kernels compile."""
+    """Threads that compute, next to cores that may be used."""
     import torch
-
-    from rotquant.kernels.cpu.compiling import functions
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, setting = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
@@ -216,11 +214,6 @@ def _cpu() -> Iterator[CheckResult]:
         yield CheckResult("CPU", "slow", found, f"cores are idle in a single command: export OMP_NUM_THREADS={cores}")
     else:
         yield CheckResult("CPU", "ok", found)
-    try:
-        yield CheckResult("CPU kernels", "ok", f"compiled, {functions().instructions().decode()}")
-    except KernelError as error:
-        advice = "decoders on the CPU run as plain torch: install g++ or clang++"
-        yield CheckResult("CPU kernels", "absent", str(error).splitlines()[0], advice)
 
 
 def _caches() -> Iterator[CheckResult]:

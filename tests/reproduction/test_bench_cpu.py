@@ -23,6 +23,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu import benchmarks as cpu
 from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, random_cpu_decoder
+from reproduction.benchmarks.cpu_kernels import operators
+from reproduction.benchmarks.cpu_kernels.layout import DotWeight
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from reproduction.benchmarks.timing import cpu as cpu_timing
@@ -31,8 +33,6 @@ from reproduction.sources import load_tables
 from rotquant import api
 from rotquant.decoder.config import LINEARS, DecoderConfig
 from rotquant.foundation.errors import ConfigError
-from rotquant.kernels.cpu import operators
-from rotquant.kernels.cpu.layout import DotWeight
 from rotquant.kernels.launch.operators import references
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import preset

@@ -1,1 +1,1 @@
-"""Work on rows: norms, quantization of activations, gated products, FP8."""
+"""Work on rows: norms, quantization of activations, gated products."""

@@ -210,7 +210,7 @@ ASIDE: dict[str, str] = {
     "reproduction.identity.code:_read": _OURS,
     "reproduction.identity.code:_rules": _OURS,
     "reproduction.identity.code:sources": _OURS,
-    "rotquant.kernels.cpu.compiling:compile_source": _OURS,
+    "reproduction.benchmarks.cpu_kernels.compiling:compile_source": _OURS,
     "rotquant.kernels.launch.loading:_source_text": _OURS,
     "rotquant.kernels.launch.loading:compile_source": (
         "reads names of compiled kernels in the user's cache, on a GPU alone"

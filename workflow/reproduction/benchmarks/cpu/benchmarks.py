@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
 from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, random_cpu_decoder, random_dot_weight
+from reproduction.benchmarks.cpu_kernels.operators import hadamard, linear, linear16, read
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing.cpu import COLD_BYTES, time_cpu
-from rotquant.kernels.cpu.operators import hadamard, linear, linear16, read
 from rotquant.tensors.hadamard import hadamard_transform
 
 #: Seconds of each network, and of each reading of weights.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reproduction.benchmarks.cpu_kernels.layout import DotWeight
+from reproduction.benchmarks.cpu_kernels.operators import attention, hadamard, linear, linear16
 from rotquant.decoder.config import LINEARS, DecoderConfig
-from rotquant.kernels.cpu.layout import DotWeight
-from rotquant.kernels.cpu.operators import attention, hadamard, linear, linear16
 
 Weight = Tensor | DotWeight
 """Floating-point numbers [out, in], or integers."""

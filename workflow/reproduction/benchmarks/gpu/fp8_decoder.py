@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from reproduction.benchmarks.gpu.fp8_operators import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.rows.elementwise import swiglu
-from rotquant.kernels.rows.fp8 import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 
 #: Standard deviation of the weights, as models are initialised.
 _SPREAD = 0.02

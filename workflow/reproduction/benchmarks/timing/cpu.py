@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from reproduction.benchmarks.cpu_kernels.operators import instructions
 from reproduction.benchmarks.records import Measurement
 from rotquant.foundation.environment import cpu_name
-from rotquant.kernels.cpu.operators import instructions
 
 #: Tensors that are read take turns until they fill so many bytes: more than the caches of any processor.
 COLD_BYTES = 2**28

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rotquant.kernels.cpu.layout import unpack
+from reproduction.benchmarks.cpu_kernels.layout import unpack
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import choose_qparams

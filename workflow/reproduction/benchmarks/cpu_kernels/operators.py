@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reproduction.benchmarks.cpu_kernels import reference
+from reproduction.benchmarks.cpu_kernels.compiling import functions
+from reproduction.benchmarks.cpu_kernels.layout import BLOCK, STRIP, DotWeight
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.cpu import reference
-from rotquant.kernels.cpu.compiling import functions
-from rotquant.kernels.cpu.layout import BLOCK, STRIP, DotWeight
 from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.tensors.hadamard.constructions import decompose, hadamard_matrix
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from reproduction.benchmarks.cpu_kernels import compiling, layout, operators, reference
+from reproduction.benchmarks.cpu_kernels.layout import DotWeight, unpack
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import PRELUDE
-from rotquant.kernels.cpu import compiling, layout, operators, reference
-from rotquant.kernels.cpu.layout import DotWeight, unpack
 from rotquant.kernels.launch.operators import references
 from rotquant.tensors.hadamard import HadamardSizeError, hadamard_transform
 
