@@ -9,11 +9,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from threading import Event, RLock, Thread
-from typing import IO, TypeGuard, TypeVar
+from typing import IO, Any, TypeGuard, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -236,6 +236,25 @@ def task(description: str, unit: str = "", total: int | None = None, done: int =
     under_way = ProgressTask(display, description, unit, total, done)
     with nullcontext() if is_silent() else display.running(under_way):
         yield under_way
+
+
+_listener: ContextVar[Callable[[str, Mapping[str, Any]], object] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Callable[[str, Mapping[str, Any]], object] | None) -> Iterator[None]:
+    """Let a function hear each step of the block's trainings: the training's description and the step's record."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(description: str, record: Mapping[str, Any]) -> None:
+    """Tell a step to the one that listens, if any."""
+    if (listener := _listener.get()) is not None:
+        listener(description, record)
 
 
 def is_silent() -> bool:

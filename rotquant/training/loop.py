@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.foundation.progress import task
+from rotquant.foundation.progress import task, tell
 from rotquant.training.state import Checkpoint, Part, Record
 
 _LOSS = MappingProxyType({"loss": ".3f"})
@@ -56,7 +56,7 @@ def train(
         step: takes the step of a number, counted from zero, and returns its values, JSON and few: scalars, or dicts of
             them. A step that returns none leaves no record.
         steps: how many there are.
-        description: for the progress shown, see `rotquant.foundation.progress`.
+        description: for the progress shown, and for whoever hears the steps (`rotquant.foundation.progress`).
         parts: by name all that a step changes and a later one reads. Restored in place, before the first step.
         checkpoint: where they are saved.
         on_step: called with each new record, after the checkpoint is written.
@@ -86,6 +86,8 @@ def train(
             if checkpoint is not None and (done == steps or checkpoint.due(done, time.monotonic() - saved)):
                 checkpoint.save(done, parts, history)
                 saved = time.monotonic()
+            if values:
+                tell(description, history[-1])
             if values and on_step is not None:
                 on_step(history[-1])
     return history

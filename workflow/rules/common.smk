@@ -9,6 +9,7 @@ from pathlib import Path
 from rotquant.foundation.errors import RotquantError
 from reproduction.identity.names import key_in
 from reproduction.planning.current import current_plan
+from reproduction.run.tracking.line import settled
 
 
 def sentence(function, *arguments):
@@ -30,9 +31,10 @@ FILES = PLAN.results()
 # Where a machine has several GPUs each job sees one of them, unless the configuration names it.
 SHARES = " ROTQUANT_SHARES_GPUS=1" if PLAN.device in ("cuda", "auto") else ""
 
-# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/warm). That process
-# ends with this Snakemake, however it ends.
-shell.prefix(f"export ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_PLAN='{PLAN.path}'{SHARES}; set -euo pipefail; ")
+# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/warm). That process,
+# and the one that logs what they say to MLflow, end with this Snakemake, however it ends.
+ENDS = f"ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_LOGS_WITH={os.getpid()}"
+shell.prefix(f"export {ENDS} ROTQUANT_PLAN='{PLAN.path}'{SHARES}; set -euo pipefail; ")
 WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/run/warm/client.py "
 CELL, PAGE = WARM + "cells {log} ", WARM + "pages {log} "
 BY_PLAN = f" --plan {PLAN.path}"

@@ -1,7 +1,6 @@
-# A table's numbers, its figure and its page; the scoreboard; MLflow's view of the runs. These jobs are children of a process
+# A table's numbers, its figure and its page; the scoreboard. These jobs are children of a process
 # that has read all papers once. They run where Snakemake runs and write there, `local`, where results are in a store.
 localrules:
-    tracking,
     index,
     all,
 
@@ -40,26 +39,11 @@ def learned(name):
     return [f"{folder}/{file}" for folder, record in records for file in (record, "history.json")]
 
 
-# Several processes that meet a fresh MLflow database all try to create its tables and most fail, so it is made once, before.
-rule tracking:
-    output:
-        local("results/tracking.json"),
-    log:
-        "logs/tracking.log",
-    params:
-        place=[os.environ.get("MLFLOW_TRACKING_URI", ""), PLAN.tracking],
-    message:
-        "MLflow database"
-    shell:
-        PAGE + "runs init-tracking --output {output}"
-
-
 def behind(wildcards):
     """What a table's report is made from."""
     name = wildcards.table
     other = PLAN.tables[name].figure
     here = [f"reports/figures/{other}.svg"] * (other not in (None, name))
-    here += ["results/tracking.json"] * bool(PLAN.tracking)
     return [*measured(name), *learned(name), *map(local, here)]
 
 
@@ -155,13 +139,21 @@ def refresh_index():
             print(f"warning: the scoreboard {index} could not be rendered: {log} says why.", file=sys.stderr)
 
 
+def logged():
+    """Wait some seconds until MLflow has what jobs have said, and say what it has not. Then its process ends, as this one."""
+    if PLAN.tracking and (said := settled(os.getpid())):
+        print(said, file=sys.stderr)
+
+
 onsuccess:
     refresh_index()
+    logged()
 
 
 # Of several targets that --keep-going goes on with, those that succeeded.
 onerror:
     refresh_index()
+    logged()
 
 
 def tables_of(*papers, of=("runs", "benchmarks", "recipes")):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.foundation.progress import heard_by
 from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.activation_errors import measured
 from rotquant.models.architectures import base_model, config_of
@@ -71,7 +72,8 @@ def search(context: QuantizationContext) -> tuple[tuple[int, ...], Prefix]:
             checkpoint = replace(checkpoint, path=checkpoint.path.with_name(f"{checkpoint.path.name}-search"))
         noted = {"token": "d", "error": ".4g", "before": ".4g"}
         parts = {"found": searching.found}
-        loop.train(searching, searching.steps, "prefix search", parts=parts, checkpoint=checkpoint, noted=noted)
+        with heard_by(None):  # the history is the tuning's
+            loop.train(searching, searching.steps, "prefix search", parts=parts, checkpoint=checkpoint, noted=noted)
         return tuple(searching.found.ids), searching.prompt().prefix
 
 

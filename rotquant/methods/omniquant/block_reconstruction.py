@@ -239,6 +239,7 @@ def train(
     scheme: QuantizationScheme,
     training: BlockTraining,
     seed: int,
+    description: str = "training",
 ) -> None:
     """Train `learned` in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
 
@@ -249,7 +250,7 @@ def train(
         inputs: what the quantized model so far feeds the block, [n, tokens, hidden].
         targets: what the full-precision model's block gives, [n, tokens, hidden].
         scheme: of the weights.
-        seed: decides the order of the samples.
+        seed: decides the order of the samples. description: of the training, as progress shows it.
 
     Raises:
         RotquantError: the loss is not finite.
@@ -272,7 +273,7 @@ def train(
 
     not_finite = f"the loss of a block of {training.title} is {{loss}} after {{step}} steps: lower {training.remedy}."
     gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
-    loop.train(gradient, training.steps, "training", noted={}, not_finite=not_finite)
+    loop.train(gradient, training.steps, description, noted={}, not_finite=not_finite)
 
 
 @torch.no_grad()
@@ -347,7 +348,8 @@ def quantize_blocks(
         with wrap(context.model, quantizers) as handle:
             for method in recipe.methods.values():
                 hooks(method).attach(method, context.model, recipe, handle)
-            train(block, parameters, learned, noisy, clean, scheme, training, context.seed + index)
+            seed = context.seed + index
+            train(block, parameters, learned, noisy, clean, scheme, training, seed, f"block {index}")
             weights = fuse(block, learned, scheme)
             noisy = block.map(exact_parameters(layer, context.architecture), noisy, stream.batch_size)
         yield weights

@@ -15,7 +15,6 @@ def add_to(cli: typer.Typer) -> None:
     cli.command()(data.corpus)
     cli.command()(data.pack)
     cli.command()(data.train)
-    runs_app.command("init-tracking")(tracking.init_tracking)
     runs_app.command("sync-tracking")(tracking.sync_tracking)
     runs_app.command("ui")(tracking.ui)
     runs_app.command()(archives.export)

@@ -65,6 +65,7 @@ def measure(
     Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
     """
     from reproduction.run.stages.speed import measure as measure_table
+    from reproduction.run.tracking.job import timed
     from reproduction.sources import load_tables
     from reproduction.tables.configuration import find_root
     from rotquant.foundation.errors import lookup
@@ -82,7 +83,10 @@ def measure(
             print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)
 
         patterns = tuple(row or ("*",))
-        record = measure_table(chosen, output, root=root, patterns=patterns, quick=quick, note=note, progress=progress)
+        with timed(table):
+            record = measure_table(
+                chosen, output, root=root, patterns=patterns, quick=quick, note=note, progress=progress
+            )
     missing = sum(cell.missing is not None for cell in record.cells)
     said = f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}"
     return CommandResult(record.model_dump(mode="json"), (said,))

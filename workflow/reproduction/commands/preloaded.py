@@ -16,5 +16,3 @@ from reproduction.commands.runs import open_project
 if plan := os.environ.get("ROTQUANT_PLAN"):
     project = open_project(None, Path(plan))
     _ = project.places
-    if project.config.tracking:
-        import mlflow  # noqa: F401

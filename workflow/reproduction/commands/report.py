@@ -3,13 +3,14 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from reproduction.commands import completion
-from reproduction.commands.runs import Configs, Place, PlanFile, open_project
+from reproduction.commands.runs import Configs, Place, PlanFile, open_plan, open_project
 from reproduction.run.results import FIGURES, REPORTS, table_path
+from reproduction.run.tracking.job import log_table
 from reproduction.sources import Source, source_of
 from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
@@ -18,6 +19,9 @@ from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import OutputKind, atomic_path, read_text, write_text
+
+if TYPE_CHECKING:
+    from reproduction.render.pages.model import Report
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
@@ -40,7 +44,6 @@ PAGE = OutputKind(
     "a page or figure of reports",
     lambda path: FIGURE.is_one(path) or _has(path, b"## What it means", b"`snakemake --cores all reports/"),
 )
-_LATER = "the page of {0} is written without MLflow, and `rotquant runs sync-tracking {0}` shows it there later"
 
 
 def _has(path: Path, *marks: bytes) -> bool:
@@ -133,31 +136,37 @@ def figure(
 
 @report_app.command()
 def page(name: TableName, config: Configs = None, plan: PlanFile = None, place: Place = None) -> None:
-    """Render all of a table: its numbers, its figure, and its page `reports/<name>.md`, which MLflow shows too.
+    """Render all of a table: its numbers, its figure, and its page `reports/<name>.md`.
 
-    With `tracking: false` MLflow is left alone. Where it cannot be used, the page is written all the same, with a
-    warning.
+    A job of the workflow shows them in MLflow too, with the results behind them that were not logged as they were
+    computed; otherwise `rotquant runs sync-tracking` does.
     """
-    from reproduction.commands.tracking import attach, make_report, warning
     from reproduction.frame.lines import write_frame
     from reproduction.render.figures.draw import figure_path
     from reproduction.render.pages.markdown import page_path
 
     project = open_project(config, plan, place)
     chosen, source = of_name(project, name)
-    collected, logged = source.collect(project, chosen), None
+    collected = source.collect(project, chosen)
     if source.has_numbers(chosen):
         write_frame(project.root / table_path(name), source.frame(collected))
     if chosen.drawn is not None and source.picture(project, chosen) == name:
         source.draw(project, chosen, project.root / figure_path(name))
-    if project.config.tracking:
-        with warning(_LATER.format(name)):
-            logged = source.log(project, [chosen], {name: collected}).get(name)
-    report = make_report(project, chosen, collected, logged)
+    make_report(project, chosen, collected)
     typer.echo(str(page_path(name)))
-    if logged:
-        with warning(_LATER.format(name)):
-            attach(project, name, logged, report)
+    if plan is not None and project.config.tracking:
+        log_table(open_plan(config, plan), name, project.results)
+
+
+def make_report(project: Project, table: Table, collected: Any) -> "Report":
+    """A table's report; its page is written unless the file says the same already."""
+    from reproduction.render.pages.markdown import markdown, page_path
+
+    report = source_of(table).report(project, table, collected)
+    text, file = markdown(report), project.root / page_path(table.id)
+    if not (file.exists() and file.read_bytes() == text.encode()):
+        write_text(file, text)
+    return report
 
 
 @report_app.command()

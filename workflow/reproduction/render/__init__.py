@@ -1,1 +1,1 @@
-"""Reports: one page model and its renderings, figures, MLflow."""
+"""Reports: one page model and its renderings, figures."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from reproduction.identity.names import MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
 from reproduction.run.plan import Plan
 from reproduction.run.stages.jobs import NEEDS_PERMISSION, runs_code
+from reproduction.run.tracking.line import OWNER, settled
 from reproduction.run.warm import client
 from reproduction.run.workers import ending
 from rotquant.foundation.errors import ConfigError, ResultError, nearest
@@ -106,7 +107,7 @@ def execute(
     if not graph and not failed:
         say("nothing to compute: all that was asked for is there")
         return
-    os.environ["ROTQUANT_ENDS_WITH"] = str(os.getpid())
+    os.environ["ROTQUANT_ENDS_WITH"] = os.environ[OWNER] = str(os.getpid())
     if workers > 1 and plan.device in ("cuda", "auto"):
         os.environ[client.SHARED] = "1"
     asked_for = set(keys)
@@ -149,6 +150,8 @@ def execute(
                     users[weights].discard(key)
                     if not (users[weights] or keep or weights in asked_for):
                         shutil.rmtree(plan.results().weights(weights) / MODEL, ignore_errors=True)
+    if plan.tracking and (said := settled(os.getpid())):
+        say(said)
     if failed:
         key, problem = next(iter(failed.items()))
         raise ResultError(f"{len(failed)} results could not be computed; the first, {_label(plan, key)}: {problem}")

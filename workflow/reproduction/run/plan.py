@@ -51,9 +51,10 @@ class PlannedTable(PlanEntry):
 
     definition: digest of its files' content; codes: digests of the code of each output. figure: the table whose figure
     it shows. has_numbers: whether it has numbers of its own, in addition to those of other tables in its figure.
-    runs: the keys of its runs. benchmarks, kernels: its measurements, and their code; on_gpu:
-    whether they need a GPU; records: the tables whose records it shows, each with the committed record that is used if
-    this machine has none. remarks: what of it is not possible here, or adapted (`Project.remarks`).
+    runs: its runs by key, each with the row, column and slot of the cells that print it.
+    benchmarks, kernels: its measurements, and their code; on_gpu: whether they need a GPU; records: the tables whose
+    records it shows, each with the committed record that is used if this machine has none. remarks: what of it is
+    not possible here, or adapted (`Project.remarks`).
     """
 
     source: str
@@ -62,7 +63,7 @@ class PlannedTable(PlanEntry):
     codes: dict[Output, str]
     figure: str | None = None
     has_numbers: bool = True
-    runs: tuple[str, ...] = ()
+    runs: dict[str, tuple[tuple[str, str, str], ...]] = Field(default_factory=dict)
     benchmarks: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     on_gpu: bool = False

@@ -1,6 +1,6 @@
 """Sources of tables' numbers: runs, benchmarks and recipes, each a class in one module.
 
-The plan, the workflow's rules, commands, pages, the scoreboard and MLflow use `Source` and know no kind of table. Every
+The plan, the workflow's rules, commands, pages and the scoreboard use `Source` and know no kind of table. Every
 command loads this package, so what collects, judges and renders is imported in functions (pandas and scipy with it).
 """
 
@@ -25,7 +25,7 @@ from rotquant.foundation.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reproduction.render.pages.model import Logged, Report
+    from reproduction.render.pages.model import Report
 
 Status = Literal["computed", "recorded", "not yet"]
 
@@ -107,8 +107,8 @@ class Source(ABC, Generic[T, C]):
         """A data frame with one line per number (`frame.lines`); column names mean the same for all sources."""
 
     @abstractmethod
-    def report(self, project: Project, table: T, collected: C, logged: Logged | None = None) -> Report:
-        """The content of a table's page. logged: where MLflow shows the table."""
+    def report(self, project: Project, table: T, collected: C) -> Report:
+        """The content of a table's page."""
 
     def draw(self, project: Project, table: T, path: Path, width: str | None = None) -> list[Path]:
         """Draw a table's figure and return the files (`render.figures.draw.draw`)."""
@@ -117,21 +117,6 @@ class Source(ABC, Generic[T, C]):
     @abstractmethod
     def reached(self, project: Project, table: T, rendered: bool) -> Reached:
         """Progress of a table. rendered: whether its page exists."""
-
-    def is_tracked(self, project: Project, table: T) -> bool:
-        """Whether MLflow shows anything for a table."""
-        return False
-
-    def log(self, project: Project, tables: Sequence[T], collected: Mapping[str, C]) -> dict[str, Logged]:
-        """Log tables to MLflow and return their locations there by id; tables without anything to show are left out.
-
-        Args:
-            collected: by the tables' ids.
-
-        Raises:
-            TrackingError: the store cannot be reached or written.
-        """
-        return {}
 
 
 @functools.cache

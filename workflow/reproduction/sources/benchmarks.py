@@ -6,7 +6,7 @@ newest of those committed from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from reproduction.benchmarks.records import committed_path, gpu_folder
 from reproduction.benchmarks.registry import benchmark_digest, find
 from reproduction.run.plan import Output
-from reproduction.run.results import REPORTS
 from reproduction.sources import Reached, Source
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedFile, SpeedTable
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reproduction.frame.speed import Measured
-    from reproduction.render.pages.model import Logged, Report
+    from reproduction.render.pages.model import Report
 
 
 class Benchmarks(Source[SpeedTable, "Measured"]):
@@ -88,7 +87,7 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
     def frame(self, collected: Measured) -> pd.DataFrame:
         return collected.frame
 
-    def report(self, project: Project, table: SpeedTable, collected: Measured, logged: Logged | None = None) -> Report:
+    def report(self, project: Project, table: SpeedTable, collected: Measured) -> Report:
         from reproduction.render.pages.benchmarks import speed_report
 
         return speed_report(project, table, collected)
@@ -111,15 +110,3 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         machines = sorted({gpu_folder(shown.record.gpu) for shown in found})
         status = "recorded" if any(shown.recorded for shown in found) else "computed"
         return Reached(status, machines, self.report(project, table, self.collect(project, table)))
-
-    def is_tracked(self, project: Project, table: SpeedTable) -> bool:
-        """Whether its page exists."""
-        return (project.root / REPORTS / f"{table.id}.md").exists()
-
-    def log(
-        self, project: Project, tables: Sequence[SpeedTable], collected: Mapping[str, Measured]
-    ) -> dict[str, Logged]:
-        from reproduction.render.tracking import log_speed
-
-        found = ((table, collected[table.id].shown) for table in tables)
-        return {table.id: log_speed(project, shown.record, table) for table, shown in found if shown is not None}

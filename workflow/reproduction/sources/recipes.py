@@ -17,7 +17,7 @@ from rotquant.foundation.files import canonical_json, short_hash
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reproduction.render.pages.model import Logged, Report
+    from reproduction.render.pages.model import Report
 
 
 class Recipes(Source[SettingsTable, SettingsTable]):
@@ -54,9 +54,7 @@ class Recipes(Source[SettingsTable, SettingsTable]):
         cells = collected.cells
         return to_frame([(one.row, one.column, one.here, one.published, one.same, one.reason) for one in cells], names)
 
-    def report(
-        self, project: Project, table: SettingsTable, collected: SettingsTable, logged: Logged | None = None
-    ) -> Report:
+    def report(self, project: Project, table: SettingsTable, collected: SettingsTable) -> Report:
         from reproduction.render.pages.recipes import settings_report
 
         return settings_report(collected)

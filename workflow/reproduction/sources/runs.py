@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reproduction.frame.values import Values
-    from reproduction.render.pages.model import Logged, Report
+    from reproduction.render.pages.model import Report
 
 Collected = tuple["Values", dict[str, RunResult]]
 """A table's values, and their run results by key."""
@@ -37,7 +37,6 @@ class Runs(Source[RunTable, Collected]):
         "page": (
             "reproduction.render.pages.runs",
             "reproduction.render.pages.markdown",
-            "reproduction.render.tracking",
         ),
     }
     schema = TableFile
@@ -65,13 +64,18 @@ class Runs(Source[RunTable, Collected]):
         """Plan a table; its definition covers YAML, published values, slots and runs."""
         published = sorted((*cell, *map(str, printed)) for cell, printed in project.published(table).items())
         slots = {column: project.slot(table, column).model_dump(mode="json") for column in project.columns(table)}
-        keys = [run.key for cell in project.cells(table.id) for run in cell.runs]
+        cells = project.cells(table.id)
+        keys = [run.key for cell in cells for run in cell.runs]
+        places: dict[str, list[tuple[str, str, str]]] = {}
+        for cell in cells:
+            for run in cell.runs:
+                places.setdefault(run.key, []).append((cell.row, cell.column, table.column(cell.column).slot))
         remarks = project.remarks(table)
         shown = [table.model_dump(mode="json"), published, slots, keys, *remarks]
         return {
             "definition": short_hash(canonical_json(shown)),
             "figure": self.picture(project, table),
-            "runs": tuple(dict.fromkeys(keys)),
+            "runs": places,
             "remarks": (*remarks, *project.lacking(table)),
         }
 
@@ -92,10 +96,10 @@ class Runs(Source[RunTable, Collected]):
     def frame(self, collected: Collected) -> pd.DataFrame:
         return collected[0].frame
 
-    def report(self, project: Project, table: RunTable, collected: Collected, logged: Logged | None = None) -> Report:
+    def report(self, project: Project, table: RunTable, collected: Collected) -> Report:
         from reproduction.render.pages.runs import runs_report
 
-        return runs_report(project, table, *collected, logged)
+        return runs_report(project, table, *collected)
 
     def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
         from reproduction.frame.values import read_values
@@ -108,16 +112,3 @@ class Runs(Source[RunTable, Collected]):
         with suppress(ResultError):  # rendering reports it
             report = self.report(project, table, self.written(project, table))
         return Reached("computed" if rendered else "not yet", report=report)
-
-    def is_tracked(self, project: Project, table: RunTable) -> bool:
-        """Whether all its runs exist."""
-        cells = project.cells(table.id)
-        return all(project.results.run(run.key).exists() for cell in cells for run in cell.runs)
-
-    def log(
-        self, project: Project, tables: Sequence[RunTable], collected: Mapping[str, Collected]
-    ) -> dict[str, Logged]:
-        from reproduction.render.tracking import log_tables
-
-        shown = log_tables(project, tables, {name: results for name, (_, results) in collected.items()})
-        return dict(zip((table.id for table in tables), shown, strict=True))

@@ -246,18 +246,3 @@ class Report:
     runs: Sequence[RunLine] = ()
     template: str = "pages/page.md.jinja"
     details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Logged:
-    """Location of a table in MLflow: the experiment, the table's parent run, and the MLflow run ids of its parts.
-
-    runs, rotations: the MLflow run id for the key of each run, and of each learned rotation.
-    """
-
-    uri: str
-    experiment: str
-    experiment_id: str
-    parent: str
-    runs: dict[str, str]
-    rotations: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from reproduction.render.meaning.tables import meaning_of
 from reproduction.render.pages import origins
 from reproduction.render.pages.effort import given
 from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
-from reproduction.render.pages.model import Logged, Report
+from reproduction.render.pages.model import Report
 from reproduction.render.pages.trained import trained
 from reproduction.render.pages.verdicts import judged_report
 from reproduction.run.provenance import RotationProvenance, told
@@ -56,14 +56,11 @@ class Measure(NamedTuple):
     tasks: list[tuple[Task, float | None]]
 
 
-def runs_report(
-    project: Project, table: RunTable, values: Values, results: origins.Results, logged: Logged | None = None
-) -> Report:
+def runs_report(project: Project, table: RunTable, values: Values, results: origins.Results) -> Report:
     """Build the report of a table's values.
 
     Args:
         results: the runs of the values. Some runs of an older table may be missing; their facts are left out.
-        logged: where MLflow shows them.
     """
     on_models = is_about_models(table)
     slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
@@ -91,12 +88,7 @@ def runs_report(
         tasks=task_grids(project, table, values) if measures else (),
         runs=origins.run_lines(project, table, values, results),
         template="pages/runs.md.jinja",
-        details={
-            **_details(project, table, values, results),
-            "measures": measures,
-            "logged": logged,
-            "store": logged.uri.replace(f"{project.root.resolve()}/", "") if logged else "",
-        },
+        details={**_details(project, table, values, results), "measures": measures},
     )
 
 

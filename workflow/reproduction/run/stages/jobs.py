@@ -13,6 +13,7 @@ from reproduction.identity.records import check_signed, signed
 from reproduction.identity.run import Run
 from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult, write_result
+from reproduction.run.tracking.job import logged
 from reproduction.tables.quantities import quantities
 from reproduction.tasks.settings import ZeroShot
 from reproduction.tasks.suites import RUN_CODE
@@ -41,7 +42,8 @@ def make(plan: Plan, key: str, results: Results) -> str:
     )
     for known, job in jobs:
         if key in known:
-            return job(plan, key, results)
+            with logged(plan, key, results):
+                return job(plan, key, results)
     raise ConfigError(f"no table asks for {key!r} under this configuration; `rotquant runs list` prints all keys.")
 
 

@@ -21,6 +21,7 @@ from reproduction.tables.speed.definitions import SpeedCell, SpeedTable, matches
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError, ResultError, RotquantError
+from rotquant.foundation.progress import tell
 
 Progress = Callable[[int, int, SpeedCell, str], None]
 """Callback after each cell: its number, the number of cells, the cell, and its outcome in words."""
@@ -102,6 +103,10 @@ class _Attempt:
         if cell.key not in known:
             try:
                 self._keep(_measure(cell, sitting))
+                grid = self.table.grid(cell.grid)
+                found = self.record.by_key[cell.key].quantities.get(grid.quantity_of(grid.column(cell.column)))
+                if found is not None:
+                    tell(f"{cell.grid}/{cell.row}", {"step": 0, cell.column: found.value})
             except Exception as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 if _gpu_failed(error):
