@@ -116,10 +116,11 @@ def own_intervals() -> Generator[None, None, None]:
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs. Making its tables takes seconds, so tests start with copies of it."""
-    from reproduction.render import tracking
+    from reproduction.run.tracking.store import opened
 
     root = tmp_path_factory.mktemp("fresh")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        tracking.initialise(root)
+        patch.chdir(root)
+        opened()
     return root / "mlflow.db"

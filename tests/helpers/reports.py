@@ -14,7 +14,6 @@ from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Place, Values
 from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
-from reproduction.render.pages.model import Logged
 from reproduction.render.pages.runs import runs_report
 from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
@@ -173,10 +172,10 @@ def changed(values: Values, place: Place, *numbers: float) -> Values:
     return replace(values, ours={**values.ours, place: Number.of_seeds(numbers, old.seeds[:count], old.runs[:count])})
 
 
-def page(project: Project, name: str = "quarot_table1", logged: Logged | None = None) -> str:
+def page(project: Project, name: str = "quarot_table1") -> str:
     """The page with ordinary spaces."""
     chosen = project.table(name)
-    found = runs_report(project, chosen, *collected.collect(project, chosen), logged)
+    found = runs_report(project, chosen, *collected.collect(project, chosen))
     return markdown(found).replace("\u00a0", " ")
 
 

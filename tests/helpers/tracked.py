@@ -2,14 +2,16 @@
 
 import math
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Run
 
-from reproduction.render import tracking
-from reproduction.render.pages.model import Logged
 from reproduction.run.results import RunResult, write_result
+from reproduction.run.tracking.store import opened
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.environment import environment
@@ -75,11 +77,20 @@ def make_project(root: Path, patch: pytest.MonkeyPatch, database: Path) -> Proje
     return loaded
 
 
-def search(project: Project, query: str = "tags.`rotquant.kind` = 'run'") -> list[Any]:
-    with tracking.opened(project.root) as found:
-        experiment = found.client.get_experiment_by_name("quarot")
-        return list(found.client.search_runs([experiment.experiment_id], filter_string=query))
+def search(query: str = "tags.`rotquant.kind` = 'run'", experiment: str = "quarot") -> list[Run]:
+    """The runs that the store of the working folder shows, or of MLFLOW_TRACKING_URI."""
+    client = opened()
+    found = client.get_experiment_by_name(experiment)
+    return [] if found is None else list(client.search_runs([found.experiment_id], query, max_results=1000))
 
 
-def log(project: Project, *names: str) -> list[Logged]:
-    return tracking.log_tables(project, [project.table(name) for name in names or project.tables])
+def one(query: str) -> Run:
+    (found,) = search(query)
+    return found
+
+
+def rows() -> set[tuple[object, ...]]:
+    """All that the database in the working folder holds."""
+    with closing(sqlite3.connect("mlflow.db")) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {(table, *row) for table in tables for row in database.execute(f"SELECT * FROM {table}")}

@@ -27,7 +27,6 @@ WITHOUT = {
     "train",
     "bench costs",
     "runs execute",
-    "runs init-tracking",
     "runs sync-tracking",
     "runs make",
     "runs ui",

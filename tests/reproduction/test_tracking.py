@@ -1,446 +1,325 @@
-"""MLflow shows exactly what the result files say: one per run, replaced and never doubled, also when many start."""
+"""MLflow shows what the result files say, each result once, whoever logs it, when, and in what order."""
 
 import json
-import math
-import zlib
-from base64 import b64decode
+import os
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from mlflow import MlflowClient
 
-from reproduction.frame.values import collect
-from reproduction.identity.names import HISTORY_FILE
-from reproduction.render import tracking
-from reproduction.render.pages.runs import runs_report
-from reproduction.render.tracking import papers
-from reproduction.run.results import RunResult, read_result, write_result
+from reproduction.commands import tracking as commands
+from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD
+from reproduction.planning.current import current_plan
+from reproduction.run.plan import Plan
+from reproduction.run.results import read_result, write_result
+from reproduction.run.tracking import entries
+from reproduction.run.tracking.store import KEY, LOGGER, Experiment, TrackingError, opened, printable
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
-from reproduction.tables.tables import Claim
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
 from tests.helpers.learned import LEARNED, learned_record
+from tests.helpers.project import CONFIG
 from tests.helpers.speed import SPEED, record
-from tests.helpers.tracked import ROWS, SHARED, TABLES, compute, log, make_project, search
-from tests.helpers.watching import long_work
+from tests.helpers.tracked import ROWS, SHARED, TABLES, compute, make_project, one, rows, search
+
+URI = "MLFLOW_TRACKING_URI"
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Path) -> Project:
-    return make_project(tmp_path, monkeypatch, fresh_database)
+    """The computed project, in its folder as users are, with MLflow switched on."""
+    root = make_project(tmp_path, monkeypatch, fresh_database).root
+    (root / "config/config.yaml").write_text(yaml.safe_dump({**CONFIG, "tracking": True}))
+    return load_project(root=root)
 
 
-def test_one_mlflow_run_per_run_with_parameters_metrics_and_tags(project: Project) -> None:
-    (logged,) = log(project, "quarot_table1")
-    runs = {run.info.run_id: run for run in search(project)}
-    assert sorted(logged.runs.values()) == sorted(runs)
-    cell = next(cell for cell in project.cells("quarot_table1") if cell.row == "QuaRot")
-    run = runs[logged.runs[cell.runs[1].key]]
-    assert run.data.metrics["perplexity"] == pytest.approx(11.1)
-    assert run.data.params["recipe.weights.scheme.bits"] == "4"
-    short = {"method": "quarot", "model": "Llama-2-7B", "bits": "4-4-4", "seed": "1"}
-    assert short.items() <= run.data.params.items()
-    assert run.data.params["recipe.rotation.residual"] == "hadamard"
-    expected = {
-        "paper": "quarot",
-        "method": "quarot",
-        "model": "Llama-2-7B",
-        "metric": "perplexity",
-        "seed": "1",
-        "rotquant.key": cell.runs[1].key,
-        "mlflow.parentRunId": logged.parent,
-    }
-    assert {name: run.data.tags.get(name) for name in expected} == expected
-    assert run.info.run_name == "QuaRot / Llama-2-7B / perplexity / seed 1"
+@pytest.fixture
+def plan(project: Project) -> Plan:
+    return current_plan(project.root)
 
 
-def test_showing_a_table_says_how_far_it_is(
-    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def key_of(project: Project, row: str, table: str = "quarot_table1") -> str:
+    """The key of the last seed's run in the first column."""
+    return next(cell for cell in project.cells(table) if cell.row == row).runs[-1].key
+
+
+def test_a_run_has_its_recipe_as_parameters_its_numbers_as_metrics_and_its_tables_run_as_parent(
+    project: Project,
 ) -> None:
-    with long_work(monkeypatch):
-        log(project, "quarot_table1")
-    assert f"MLflow, quarot_table1: run 2 of {SHARED}, " in capsys.readouterr().err
-
-
-def test_the_parameters_that_a_comparison_begins_with_are_short(project: Project) -> None:
-    log(project)
-    shown = [run.data.params for run in search(project)]
-    names = sorted({name for params in shown for name in params})
-    varied = [name for name in names if len({params.get(name) for params in shown}) > 1]
-    first = [name for name in varied if not name.startswith("metric.")][:3]  # as MLflow chooses them
-    assert first == ["bits", "method", "model"]
-
-
-def experiment_tags(project: Project) -> dict[str, str]:
-    with tracking.opened(project.root) as store:
-        return store.client.get_experiment_by_name("quarot").tags
-
-
-def view(project: Project, name: str) -> dict[str, Any]:
-    """The state of a view, as MLflow's interface unpacks it."""
-    packed = json.loads(experiment_tags(project)[f"mlflow.sharedViewState.{name}"])["state"]
-    return json.loads(zlib.decompress(b64decode(packed.removeprefix("deflate;"))))
-
-
-def charts(state: dict[str, Any], section: str) -> list[dict[str, Any]]:
-    return [chart for chart in state["compareRunCharts"] if chart["metricSectionId"] == section]
-
-
-def test_an_experiment_has_a_description_and_views_of_all_runs_and_of_each_table(project: Project) -> None:
-    log(project)
-    first = experiment_tags(project)
-    assert TABLES["title"] in first["mlflow.note.content"]
-    assert first["mlflow.experimentKind"] == "custom_model_development"
-    state = view(project, "runs")
-    assert len(search(project, state["searchFilter"])) == len(project.runs)
-    assert state["runsHiddenMode"] == "SHOW_ALL"
-    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`average drop in percent`", True)
-    axes = ["method", "model", "bits", "online"]
-    headlines = ["average drop in percent", "perplexity rise in percent"]
-    assert [
-        (chart["type"], chart["selectedParams"], chart["selectedMetrics"]) for chart in charts(state, "All settings")
-    ] == [("PARALLEL", axes, [name]) for name in headlines]
-    shown = [run.info.run_name for run in search(project, view(project, "tables")["searchFilter"])]
-    assert sorted(shown) == ["quarot_table1", "quarot_table9"]
-    with tracking.opened(project.root) as store:
-        experiment = store.client.get_experiment_by_name("quarot").experiment_id
-        store.client.set_experiment_tag(experiment, "mlflow.note.content", "Mine.")
-        store.client.set_experiment_tag(experiment, "mlflow.sharedViewState.f00d", json.dumps({"name": "Mine"}))
-        store.client.set_experiment_tag(
-            experiment, "mlflow.sharedViewState.quarot_table8", json.dumps({"name": "Table quarot_table8"})
-        )
-        listed = [*tracking.links(store, "http://host")]
-    assert listed == [
-        f"quarot {name}" for name in ("runs", "tables", "quarot_table1", "quarot_table8", "quarot_table9")
-    ]
-    log(project, "quarot_table1")
-    after = experiment_tags(project)
-    assert after.pop("mlflow.sharedViewState.f00d")
-    assert after == {**first, "mlflow.note.content": "Mine."}
-
-
-def test_a_table_has_bars_of_its_rows_for_each_model_with_seeds_as_one(project: Project) -> None:
-    compute(project, value=13.2, row="QuaRot")
-    log(project, "quarot_table1")
-    state = view(project, "quarot_table1")
-    name = "perplexity rise in percent"
-    bars = [("BAR", f"Llama-2-7B/{name}"), ("BAR", f"Llama-2-13B/{name}")]
-    assert [(chart["type"], chart["metricKey"]) for chart in charts(state, "Methods by model")] == bars
-    tag = "rotquant.table.quarot_table1.row"
-    assert state["groupBy"] == {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": tag}]}
-    rises = {
-        (run.data.tags[tag], run.data.params["model"], run.data.params["seed"]): run.data.metrics[name]
-        for run in search(project, state["searchFilter"])
-    }
-    assert rises == {
-        ("Baseline", "Llama-2-7B", "0"): 0,
-        ("Baseline", "Llama-2-13B", "0"): 0,
-        ("QuaRot", "Llama-2-7B", "0"): 20,  # 13.2 of 11
-        ("QuaRot", "Llama-2-13B", "0"): 20,
-        ("QuaRot", "Llama-2-7B", "1"): 20.91,  # 13.3 of 11, in four digits
-        ("QuaRot", "Llama-2-13B", "1"): 20.91,
-    }
-
-
-def test_rows_of_a_model_in_two_columns_are_not_averaged(project: Project) -> None:
-    path = project.root / "workflow/papers/quarot/tables.yaml"
-    rows = [ROWS[0], {**ROWS[1], "columns": {"8 bits": {"activations": {"bits": 8}}}}]
-    columns = ["Llama-2-7B", {"name": "8 bits", "slot": "Llama-2-7B"}]
-    table = TABLES["tables"][0] | {"rows": rows, "columns": columns}
-    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
-    changed = load_project(root=project.root)
-    compute(changed)
-    log(changed)
-    (key,) = view(changed, "quarot_table1")["groupBy"]["groupByKeys"]
-    assert key["groupByData"] == "rotquant.table.quarot_table1"
-
-
-def test_without_the_unquantized_model_numbers_stand_as_they_are(project: Project) -> None:
-    path = project.root / "workflow/papers/quarot/tables.yaml"
-    table = TABLES["tables"][0] | {"rows": ROWS[1:2], "baseline": "QuaRot"}
-    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
-    for run in (run for cell in project.cells("quarot_table1") if cell.row == "Baseline" for run in cell.runs):
-        project.results.run(run.key).unlink()
-    log(load_project(root=project.root))
-    (run, *_) = search(project)
-    assert set(run.data.metrics) == {"perplexity", f"{run.data.params['model']}/perplexity"}
-    assert view(project, "quarot_table1")["orderByKey"] == "metrics.`Llama-2-7B/perplexity`"
-
-
-def test_views_name_what_runs_have_and_numbers_that_are_no_results_make_no_chart(project: Project) -> None:
-    project = with_learned_rotations(project)
-    log(project)
-    runs = search(project, "tags.`rotquant.table.quarot_table1` != ''")
-    metrics = {name for run in runs for name in run.data.metrics}
-    params = {name for run in runs for name in run.data.params}
-    for name in ("runs", "quarot_table1"):
-        state = view(project, name)
-        assert {one for chart in state["compareRunCharts"] for one in chart.get("selectedParams", [])} <= params
-        named = {
-            one for chart in state["compareRunCharts"] for one in chart.get("selectedMetrics", [chart.get("metricKey")])
-        }
-        chosen = {one for run in search(project, state["searchFilter"]) for one in run.data.metrics}
-        assert chosen == named <= metrics  # MLflow adds a chart of each metric that no chart names
-        ordered = {one.partition("`")[2].rstrip("`") for one in (*state["selectedColumns"], state["orderByKey"])}
-        assert ordered <= metrics | params
-    curves = charts(view(project, "quarot_table1"), "Learning curves")
-    assert [(chart["type"], chart["metricKey"]) for chart in curves] == [
-        ("LINE", "Llama-2-7B/loss"),
-        ("LINE", "Llama-2-13B/loss"),
-    ]
-    assert not metrics & {"nll", "tokens", "windows", "nll_standard_error", "seconds"}
-    (run, *_) = search(project)
-    assert run.data.tags["metric.tokens"] == "2044.0"
-    assert run.data.tags["metric.seconds"] == "1.5" or float(run.data.tags["metric.seconds"]) > 1.5
-    assert len(run.data.tags["metric.nll"]) <= 5
-
-
-def test_an_experiment_that_another_process_makes_at_the_same_time_is_taken(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (first,) = log(project, "quarot_table1")
-    found = MlflowClient.get_experiment_by_name
-    answers = iter([lambda *_: None])  # not yet there when it is looked for first
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *given: next(answers, found)(*given))
-    assert log(project, "quarot_table1") == [first]
-
-
-def test_of_runs_that_two_processes_make_at_once_one_is_kept(project: Project) -> None:
-    chosen = [project.table(name) for name in project.tables]
-    found = {table.id: collect(project, table)[1] for table in chosen}
-    with tracking.opened(project.root) as store:
-        processes = [papers.Paper(store, project, "quarot") for _ in range(2)]
-        for process, order in zip(processes, (chosen, chosen[::-1]), strict=True):
-            for table in order:
-                process.show_table(table, found[table.id])
-        for process in processes:
-            process.drop_doubles()
-        first, second = ([process.logged(table.id, found[table.id], {}) for table in chosen] for process in processes)
-    assert first == second == log(project)
-    assert len(search(project)) == len(project.runs)
-    parents = {run.info.run_id for run in search(project, "tags.`rotquant.kind` = 'table'")}
-    assert parents == {each.parent for each in first}
-    assert {run.data.tags["mlflow.parentRunId"] for run in search(project)} == parents
-
-
-def test_a_run_that_was_not_finished_gives_way_to_a_whole_one(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "set_terminated", killed)
-        with pytest.raises(KeyboardInterrupt):
-            log(project, "quarot_table1")
-    (logged,) = log(project, "quarot_table1")
-    assert {run.info.run_id for run in search(project)} == set(logged.runs.values())
+    commands.sync_tracking(["quarot_table1"])
+    assert len(search()) == SHARED
+    parent = one("tags.`rotquant.key` = 'quarot_table1'")
+    shown = one(f"tags.`{KEY}` = '{key_of(project, 'QuaRot')}'")
+    assert shown.info.run_name == "QuaRot on Llama-2-7B, seed 1, perplexity"
+    assert shown.info.status == "FINISHED"
+    assert shown.data.metrics["perplexity"] == shown.data.metrics["Llama-2-7B/perplexity"] == pytest.approx(11.1)
+    expected = {"weights.scheme.bits": "4", "rotation.residual": "hadamard", "metric.kind": "perplexity", "seed": "1"}
+    assert expected.items() <= shown.data.params.items()
+    tags = {"row": "QuaRot", "column": "Llama-2-7B", "model": "Llama-2-7B", "mlflow.parentRunId": parent.info.run_id}
+    tags |= {"tables": "quarot_table1 quarot_table9", "rotquant.table.quarot_table9": "INT4"}
+    assert tags.items() <= shown.data.tags.items()
+    assert shown.info.end_time - shown.info.start_time == 1500  # as its file says, whenever it was logged
 
 
 def test_a_run_of_several_tables_appears_once_and_is_found_by_each(project: Project) -> None:
-    second, first = log(project, "quarot_table9", "quarot_table1")
-    assert len(search(project)) == len(project.runs)
-    assert len(first.runs.keys() & second.runs.keys()) == len(first.runs) == SHARED
-    for logged, name in ((first, "quarot_table1"), (second, "quarot_table9")):
-        found = search(project, f"tags.`rotquant.table.{name}` != ''")
-        assert {run.info.run_id for run in found} == set(logged.runs.values())
-    shared = next(
-        run for run in search(project) if run.data.tags.get("rotquant.table.quarot_table1", "")[:6] == "QuaRot"
-    )
-    assert shared.data.tags["rotquant.table.quarot_table9"][:4] == "INT4"
-    assert shared.data.tags["mlflow.parentRunId"] == first.parent
-
-
-def test_tasks_are_metrics_under_names_that_mlflow_takes(project: Project) -> None:
-    log(project, "quarot_table9")
-    (run, *_) = search(
-        project, "tags.metric = 'zero_shot' and params.method = 'baseline' and params.model = 'Llama-2-7B'"
-    )
-    assert run.data.metrics["last_word"] == run.data.metrics["average"] == 11.0
-    assert run.data.tags["metric.last_word.acc_norm_none"] == "11.0"
-    assert run.data.metrics["average drop in percent"] == run.data.metrics["Llama-2-7B/average drop in percent"] == 0
+    commands.sync_tracking()
+    first, second = (search(f"tags.`rotquant.table.quarot_table{number}` != ''") for number in (1, 9))
+    assert len(first) == SHARED
+    assert {run.info.run_id for run in first} < {run.info.run_id for run in second}
+    assert len(search()) == len(second)
 
 
 def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project: Project) -> None:
-    first = log(project)
-    assert log(project) == first
-    run = next(cell for cell in project.cells("quarot_table1") if cell.row == "QuaRot").runs[0]
-    write_result(
-        project.results.run(run.key), RunResult(run, {"perplexity": 9.0}, {**environment(), "seconds": 1}, None)
-    )
-    second = log(project)
-    for before, after in zip(first, second, strict=True):
-        assert {key for key in before.runs if before.runs[key] != after.runs[key]} == {run.key}
-    assert len(search(project)) == len(project.runs)
+    commands.sync_tracking()
+    before = rows()
+    commands.sync_tracking()
+    assert rows() == before
+    key = key_of(project, "QuaRot")
+    old = one(f"tags.`{KEY}` = '{key}'")
+    path = project.results.run(key)
+    result = read_result(path)
+    later = result.provenance | {"date": "2099-01-01T00:00:00+00:00"}
+    write_result(path, replace(result, metrics={**result.metrics, "perplexity": 12.5}, provenance=later))
+    commands.sync_tracking(["quarot_table1"])
+    new = one(f"tags.`{KEY}` = '{key}'")
+    assert new.info.run_id != old.info.run_id
+    assert new.data.metrics["perplexity"] == 12.5
+    write_result(path, result)  # as a clone of the project has it, which computed it earlier
+    commands.sync_tracking(["quarot_table1"])
+    assert one(f"tags.`{KEY}` = '{key}'").info.run_id == new.info.run_id
 
 
 def test_tags_follow_the_tables(project: Project) -> None:
-    (before,) = log(project, "quarot_table1")
-    renamed = TABLES["tables"][0] | {"rows": [ROWS[0], {**ROWS[1], "name": "Rotated"}]}
+    commands.sync_tracking()
     path = project.root / "workflow/papers/quarot/tables.yaml"
-    path.write_text(yaml.safe_dump({**TABLES, "tables": [renamed]}))
-    changed = load_project(root=project.root)
-    (after,) = log(changed, "quarot_table1")
-    assert after == before
-    assert not search(changed, "tags.`rotquant.table.quarot_table9` != ''")
-    names = {run.data.tags["rotquant.table.quarot_table1"] for run in search(changed)}
-    assert "Rotated / Llama-2-7B" in names
-    assert "QuaRot / Llama-2-7B" not in names
+    path.write_text(path.read_text().replace("INT4", "Four bits"))
+    commands.sync_tracking()
+    assert {run.data.tags["rotquant.table.quarot_table9"] for run in search()} == {"Baseline", "Four bits", "INT8"}
+    tables = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**tables, "tables": tables["tables"][:1]}))
+    commands.sync_tracking()
+    shown = search("tags.`rotquant.table.quarot_table1` != ''")
+    assert not any("rotquant.table.quarot_table9" in run.data.tags for run in shown)
 
 
-def test_a_missing_run_file_is_named_before_anything_is_logged(project: Project) -> None:
-    key = next(iter(project.runs))
-    (project.results.run(key)).unlink()
-    with pytest.raises(ResultError, match=key):
-        log(project)
-    with tracking.opened(project.root) as store:
-        assert store.client.get_experiment_by_name("quarot") is None
+def test_a_number_with_samples_has_its_interval_and_one_that_is_not_finite_is_a_tag(
+    project: Project, plan: Plan
+) -> None:
+    key = key_of(project, "QuaRot")
+    path = project.results.run(key)
+    result = read_result(path)
+    windows = {"perplexity": [2.0, 2.2, 2.4, 2.6]}
+    metrics = {"perplexity": float(2.718281828459045**2.3), "nll": 2.3, "tokens": 2044, "windows": 4}
+    write_result(path, replace(result, metrics=metrics, samples=windows))
+    numbers = entries.finished(plan, key, plan.results()).metrics
+    # the standard error of the mean of 2.0 ... 2.6 is 0.1291, and the delta method multiplies by the perplexity
+    half = 1.96 * 0.12909944 * metrics["perplexity"]
+    assert numbers["perplexity high"] - numbers["perplexity"] == pytest.approx(half, rel=1e-4)
+    assert numbers["perplexity"] - numbers["perplexity low"] == pytest.approx(half, rel=1e-4)
+    write_result(path, replace(result, metrics={**metrics, "perplexity": float("inf"), "nll": float("inf")}))
+    entry = entries.finished(plan, key, plan.results())
+    assert entry.tags["metric.perplexity"] == "inf"
+    assert "perplexity" not in entry.metrics
 
 
-def test_an_infinite_perplexity_is_kept(project: Project) -> None:
-    compute(project, value=math.inf, row="QuaRot")
-    log(project, "quarot_table1")
-    shown = search(project, "tags.`metric.perplexity` = 'inf'")
-    assert len(shown) == 4
-    assert all("perplexity" not in run.data.metrics for run in shown)
-    compute(project, value=math.inf)
-    log(project, "quarot_table1")  # no run has a number
-    assert "compareRunCharts" not in view(project, "tables")
-
-
-_OUTCOMES = ("hold", "contradicted", "undecided", "not_checkable")
-
-
-def test_a_tables_run_counts_its_claims(project: Project) -> None:
-    check = {"better": {"row": "Baseline", "than": ["QuaRot"]}}
-    claim = Claim.model_validate({"text": "-", "section": "-", "mechanism": check})
-    chosen = project.table("quarot_table1").model_copy(update={"claims": (claim,)})
-    decisions = {1.0: ("0", "1", "0", "0"), math.nan: ("0", "0", "0", "1"), 12.0: ("1", "0", "0", "0")}
-    for value, counts in decisions.items():
-        compute(project, value=value, row="QuaRot")
-        (logged,) = tracking.log_tables(project, [chosen])
-        tracking.log_report(project.root, logged, runs_report(project, chosen, *collect(project, chosen)), [])
-        (parent,) = search(project, "tags.`rotquant.kind` = 'table'")
-        tags = parent.data.tags
-        assert tuple(tags[f"claims.{name}"] for name in _OUTCOMES) == counts
-
-
-def test_artifacts_lie_on_the_tables_run(project: Project) -> None:
-    (logged,) = log(project, "quarot_table1")
-    page = project.root / "report.md"
-    page.write_text("# Report\n\n![A figure.](figure.svg)\nFirst" + "\nand more" * 1000)
-    chosen = project.table("quarot_table1")
-    for _ in range(2):
-        report = runs_report(project, chosen, *collect(project, chosen), logged)
-        tracking.log_report(project.root, logged, report, [page])
-    with tracking.opened(project.root) as found:
-        assert [item.path for item in found.client.list_artifacts(logged.parent)] == ["report.md"]
-        overview = found.client.get_run(logged.parent).data.tags["mlflow.note.content"]
-    link = f"#/experiments/{logged.experiment_id}/runs/{logged.parent}/artifacts/report.md"
-    assert overview.startswith(f"[report.md]({link})")
-    assert "# Report\n\nFirst" in overview
-    assert "figure.svg" not in overview
-    assert len(overview) <= 5000
-
-
-def test_a_speed_table_is_one_run_with_its_cells_as_metrics_and_a_new_record_takes_its_place(project: Project) -> None:
-    (project.root / "workflow/papers/quarot/speed.yaml").write_text(yaml.safe_dump(SPEED))
-    table = load_project(root=project.root).table("quarot_table14")
-    path = project.root / "results/speed/quarot_table14.json"
-    first = tracking.log_speed(project, record(path, table), table)
-    assert tracking.log_speed(project, record(path, table), table).parent == first.parent
-    second = tracking.log_speed(project, record(path, table, gpu="Another GPU"), table)
-    assert second.parent != first.parent
-    (run,) = search(project, "tags.`rotquant.kind` = 'speed'")
-    assert run.data.tags["gpu"] == "Another GPU"
-    assert run.data.metrics["Linear layer/4096x4096 batch 1/INT4/seconds"] == pytest.approx(8.192e-5)
-    assert len(run.data.metrics) == 6
-
-
-HISTORY = [
-    {
-        "step": step,
-        "loss": 5.0 - step,
-        "learning_rate": 1.5 - step / 2,
-        "orthonormality": 1e-7,
-        "activation_snr": 20.0 + step,
-        "site_snr": {"0.attention_input": 19.0},
-        **({"end_to_end_snr": 8.0 + step} if step != 1 else {}),
-    }
-    for step in range(3)
-]
-
-
-def with_learned_rotations(project: Project) -> Project:
-    """The project with a row on learned rotations, all of it computed."""
+def test_a_learned_rotation_has_the_curves_of_its_learning(project: Project) -> None:
     path = project.root / "workflow/papers/quarot/tables.yaml"
-    table = TABLES["tables"][0] | {"rows": [ROWS[0], LEARNED]}
-    path.write_text(yaml.safe_dump({**TABLES, "tables": [table]}))
+    path.write_text(yaml.safe_dump({**TABLES, "tables": [TABLES["tables"][0] | {"rows": [ROWS[0], LEARNED]}]}))
     changed = load_project(root=project.root)
     compute(changed)
-    for key, runs in changed.rotations.items():
-        write_json(changed.results.rotation(key) / HISTORY_FILE, HISTORY)
-        for run in runs:
-            result = read_result(changed.results.run(run.key))
-            record = {"seconds": 1.0, "rotation": learned_record(run)}
-            write_result(changed.results.run(run.key), replace(result, weights=record))
-    return changed
+    history = [{"step": step, "loss": 5.0 - step, "site_snr": {"0": 1.0}} for step in range(3)]
+    for key, (run, *_) in changed.rotations.items():
+        write_json(changed.results.rotation(key) / HISTORY_FILE, history)
+        write_json(changed.results.rotation(key) / ROTATION_RECORD, learned_record(run))
+    commands.sync_tracking()
+    shown = search("tags.`rotquant.kind` = 'rotation'")
+    assert len(shown) == 4  # two seeds on two models
+    curve = opened().get_metric_history(shown[0].info.run_id, "loss")
+    assert [(point.step, point.value) for point in curve] == [(0, 5.0), (1, 4.0), (2, 3.0)]
+    assert shown[0].data.params["methods.spinquant.steps"] == "3"
+    assert "site_snr" not in shown[0].data.metrics
 
 
-def test_a_learned_rotation_is_a_run_with_the_history_of_its_learning(project: Project) -> None:
-    project = with_learned_rotations(project)
-    (logged,) = log(project, "quarot_table1")
-    runs = {run.info.run_id: run for run in search(project, "tags.`rotquant.kind` = 'rotation'")}
-    assert len(runs) == 4  # two seeds on two models
-    assert set(runs) == set(logged.rotations.values())
-    key, (first, *_) = next(iter(project.rotations.items()))
-    shown = runs[logged.rotations[key]]
-    expected = {"seed": str(first.seed), "rotquant.table.quarot_table1": "Learned / Llama-2-7B"}
-    assert {name: shown.data.tags.get(name) for name in expected} == expected
-    assert shown.data.tags["mlflow.parentRunId"] == logged.parent
-    assert shown.data.params["learning.steps"] == str(first.recipe.methods["spinquant"].steps)
-    calibrated = next(run for run in search(project) if run.data.tags.get("rotation_key") == key)
-    assert calibrated.data.params["texts.wikitext2 test"] == first.texts["wikitext2 test"]
-    (head,) = (name for name in first.texts if name.startswith("wikitext2 train["))
-    assert calibrated.data.params[f"texts.{head.replace('[', '_').replace(']', '_')}"] == first.texts[head]
-    with tracking.opened(project.root) as found:
-        client = found.client
-    for name, steps in {"loss": [0, 1, 2], "orthonormality": [0, 1, 2], "end_to_end_snr": [0, 2]}.items():
-        found = client.get_metric_history(shown.info.run_id, name)
-        assert [(metric.step, metric.value) for metric in found] == [(step, HISTORY[step][name]) for step in steps]
-    measured = search(project, f"tags.rotation_key = '{key}'")
-    assert {run.data.tags["rotquant.key"] for run in measured} == {run.key for run in project.rotations[key]}
-    assert log(project, "quarot_table1") == [logged]
+def test_blocks_that_are_trained_one_by_one_have_curves_of_their_own() -> None:
+    steps = [{"block": block, "step": step, "loss": 1.0} for block in range(2) for step in range(2)]
+    told = [("block 0", steps[0]), ("learning rotations", {"step": 7, "loss": float("nan"), "snr": 2})]
+    assert [*entries._curves(steps)][2:] == [("block 1/loss", 1.0, 0), ("block 1/loss", 1.0, 1)]
+    assert [one for each in told for one in entries.curve(*each)] == [("block 0/loss", 1.0, 0), ("snr", 2.0, 7)]
 
 
-def test_trained_weights_are_a_run_with_the_history_of_their_training(project: Project) -> None:
-    run = next(run for run in project.runs.values() if run.weights_key)
-    path = project.results.run(run.key)
-    record = {**environment(), "seconds": 2.0, "checkpoint": "models/small", "checkpoint_digest": "feed"}
-    write_result(path, replace(read_result(path), weights=record))
-    steps = [{"step": step, "loss": 5.0 - step} for step in range(3)]
-    write_json(project.results.weights(run.weights_key) / HISTORY_FILE, steps)
-    (logged,) = log(project, "quarot_table1")
-    (shown,) = search(project, "tags.`rotquant.kind` = 'weights'")
-    assert shown.data.tags["rotquant.key"] == run.weights_key
-    assert shown.data.tags["mlflow.parentRunId"] == logged.parent
-    with tracking.opened(project.root) as store:
-        found = store.client.get_metric_history(shown.info.run_id, "loss")
-    assert [{"step": metric.step, "loss": metric.value} for metric in found] == steps
-    assert log(project, "quarot_table1") == [logged]
+def test_a_rendered_table_has_page_numbers_and_figure_as_artifacts(project: Project) -> None:
+    for name in ("reports/quarot_table1.md", "results/tables/quarot_table1.csv"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("# Table 1\n\nIt agrees.\n\n![figure](x.svg)\n\n<details>runs</details>")
+    commands.sync_tracking(["quarot_table1"])
+    parent = one("tags.`rotquant.key` = 'quarot_table1'")
+    assert parent.info.status == "FINISHED"
+    assert [file.path for file in opened().list_artifacts(parent.info.run_id)] == [
+        "quarot_table1.csv",
+        "quarot_table1.md",
+    ]
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.endswith("# Table 1\n\nIt agrees.\n\n")
+    Path("reports/quarot_table1.md").write_text("# Table 1\n\nIt disagrees.")
+    commands.sync_tracking(["quarot_table1"])
+    again = one("tags.`rotquant.key` = 'quarot_table1'")
+    assert again.info.run_id == parent.info.run_id
+    assert "disagrees" in again.data.tags["mlflow.note.content"]
 
 
-def test_a_new_history_replaces_the_old_and_a_missing_one_is_passed_over(project: Project) -> None:
-    project = with_learned_rotations(project)
-    (before,) = log(project, "quarot_table1")
-    changed, missing = list(project.rotations)[:2]
-    write_json(project.results.rotation(changed) / HISTORY_FILE, HISTORY[:2])
-    (project.results.rotation(missing) / HISTORY_FILE).unlink()
-    (after,) = log(project, "quarot_table1")
-    assert {key for key in after.rotations if after.rotations[key] != before.rotations[key]} == {changed}
-    assert set(before.rotations) - set(after.rotations) == {missing}
+def test_a_speed_table_has_its_cells_as_metrics(project: Project) -> None:
+    from reproduction.commands import report
+
+    (project.root / "workflow/papers/quarot/speed.yaml").write_text(yaml.safe_dump(SPEED))
+    table = load_project(root=project.root).table("quarot_table14")
+    record(project.root / "results/speed/quarot_table14.json", table)
+    report.table("quarot_table14", json=False)
+    (project.root / "reports").mkdir(exist_ok=True)
+    (project.root / "reports/quarot_table14.md").touch()
+    commands.sync_tracking(["quarot_table14"])
+    shown = one("tags.`rotquant.key` = 'quarot_table14'")
+    assert shown.data.metrics["Linear layer/4096x4096 batch 1/INT4"] == pytest.approx(8.192e-5)
+    assert shown.data.tags["gpu"]
+
+
+def test_what_is_not_computed_is_passed_over(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.results.run(key_of(project, "QuaRot")).unlink()
+    commands.sync_tracking(["quarot_table1"])
+    assert "quarot_table1: 5 of " in capsys.readouterr().out
+    assert len(search()) == SHARED - 1
+    for file in (project.root / "results/runs").iterdir():
+        file.unlink()
+    with pytest.raises(ResultError, match="no table is computed yet"):
+        commands.sync_tracking()
+
+
+def test_what_a_dead_process_left_running_is_killed_and_then_gives_way(project: Project, plan: Plan) -> None:
+    client, key = opened(), key_of(project, "QuaRot")
+    experiment = Experiment(client, True, "quarot")
+    run, _ = experiment.begin(entries.begun(plan, key))
+    client.set_tag(run, LOGGER, f"{socket.gethostname()} 1 0")  # process 1 was started at another time
+    left = experiment.begin(replace(entries.begun(plan, key_of(project, "Baseline")), key="of no table"))[0]
+    client.set_tag(left, LOGGER, f"{socket.gethostname()} 1 0")
+    commands.sync_tracking(["quarot_table1"])
+    assert client.get_run(left).info.status == "KILLED"
+    assert one(f"tags.`{KEY}` = '{key}'").info.run_id == run  # it goes on, and ends
+    assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_many_processes_that_log_the_same_to_a_new_database_lose_nothing_and_show_each_once(
+    project: Project, plan: Plan
+) -> None:
+    Path("mlflow.db").unlink()
+    processes = []
+    for _ in range(4):
+        processes.append(os.fork())
+        if processes[-1] == 0:
+            status = 1
+            try:
+                commands.sync_tracking()
+                status = 0
+            finally:
+                os._exit(status)
+    assert not any(os.waitpid(process, 0)[1] for process in processes)
+    assert sorted(run.data.tags[KEY] for run in search()) == sorted(plan.runs)
+    assert {run.info.status for run in search("")} == {"FINISHED"}
+
+
+def test_two_projects_of_one_store_stay_apart(project: Project) -> None:
+    commands.sync_tracking(["quarot_table1"])
+    (project.root / "config/config.yaml").write_text(yaml.safe_dump({**CONFIG, "tracking": "second"}))
+    commands.sync_tracking(["quarot_table1"])
+    assert len(search()) == len(search(experiment="second/quarot")) == SHARED
+
+
+def test_a_project_without_a_name_writes_nothing_to_a_server(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = opened()
+    monkeypatch.setenv(URI, "https://me:secret@host:5000")
+    with pytest.raises(TrackingError, match=r"https://me:\*\*\*@host:5000 is a server.*`tracking: NAME`"):
+        Experiment(client, True, "quarot")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("sqlite://", "names no file"),
+        ("sqlite:////nowhere/x.db", "names no file in a folder that is there"),
+        ("http://127.0.0.1:1", "cannot be used .*Connection refused"),
+        ("postgresql://me:secret@127.0.0.1:1/x", r"postgresql://me:\*\*\*@127.0.0.1:1/x cannot be used"),
+        ("htp://host:5000", "cannot be used"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_sentence_without_its_password(
+    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(URI, given)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match=said) as error:
+        opened()
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passwords_are_not_printed() -> None:
+    assert printable("http://me:secret@host:5000") == "http://me:***@host:5000"
+    assert (
+        printable("postgresql://host/x?user=me&password=secret&a=b") == "postgresql://host/x?user=me&password=***&a=b"
+    )
+
+
+def test_a_damaged_database_is_to_be_deleted(project: Project) -> None:
+    commands.sync_tracking(["quarot_table1"])
+    whole = Path("mlflow.db").read_bytes()
+    middle = len(whole) // 8192 * 4096
+    Path("mlflow.db").write_bytes(whole[:middle] + b"x" * 4096 + whole[middle + 4096 :])
+    with pytest.raises(TrackingError, match=r"mlflow.db (is damaged|cannot be used)"):
+        commands.sync_tracking()
+
+
+def test_the_folder_of_a_moved_project_is_not_made_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands.sync_tracking(["quarot_table1"])
+    new = project.root.with_name("moved")
+    project.root.rename(new)
+    monkeypatch.chdir(new)
+    Path("reports").mkdir(exist_ok=True)
+    Path("reports/quarot_table1.md").write_text("# Table 1")
+    commands.sync_tracking(["quarot_table1"])
+    assert one("tags.`rotquant.key` = 'quarot_table1'").info.status == "FINISHED"
+    assert not project.root.exists()
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
+    project: Project, taken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.sync_tracking(["quarot_table1"])
+    started: list[list[str]] = []
+    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"):
+        monkeypatch.setenv(name, "")  # to be put back
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # the user's own setting
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
+    with pytest.raises(TrackingError, match=f"port {taken} of 127.0.0.1 cannot be used"):
+        commands.ui(taken)
+    commands.ui(0)
+    assert "quarot: http://127.0.0.1:0/#/experiments/1/runs?" in capsys.readouterr().out
+    (command,) = started
+    given = dict(zip(command[4::2], command[5::2], strict=True))
+    assert (given["--host"], given["--uvicorn-opts"]) == ("127.0.0.1", "--log-level warning")
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == f"sqlite:///{project.root}/mlflow.db"
+    assert os.environ["PYTHONWARNINGS"] == "error"
+
+
+def test_an_entry_is_the_same_after_its_way_as_json(project: Project, plan: Plan) -> None:
+    for entry in entries.entries_of(plan, "quarot_table1", plan.results()):
+        assert entries.Entry.parse(json.loads(entry.text())).digest == entry.digest

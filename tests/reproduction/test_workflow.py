@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -245,7 +247,10 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     assert all(result.provenance["corpora"]["evaluation"]["splits"] for result in results.values())
     assert DONE in project.snakemake(REPORT)[1]
     text = (tmp_path / REPORT).read_text()
-    assert "MLflow: experiment `quarot`" in text
+    rotation, *others = shown_in_mlflow(tmp_path)
+    assert rotation == ("rotation: SpinQuant on Llama-2-7B, seed 1", "FINISHED", 60)
+    assert {status for _, status, _ in others} == {"FINISHED"}
+    assert len(others) == 3 + 2 + 1  # runs, weights, the table
     assert all(f"{result.value:.2f}" in text for result in results.values())
     assert "1 learned rotation, from the first step to the last" in text
 
@@ -264,7 +269,18 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     assert {path: (tmp_path / path).read_bytes() for path in rotations} == rotations
     assert sorted(path.name for path in folder.iterdir()) == ["history.json", "rotation.json", "rotations.safetensors"]
     assert not [*project.root.glob("results/weights/*/model")]
+    again = shown_in_mlflow(tmp_path)
+    assert again[0] == rotation  # by the run that the killed job began, from its last checkpoint on
+    assert [name for name, *_ in again[1:]] == [name for name, *_ in others]
     assert "nothing to compute" in project.rotquant("runs", "execute")[1]
+
+
+def shown_in_mlflow(root: Path) -> list[tuple[str, str, int]]:
+    """Name, status and steps of a loss of each run in a project's database, that of learned rotations first."""
+    steps = "SELECT count(DISTINCT step) FROM metrics WHERE key = 'loss' AND metrics.run_uuid = runs.run_uuid"
+    live = "runs WHERE lifecycle_stage = 'active' ORDER BY name NOT LIKE 'rotation%', name"
+    with closing(sqlite3.connect(root / "mlflow.db")) as database:
+        return database.execute(f"SELECT name, status, ({steps}) FROM {live}").fetchall()
 
 
 def kill_while_learning(project: Copy) -> Path:

@@ -24,6 +24,7 @@ PATIENCE = 600
 DAY = 86400
 #: The module of the warm processes; the variable by which all processes of a job are known, whatever their session.
 SERVER, MARK = "reproduction.run.warm.server", "ROTQUANT_TRIAL_JOB"
+LOGGER = "reproduction.run.tracking.logger"
 #: Bytes of a disk that is filled, and of one write that fills it.
 SIZE, SECTOR = 64 * 2**20, 4096
 
@@ -151,7 +152,8 @@ VICTIMS: dict[str, Callable[[list[Process]], list[Process]]] = {
     ALL: lambda found: found,
     "a warm process": _warm,
     "a job that computes": partial(_children, "cells"),
-    "a job that writes to MLflow": partial(_children, "pages"),
+    "a job that renders": partial(_children, "pages"),
+    "the process that logs to MLflow": lambda found: [one for one in found if LOGGER in one.command],
     "a client of a warm process": _clients,
 }
 

@@ -49,9 +49,9 @@ def compute(project: Copy, writers: Writers) -> None:
 
 
 def alone(project: Copy, writers: Writers) -> Shown:
-    """What one process shows of a project in SQLite, its pages rendered."""
+    """What one process shows of a project in SQLite, with pages."""
     for table in tables_of(project):
-        project.write(f"reports/{table}.md", "")  # a sync writes the pages that are there
+        project.write(f"reports/{table}.md", f"# {table}")
     (done,) = writers.run([(project, SYNC)], {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"})
     assert done.status == 0, done.said
     with closing(sqlite3.connect(project.root / "mlflow.db")) as database:

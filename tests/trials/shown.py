@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from tests.trials.postgresql import Server
 from tests.trials.served import wait_for
 
-#: What differs between two stores that show the same: when a run was written.
-_PASSING = ("rotquant.begun",)
+#: What differs between two stores that show the same: who has written a run.
+_PASSING = ("rotquant.logger",)
 
 
 class Cursor(Protocol):
@@ -25,8 +25,8 @@ class Cursor(Protocol):
 class Shown:
     """An experiment.
 
-    runs: what each live run says, by its key. keys: how often each key is live. unfinished: live runs without a key.
-    deleted: how many runs were deleted. identities: the live runs' own names. tags: the experiment's, views among them.
+    runs: what each live run says, by its key. keys: how often each key is live. unfinished: live runs that are not
+    finished. deleted: how many runs were deleted. identities: the live runs' own names.
     """
 
     runs: dict[str, Any]
@@ -34,7 +34,6 @@ class Shown:
     unfinished: int
     deleted: int
     identities: frozenset[str]
-    tags: dict[str, str]
 
     def missing(self, reference: "Shown") -> str:
         """How this differs from what should be shown; empty where it does not."""
@@ -48,8 +47,7 @@ class Shown:
                 if self.runs.get(key, one) != one
             ),
         ]
-        views = {name for name in reference.tags if self.tags.get(name) is None}
-        return "; ".join([*problems[:3], *(f"there is no {name}" for name in sorted(views)[:1])])
+        return "; ".join(problems[:3])
 
 
 def shown(cursor: Cursor, experiment: str) -> Shown:
@@ -77,22 +75,19 @@ def shown(cursor: Cursor, experiment: str) -> Shown:
     runs = {}
     for run, name, status, start, end in about:
         if run in keys:
-            period = (start, end) if "rotquant.result" in tags[run] else ()  # a table's own run is of when it was made
+            period = () if tags[run]["rotquant.kind"] == "table" else (start, end)  # a table's is of when it was made
             one = {"name": name, "status": status, "period": period, "tags": _plain(tags[run], keys), **said[run]}
             runs[keys[run]] = {**one, "metrics": sorted(one["metrics"])}
-    cursor.execute(
-        "SELECT t.key, t.value FROM experiment_tags t JOIN experiments e ON e.experiment_id = t.experiment_id "
-        f"WHERE e.name = '{experiment}'"
-    )
-    experiment_tags = dict(cursor.fetchall())
+    left = sum(status != "FINISHED" for _, _, status, *_ in about)
     deleted = len(rows("r.run_uuid FROM runs r", "AND r.lifecycle_stage = 'deleted'"))
-    return Shown(runs, Counter(keys.values()), len(about) - len(keys), deleted, frozenset(tags), experiment_tags)
+    return Shown(runs, Counter(keys.values()), left, deleted, frozenset(tags))
 
 
 def unfinished(server: Server, database: str) -> int:
-    """How many live runs without a key there are."""
-    keyed = "SELECT run_uuid FROM tags WHERE key = 'rotquant.key'"
-    statement = f"SELECT count(*) FROM runs WHERE lifecycle_stage = 'active' AND run_uuid NOT IN ({keyed})"
+    """How many live runs of results are not finished."""
+    tables = "SELECT run_uuid FROM tags WHERE key = 'rotquant.kind' AND value = 'table'"
+    live = "lifecycle_stage = 'active' AND status = 'RUNNING'"
+    statement = f"SELECT count(*) FROM runs WHERE {live} AND run_uuid NOT IN ({tables})"
     return int(server.query(statement, database)[0][0])
 
 

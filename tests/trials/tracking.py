@@ -25,7 +25,7 @@ from tests.trials.shown import Shown, count_runs, shown, some_runs, unfinished
 from tests.trials.trial import Skip, Trial, run
 from tests.trials.writers import Ended, Writers
 
-ONE_SENTENCE = "A writer that loses the server says so in one sentence, and its page is written"
+ONE_SENTENCE = "A writer that loses the server says so in one sentence"
 COMPLETE = "A later `rotquant runs sync-tracking` completes to exactly the result files"
 UNCHANGED = "Started again, `rotquant runs sync-tracking` changes nothing"
 
@@ -91,7 +91,9 @@ def main(trial: Trial) -> None:
             trial.figure("tables", len(tables_of(project)))
             trial.figure("MLflow runs that are to be shown", len(stage.reference.runs))
             many_writers(stage)
-            stage.show(server.fresh("tables"), "runs init-tracking")
+            stage.show(server.fresh("tables"), "runs sync-tracking quarot_table1")
+            server.execute("UPDATE runs SET lifecycle_stage = 'deleted'", "tables")
+            jobs(stage)
             server_lost(stage)
             sync_killed(stage, draw)
             if not trial.quick:
@@ -105,12 +107,12 @@ def main(trial: Trial) -> None:
 
 
 def many_writers(stage: Stage) -> None:
-    """Many processes on a fresh database, which show the same and different tables of one project."""
+    """Many processes on a fresh database, which log the same and different tables of one project at once."""
     trial, uri = stage.trial, stage.server.fresh("load")
     count = 6 if trial.quick else 32
     tables = tables_of(stage.project)
-    pages = [f"report page {table}" for table in tables]
-    commands = [*pages, *pages, *[SYNC] * count][: count - count // 8] + [SYNC] * (count // 8)
+    each = [f"{SYNC} {table}" for table in tables]
+    commands = [*each, *each, *[SYNC] * count][: count - count // 8] + [SYNC] * (count // 8)
     started = time.monotonic()
     with Connections(stage.server, "load") as connections:
         ended = stage.show(uri, *commands)
@@ -121,11 +123,41 @@ def many_writers(stage: Stage) -> None:
     trial.figure("connections that PostgreSQL takes", stage.server.max_connections)
     stage.clean("A writer on a fresh database ends well, its migration included", ended)
     stage.complete("After all writers at once nothing is lost and nothing is shown twice", "load")
-    found = stage.shown("load")
-    trial.check("No run is made twice, not even to be deleted", found.deleted == 0, f"{found.deleted} were deleted")
+    trial.figure("runs made at the same time by several writers and dropped", stage.shown("load").deleted)
     spare = stage.server.max_connections - connections.most
     trial.check("Half of the connections that PostgreSQL takes stay free", spare >= stage.server.max_connections / 2)
     stage.settled(uri, "load")
+
+
+def jobs(stage: Stage) -> None:
+    """Jobs that log while they compute, on PostgreSQL: undisturbed, and with the server lost in the middle."""
+    trial = stage.trial
+    for place, crash in enumerate((False, True)):
+        database = f"jobs{place}"
+        uri = stage.server.fresh(database, like="tables")
+        project = clone(stage.project, stage.folder / database)
+        shutil.rmtree(project.root / "results")
+        stage.writers.start([(project, "runs execute --jobs 4")], {"MLFLOW_TRACKING_URI": uri})
+        if crash:
+            some_runs(stage.server, database, count_runs(stage.server, "tables") + 4)
+            stage.server.crash(signal.SIGKILL)
+        (ended,) = stage.writers.wait()
+        said = [line for line in ended.said.splitlines() if line.startswith("warning:")]
+        trial.check("Jobs end well, with and without the server", ended.status == 0 and len(said) == crash, ended.said)
+        no_password(stage, ended)
+        if crash:
+            stage.server.start()
+        else:
+            live = stage.shown(database)
+            keys = {key for key, one in live.runs.items() if one["status"] == "FINISHED"}
+            lost = {key for key in stage.reference.runs if not key.startswith("quarot_")} - keys
+            trial.check("All that jobs compute is logged while they run", not lost, ", ".join(lost))
+            twice = [key for key, count in live.keys.items() if count > 1]
+            trial.check("No job's result is shown twice", not twice, ", ".join(twice))
+        stage.clean("A sync that nothing disturbs ends well", stage.show(uri, SYNC, project=project))
+        keys = stage.shown(database).keys
+        right = keys.keys() == stage.reference.keys.keys() and set(keys.values()) == {1}
+        trial.check("After jobs a sync completes to exactly their results", right)
 
 
 def server_lost(stage: Stage) -> None:
@@ -134,31 +166,26 @@ def server_lost(stage: Stage) -> None:
     for place, how in enumerate([signal.SIGKILL] if trial.quick else [signal.SIGKILL, signal.SIGQUIT, signal.SIGKILL]):
         database = f"lost{place}"
         uri = stage.server.fresh(database, like="tables")
-        commands = [f"report page {table}" for table in tables[:7]] + [SYNC]
-        started = time.time()
+        commands = [f"{SYNC} {table}" for table in tables[:7]] + [SYNC]
+        before = count_runs(stage.server, database)
         stage.writers.start([(stage.project, one) for one in commands], {"MLFLOW_TRACKING_URI": uri})
-        some_runs(stage.server, database, 3 + 8 * place)
+        some_runs(stage.server, database, before + 3 + 8 * place)
         stage.server.crash(how)
-        lost_in_a_sentence(stage, started, stage.writers.wait())
-        lost_in_a_sentence(stage, started, stage.show(uri, f"report page {tables[0]}"))
+        lost_in_a_sentence(stage, stage.writers.wait())
+        lost_in_a_sentence(stage, stage.show(uri, f"{SYNC} {tables[0]}"))
         stage.server.start()
-        some = count_runs(stage.server, database)
+        some = count_runs(stage.server, database) - before
         trial.figure(f"runs shown when the server was lost, {how.name}, {place + 1}", some)
         stage.settled(uri, database)
 
 
-def lost_in_a_sentence(stage: Stage, since: float, ended: Sequence[Ended]) -> None:
-    """Check writers whose server was lost, and which began at that time."""
+def lost_in_a_sentence(stage: Stage, ended: Sequence[Ended]) -> None:
+    """Check writers whose server was lost."""
     for one in ended:
-        page = one.command.startswith("report page") and one.command.split()[-1]
-        written = not page or (stage.project.root / f"reports/{page}.md").stat().st_mtime >= since
-        right = one.status == (0 if page else 2) or not one.sentences  # it was done before
-        quiet = (
-            len(one.sentences) <= 1
-            and "Traceback" not in one.said
-            and len(one.said.splitlines()) <= 2 + len(tables_of(stage.project))
-        )
-        stage.trial.check(ONE_SENTENCE, written and right and quiet, f"{one.command}: {one.status}, {one.said}")
+        right = one.status == 2 or not one.sentences  # it was done before
+        quiet = len(one.sentences) <= 1 and "Traceback" not in one.said
+        short = len(one.said.splitlines()) <= 1 + 2 * len(tables_of(stage.project))
+        stage.trial.check(ONE_SENTENCE, right and quiet and short, f"{one.command}: {one.status}, {one.said}")
         no_password(stage, one)
 
 
@@ -178,25 +205,23 @@ def sync_killed(stage: Stage, draw: random.Random) -> None:
         trial.check("A sync killed at a random moment leaves no run twice", not twice, ", ".join(twice))
     left = 0
     for _ in range(1 if trial.quick else 3):
-        stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.key'", "killed")  # so that there is work to do
+        stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.result'", "killed")  # so that there is work to do
         left += killed_in_a_run(stage, uri)
     trial.figure("syncs killed at random moments", len(moments))
-    found = stage.shown("killed").unfinished
     trial.figure("syncs killed in the middle of a run that they wrote", left)
+    stage.server.execute("UPDATE tags SET value = 'elsewhere 1 1' WHERE key = 'rotquant.logger'", "killed")
+    found = unfinished(stage.server, "killed")
     stage.show(uri, SYNC)
-    trial.check(
-        "A young unfinished run is left alone: another machine may be writing it",
-        left == 0 or (stage.shown("killed").unfinished == found),
-    )
-    stage.server.execute("UPDATE tags SET value = '0' WHERE key = 'rotquant.begun'", "killed")
+    trial.check("A young unfinished run of another machine is left alone", unfinished(stage.server, "killed") == found)
+    stage.server.execute("UPDATE runs SET start_time = 0 WHERE status = 'RUNNING'", "killed")
     stage.show(uri, SYNC)
     found = stage.shown("killed").unfinished
-    trial.check("An unfinished run of an hour ago is deleted", found == 0, f"{found} are left")
+    trial.check("An unfinished run that is days old is deleted", found == 0, f"{found} are left")
     stage.settled(uri, "killed")
 
 
 def killed_in_a_run(stage: Stage, uri: str) -> bool:
-    """Start a sync and kill it while a run that it writes has no key yet; whether that was met."""
+    """Start a sync and kill it while a run that it writes is not finished; whether that was met."""
     before = unfinished(stage.server, "killed")
     stage.writers.start([(stage.project, SYNC)], {"MLFLOW_TRACKING_URI": uri})
     (process,) = stage.writers.processes
@@ -233,12 +258,11 @@ def two_projects(stage: Stage) -> None:
     trial.check("It changes its own", changed != theirs and changed.runs.keys() <= theirs.runs.keys())
     unnamed = clone(stage.project, stage.folder / "unnamed")
     unnamed.set_config({**CONFIG, "tracking": True})
-    (page,) = stage.show(uri, "report page quarot_table1", project=unnamed)
-    written = (unnamed.root / "reports/quarot_table1.md").exists()
+    (sync,) = stage.show(uri, SYNC, project=unnamed)
     trial.check(
         "A project without a name writes nothing to a server, and says what to write",
-        page.status == 0 and written and len(page.sentences) == 1 and "`tracking: NAME`" in page.sentences[0],
-        page.said,
+        sync.status == 2 and len(sync.sentences) == 1 and "`tracking: NAME`" in sync.sentences[0],
+        sync.said,
     )
 
 
@@ -265,7 +289,7 @@ def clones(stage: Stage) -> None:
 
 
 def refusals(stage: Stage) -> None:
-    """What a server refuses: each a sentence, without the password, and the page is written."""
+    """What a server refuses: each a sentence, without the password."""
     server, trial = stage.server, stage.trial
     server.execute(f"CREATE ROLE narrow LOGIN CONNECTION LIMIT 1 PASSWORD '{server.password}'")
     server.execute("CREATE DATABASE narrow OWNER narrow")
@@ -277,21 +301,21 @@ def refusals(stage: Stage) -> None:
     }
     with closing(postgresql.psycopg2.connect(cases["too many connections"])):
         for said, uri in cases.items():
-            (page,) = stage.show(uri, "report page quarot_table1")
-            right = len(page.sentences) == 1 and said in page.sentences[0] and len(page.said.splitlines()) == 2
-            trial.check("What a server refuses is one sentence that says why", page.status == 0 and right, page.said)
-            no_password(stage, page)
+            (sync,) = stage.show(uri, SYNC)
+            right = len(sync.sentences) == 1 and said in sync.sentences[0] and len(sync.said.splitlines()) == 1
+            trial.check("What a server refuses is one sentence that says why", sync.status == 2 and right, sync.said)
+            no_password(stage, sync)
 
 
 def tracking_server(stage: Stage) -> None:
-    """The same behind `mlflow server`, where clones of a project do not take turns."""
+    """The same behind `mlflow server`, by several clones of a project."""
     trial, uri = stage.trial, stage.server.fresh("served")
     with mlflow_server(stage.folder / "server", uri, 1 if trial.quick else 4) as address:
         tables, members = tables_of(stage.project), 2 if trial.quick else 4
         others = (clone(stage.project, stage.folder / f"member {place}") for place in range(1, members))
         clones = [stage.project, *others]
         count = 4 if trial.quick else 32
-        commands = [SYNC, *(f"report page {table}" for table in tables)] * count
+        commands = [SYNC, *(f"{SYNC} {table}" for table in tables)] * count
         writers = [(clones[place % members], commands[place // members]) for place in range(count)]
         started = time.monotonic()
         patient = {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
@@ -307,7 +331,7 @@ def tracking_server(stage: Stage) -> None:
         stage.complete(
             "After all writers through an mlflow server nothing is lost and nothing is shown twice", "served"
         )
-        trial.figure("runs made at the same time by several writers and dropped", stage.shown("served").deleted)
+        trial.figure("runs made twice and dropped, through one mlflow server", stage.shown("served").deleted)
         stage.settled(address, "served")
         if not trial.quick:
             behind_it(stage, address)
@@ -315,16 +339,14 @@ def tracking_server(stage: Stage) -> None:
 
 def behind_it(stage: Stage, address: str) -> None:
     """The database lost behind an mlflow server."""
-    stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.key'", "served")
+    stage.server.execute("DELETE FROM tags WHERE key = 'rotquant.result'", "served")
     before = count_runs(stage.server, "served")
-    commands = [f"report page {table}" for table in tables_of(stage.project)[:7]] + [SYNC]
-    started = time.time()
+    commands = [f"{SYNC} {table}" for table in tables_of(stage.project)[:7]] + [SYNC]
     stage.writers.start([(stage.project, one) for one in commands], {"MLFLOW_TRACKING_URI": address})
     some_runs(stage.server, "served", before + 8)
     stage.server.crash()
-    lost_in_a_sentence(stage, started, stage.writers.wait())
+    lost_in_a_sentence(stage, stage.writers.wait())
     stage.server.start()
-    stage.server.execute("UPDATE tags SET value = '0' WHERE key = 'rotquant.begun'", "served")
     stage.settled(address, "served")
 
 

@@ -40,7 +40,7 @@ for line in sys.stdin:
                 os.dup2(file, stream)
             sys.path[:1] = environment["PYTHONPATH"].split(":")
             sys.argv = arguments
-            import rotquant.cli, rotquant.commands.root, reproduction.commands.report, reproduction.render.pages.runs
+            import rotquant.cli, rotquant.commands.root, reproduction.commands.tracking
             os.write(is_ready, b".")
             os.read(wait, 1)
             rotquant.cli.app()

@@ -61,7 +61,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.commands.options:_change": ("options", "recipes"),
     "rotquant.commands.options:named_recipe": ("recipes",),
     "reproduction.commands.report:gallery": ("rendered reports",),
-    "reproduction.commands.tracking:make_report": ("run files behind pages",),
+    "reproduction.commands.report:make_report": ("run files behind pages",),
     "rotquant.decoder.storage:load_decoder": ("decoders",),
     "rotquant.decoder.storage:read_decoder_manifest": ("manifests of decoders",),
     "reproduction.reading.arrays:read_array": ("texts as tokens", "training data"),
@@ -157,7 +157,7 @@ _OURS = "reads the package's own files"
 _KIND = "asks of any content whether it is of a kind that is written here, and takes every error for no"
 _WRITES = "opens a file for writing, or a display"
 _AGAIN = "reads what another reader of the same command has accepted"
-_MLFLOW = "reads, for MLflow, files that read_result and pages have accepted, or MLflow's own answers"
+_MLFLOW = "reads, for MLflow, files that pages read too, or what this user's jobs say, or the kernel's own account"
 #: Functions whose calls only look like readers of files, or whose files are nobody's input, and why.
 ASIDE: dict[str, str] = {
     "rotquant.foundation.files:_new_file": _WRITES,
@@ -193,6 +193,13 @@ ASIDE: dict[str, str] = {
     "rotquant.models.companions:companions": "takes a checkpoint's other files along byte for byte, whatever they hold",
     "rotquant.comparison:_bits_per_weight": _AGAIN,
     "rotquant.weights.gguf_export:_tokenizer": "decodes what the loaded tokenizer says of itself",
+    "reproduction.run.tracking.entries:finished": _MLFLOW,
+    "reproduction.run.tracking.entries:of_table": _MLFLOW,
+    "reproduction.run.tracking.line:_start": _WRITES,
+    "reproduction.run.tracking.logger:Writer.hear": _MLFLOW,
+    "reproduction.run.tracking.logger:read": _MLFLOW,
+    "reproduction.run.tracking.store:_alone": _WRITES,
+    "reproduction.run.tracking.store:_started": _MLFLOW,
     "reproduction.commands.completion:tables": "completes a command line; a file of a wrong form completes nothing",
     "rotquant.commands.root:": "loads the commands that an installed package registers",
     "reproduction.tasks.folders:_source_digest": _OURS,
@@ -202,7 +209,6 @@ ASIDE: dict[str, str] = {
     "reproduction.sources.benchmarks:Benchmarks.planned": _AGAIN,
     "reproduction.run.stages.jobs:make_weights": "reads the manifest that the stage has written just before",
     "reproduction.run.stages.weights:compute_weights": "reads the record that make_weights has checked",
-    "reproduction.render.tracking.store:_locked": _WRITES,
     "reproduction.tasks.confined:_redirect": _WRITES,
     "reproduction.tasks.confined:main": ("reads the job that its parent process pipes to it, before it is confined"),
     "rotquant.foundation.hub:commit_of": "matches a reference of the hub's cache against the form of a commit",
@@ -226,10 +232,6 @@ ASIDE: dict[str, str] = {
     "reproduction.tasks.definitions:_included": "reads definitions of lm-eval, whose package is installed",
     "reproduction.tasks.harness:_load_task": "gives lm-eval a definition whose rows were checked one by one",
     "rotquant.recipes.registry:_loaded": "imports a method that an installed package registers",
-    "reproduction.render.tracking.experiments:_name_in": _MLFLOW,
-    "reproduction.render.tracking.papers:Paper.show_table": _MLFLOW,
-    "reproduction.render.tracking.papers:Paper._run": _MLFLOW,
-    "reproduction.render.tracking.runs:_overview": _MLFLOW,
     "rotquant.text.loading:_hub_rows": "reads the hub, by the datasets library",
     "rotquant.text.modules:_read": "reads source files of installed packages as text, whatever it is",
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reproduction.commands.tracking import make_report
+from reproduction.commands.report import make_report
 from reproduction.frame import values
 from reproduction.frame.speed import read_numbers
 from reproduction.identity.names import RESULTS, Results
@@ -44,7 +44,7 @@ def formats(root: Path) -> list[Format]:
         numbers, _ = values.collect(project, project.table(NAME))
         values.write_values(root, NAME, numbers)
         table = project.table(NAME)
-        make_report(project, table, source_of(table).collect(project, table), None)
+        make_report(project, table, source_of(table).collect(project, table))
         (root / "reports/index.md").write_text(scoreboard.index(project))
         (root / f"reports/figures/{NAME}.svg").parent.mkdir(exist_ok=True)
         (root / f"reports/figures/{NAME}.svg").write_text(DRAWING)
@@ -149,7 +149,7 @@ def _results(root: Path, project: Project) -> list[Format]:
     def page(folder: Path) -> None:
         found = load_project(root=folder)
         table = found.table(NAME)
-        make_report(found, table, source_of(table).collect(found, table), None)
+        make_report(found, table, source_of(table).collect(found, table))
         source_of(table).written(found, table)
 
     def result(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rotquant.foundation.files import canonical_json, check_regular, short_hash,
 from rotquant.foundation.hub import commit_of
 
 #: Part of every plan's name, to be raised when the plan's content for equal inputs changes.
-FORMAT = 7
+FORMAT = 8
 
 
 def current_plan(

@@ -174,8 +174,8 @@ class Settings(Written):
     table_seeds: dict[str, Annotated[int, Field(gt=0, le=1000)]] = Field(default_factory=dict)
     """How many seeds, from 0 on, single tables take instead: `{quarot_table1: 10}`."""
     tracking: bool | Annotated[str, Field(pattern=PROJECT_NAME)] = True
-    """Whether MLflow shows the runs of each report. A name does too, in experiments `name/paper` instead of `paper`: a
-    server, which projects share, asks for one."""
+    """Whether MLflow shows results while they are computed. A name does too, in experiments `name/paper` instead of
+    `paper`: a server, which projects share, asks for one."""
     rows: dict[str, Many[Row]] = Field(default_factory=dict)
     """Further rows of single tables, which the papers do not have: `{quarot_table1: [{name: RTN, method: rtn}]}`."""
     allow_code_execution: bool = False

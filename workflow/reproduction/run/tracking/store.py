@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARENT, LOGGER = "mlflow.parentRunId", "rotquant.logger"
-#: MLflow's settings, unless the user has set them. By default it would wait minutes for a server, and open up to 15
-#: connections to a database in every process.
+#: MLflow's settings, unless the user has set them: it would wait minutes for a server, and in every process open up to
+#: 15 connections to a database of a server.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
     "PGCONNECT_TIMEOUT": "5",
 }
+_SERVER_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 #: Most parameters and metrics of one request, characters of a parameter, and runs of one answer.
 _PARAMS, _METRICS, _CHARACTERS, _PAGE = 100, 900, 500, 1000
 #: Seconds after which a run of another machine that has not ended counts as killed.
@@ -47,8 +47,9 @@ class TrackingError(RotquantError):
 
 
 def location() -> str:
-    """The store's URI: that of MLFLOW_TRACKING_URI, else a SQLite file; relative ones begin at the working folder."""
-    return os.environ.get(STORE, "").strip() or "sqlite:///mlflow.db"
+    """The store's URI: that of MLFLOW_TRACKING_URI, else a SQLite file; relative paths begin at the working folder."""
+    uri = os.environ.get(STORE, "").strip() or "sqlite:///mlflow.db"
+    return re.sub(r"^(sqlite[^:]*:///)(?=[^/?:])", rf"\1{Path.cwd()}/", uri)
 
 
 def is_server(uri: str) -> bool:
@@ -85,7 +86,7 @@ def opened() -> "MlflowClient":
     Raises:
         TrackingError: it cannot be used.
     """
-    for name, value in _SETTINGS.items():
+    for name, value in (_SETTINGS | ({} if location().startswith("sqlite") else _SERVER_SETTINGS)).items():
         os.environ.setdefault(name, value)
     with refusing():
         import logging
@@ -242,7 +243,7 @@ class Experiment:
 
         A run of the same code that was broken off goes on. None: a run has the result, or one that was found later.
         """
-        tags, found = self._tags(entry), self.of(entry.key)
+        tags, found = self._tags(entry), self.of(entry.key, fresh=entry.kind == "table")
         if entry.status == "FINISHED" and found and found[0].info.status == "FINISHED":
             first = found[0]
             same = first.data.tags.get(RESULT) == entry.digest
@@ -273,30 +274,27 @@ class Experiment:
         Args:
             known: from `begin`, and added to. steps: name, value, step, and milliseconds since 1970.
         """
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Metric, Param, RunTag
 
         if known is None:
             return
         ended, now = entry.status != "RUNNING", entry.end or int(time.time() * 1000)
-        steps = [*steps, *entry.timed()]
-        if ended:
-            steps += [(name, value, 0, now) for name, value in entry.metrics.items()]
-        said = {(acceptable(name), step): (value, when) for name, value, step, when in steps}
-        metrics = [Metric(*place[:1], *told, place[1]) for place, told in said.items() if place not in known]
+        told = {(acceptable(name), step): (value, when) for name, value, step, when in (*steps, *entry.timed())}
+        metrics = [Metric(name, *told[name, step], step) for name, step in told if (name, step) not in known]
+        metrics += [Metric(acceptable(name), value, now, 0) for name, value in entry.metrics.items() if ended]
         named = {acceptable(name): value[:_CHARACTERS] for name, value in entry.params.items()}
         params = [Param(name, value) for name, value in named.items() if (name, -1) not in known]
-        while metrics or params:
-            self.client.log_batch(run, metrics[:_METRICS], params[:_PARAMS])
+        result = {RESULT: entry.digest} if entry.status == "FINISHED" else {}
+        tags = [RunTag(*tag) for tag in (self._tags(entry) | result).items() if ended]
+        while metrics or params or tags:
+            self.client.log_batch(run, metrics[:_METRICS], params[:_PARAMS], tags)
+            tags = []
             known |= {(one.key, one.step) for one in metrics[:_METRICS]} | {(one.key, -1) for one in params[:_PARAMS]}
             metrics, params = metrics[_METRICS:], params[_PARAMS:]
         if not ended:
             return
         for file in entry.files if self.takes_files else ():
             self.client.log_artifact(run, file)
-        if entry.status == "FINISHED":
-            self._set(self.client.get_run(run), self._tags(entry) | {RESULT: entry.digest})
-        elif "error" in entry.tags:
-            self.client.set_tag(run, "error", entry.tags["error"])
         self.client.set_terminated(run, entry.status, entry.end)
         if entry.status == "FINISHED":
             self._settle(entry.key)
@@ -321,7 +319,7 @@ class Experiment:
             self.client.log_batch(run.info.run_id, tags=changed)
         if KEY in tags:
             for name in run.data.tags:
-                if name.startswith(f"{TABLE}.") and name not in tags:
+                if (name.startswith(f"{TABLE}.") or name == "error") and name not in tags:
                     self.client.delete_tag(run.info.run_id, name)
         if status not in (None, run.info.status):
             self.client.update_run(run.info.run_id, status=status)
