@@ -202,7 +202,8 @@ def test_what_a_dead_process_left_running_is_killed_and_then_gives_way(project: 
     experiment = Experiment(client, True, "quarot")
     run, _ = experiment.begin(entries.begun(plan, key))
     client.set_tag(run, LOGGER, f"{socket.gethostname()} 1 0")  # process 1 was started at another time
-    left = experiment.begin(replace(entries.begun(plan, key_of(project, "Baseline")), key="of no table"))[0]
+    gone = entries.begun(plan, key_of(project, "Baseline"))
+    left = experiment.begin(replace(gone, key="of no table", tags={**gone.tags, KEY: "of no table"}))[0]
     client.set_tag(left, LOGGER, f"{socket.gethostname()} 1 0")
     commands.sync_tracking(["quarot_table1"])
     assert client.get_run(left).info.status == "KILLED"

@@ -51,7 +51,9 @@ class Entry:
     def digest(self) -> str:
         """A digest of what was found, whatever the tables are that show it."""
         found = {
-            name: value for name, value in asdict(self).items() if name not in ("papers", "tags", "params", "files")
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("name", "papers", "tags", "params", "files")
         }
         return short_hash(canonical_json([found, self.tags.get(NOTE), self.tags.get(CODE)]))
 

@@ -252,6 +252,8 @@ class Experiment:
                 if len(found) > 1:
                     self._settle(entry.key)
                 return first.info.run_id, None
+            if entry.kind != "table":  # the files say something else now
+                self.client.delete_run(first.info.run_id)
         for run in found:
             broken_off = run.info.status != "FINISHED" and run.data.tags.get(CODE) == entry.tags[CODE]
             if entry.kind == "table" or (broken_off and _is_over(run)):
@@ -309,7 +311,8 @@ class Experiment:
     def _tags(self, entry: Entry) -> dict[str, str]:
         parent, tables = entry.papers[self.paper]
         above = {} if parent is None else {PARENT: self.parent(parent)}
-        return {**entry.tags, **tables, **above, "tables": " ".join(name.removeprefix(f"{TABLE}.") for name in tables)}
+        named = {**entry.tags, "mlflow.runName": entry.name}
+        return {**named, **tables, **above, "tables": " ".join(name.removeprefix(f"{TABLE}.") for name in tables)}
 
     def _set(self, run: "Run", tags: dict[str, str], status: str | None = None) -> None:
         """Set what differs of a run's tags, without those of tables that show it no more, and its status."""
