@@ -234,7 +234,7 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     one = {"Llama-2-13B": {"compute": False}}
     long = {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}}
     rows = {"quarot_table1": [long]}
-    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 60}}, slots=one, rows=rows)
+    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 300}}, slots=one, rows=rows)
 
     status, output = project.snakemake(REPORT, "reports/index.md", "--notemp")
     assert status == 0, output + logs(project)
@@ -248,7 +248,7 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     assert DONE in project.snakemake(REPORT)[1]
     text = (tmp_path / REPORT).read_text()
     rotation, *others = shown_in_mlflow(tmp_path)
-    assert rotation == ("rotation: SpinQuant on Llama-2-7B, seed 1", "FINISHED", 60)
+    assert rotation == ("rotation: SpinQuant on Llama-2-7B, seed 1", "FINISHED", 300)
     assert {status for _, status, _ in others} == {"FINISHED"}
     assert len(others) == 3 + 2 + 1  # runs, weights, the table
     assert all(f"{result.value:.2f}" in text for result in results.values())
