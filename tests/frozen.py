@@ -2,8 +2,9 @@
 
 `keys` are the keys of all runs, weights and learned rotations, what each is made from, and which rows use them.
 `claims` are the verdicts on all claims, and `tables` the content of all CSV files, both from the runs in
-docs/gallery/runs. Each difference from tests/reproduction/frozen/ is printed by name, and the exit status is 1.
-With `--record` the files are written anew.
+docs/gallery/runs. `pages` are the sentences of their pages that are too long, of which there are none. Each
+difference from tests/reproduction/frozen/ is printed by name, and the exit status is 1. With `--record` the files are
+written anew.
 
 Two things differ from a user's machine. Texts of installed packages have the digests that were recorded. Those runs of
 RCP that the archives have only with the start of Eq. 6, taken literally, stand for the current start: the verdicts on
@@ -33,6 +34,7 @@ from reproduction.claims.claims import Answer, Outcome, Verdict
 from reproduction.frame import values
 from reproduction.identity.run import Portion, Run, named
 from reproduction.planning.expansion import make_plan
+from reproduction.render.pages.markdown import markdown
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Cells, Project
 from reproduction.tables.speed.definitions import SpeedTable
@@ -40,11 +42,12 @@ from reproduction.tables.tables import RunTable, Table
 from rotquant.foundation import hub
 from rotquant.foundation.files import canonical_json, read_json, short_hash, write_text
 from rotquant.text.digests import UNREAD
+from tests.helpers.sentences import long_sentences
 
 REPOSITORY = Path(__file__).parents[1]
 FROZEN = REPOSITORY / "tests/reproduction/frozen"
 ARCHIVES = REPOSITORY / "docs/gallery/runs"
-KINDS = ("keys", "tables", "claims")
+KINDS = ("keys", "tables", "claims", "pages")
 CONFIGS = ("config", "paper")
 
 #: Digests of the models of `ours_widths` (config/widths.yaml), which do not ship; the seed of a model's training.
@@ -126,6 +129,16 @@ def verdicts(project: Project) -> Facts:
     return found
 
 
+def long_pages(project: Project) -> Facts:
+    """The sentences that are too long, by table."""
+    found = {}
+    for table in project.tables.values():
+        report = source_of(table).report(project, table, collected(project, table.id))
+        if said := long_sentences(markdown(report)):
+            found[table.id] = said
+    return found
+
+
 def decided(project: Project, table: Table) -> tuple[Outcome, ...]:
     """The claims of a table of any source, decided."""
     found = collected(project, table.id)
@@ -153,7 +166,8 @@ def _verdict(verdict: Verdict) -> Facts:
     for one in verdict.findings:
         effect = () if one.effect is None else (one.effect.size, one.effect.low, one.effect.high)
         numbers = effect[:1] if len({*effect}) == 1 else effect
-        place = one.place if one.place not in found else f"{one.place} #{len(found)}"
+        place = f"{one.device}, {one.place}" if one.device else one.place
+        place = f"{place} #{len(found)}" if place in found else place
         found[place] = " ".join([one.decision, *(f"{number:.6g}" for number in numbers)])
     return {"is": verdict.decision, **found, **({"missing": [*verdict.missing]} if verdict.missing else {})}
 
@@ -284,7 +298,7 @@ def of_archives(what: Collection[str], patch: pytest.MonkeyPatch) -> Iterator[tu
     patch.setattr(Project, "expanded", functools.cache(lambda project, name: archived(project, expand(project, name))))
     with tempfile.TemporaryDirectory() as folder:
         projects = published(Path(folder))
-        for name, find in (("tables", tables), ("claims", verdicts)):
+        for name, find in (("tables", tables), ("claims", verdicts), ("pages", long_pages)):
             if name in what:
                 yield name, {table: facts for project in projects for table, facts in find(project).items()}
 
@@ -309,7 +323,7 @@ def main() -> int:
             differ = differ or bool(lines)
             print(*(f"{name}: {line}" for line in lines), sep="\n", end="\n" * bool(lines))
             print(f"{name}: {len(lines)} differences, {time.perf_counter() - started:.0f} s so far")
-            if told.record:
+            if told.record and facts:
                 write_text(FROZEN / f"{name}.json", json.dumps(facts, indent=0, ensure_ascii=False) + "\n")
     return int(differ and not told.record)
 

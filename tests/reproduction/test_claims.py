@@ -22,12 +22,15 @@ from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import Finding
 from reproduction.frame.values import Number, Values
 from reproduction.render.pages.verdicts import claims_of
+from reproduction.run.provenance import WITH_PREFIX
+from reproduction.run.results import RunResult
 from reproduction.tables.checks import Check, is_direction
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import AVERAGE, KL, LOG_ODDS, PERPLEXITY, SNR_DB, Quantity
 from reproduction.tables.tables import RunTable
 from rotquant.foundation.errors import ConfigError
-from tests.helpers.claims import BETTER, CASES, PAIR, PAPER, columns_of, seeds, table
+from rotquant.recipes.recipe import Recipe
+from tests.helpers.claims import BETTER, CASES, PAIR, PAPER, RUN, columns_of, seeds, table
 
 ACCURACY = {("Baseline", "7B"): 69.79, ("QuaRot", "7B"): 65.64, ("Baseline", "13B"): 72.55, ("QuaRot", "13B"): 69.79}
 
@@ -84,7 +87,7 @@ def test_no_check_passes_or_fails_by_a_number_that_is_not_finite(case: str) -> N
     for found in broken_down(case):
         outcome = verdict(CASES[case][0], found, columns_of(case), ours=True)
         assert outcome.decision == "not checkable"
-        assert any("not finite" in finding.numbers for finding in outcome.findings)
+        assert any("not finite" in finding.reason for finding in outcome.findings)
 
 
 @pytest.mark.parametrize("case", sorted(set(CASES) - {"spread_smaller"}))  # of a paper, a deviation without a number
@@ -100,7 +103,7 @@ WORDS: list[Any] = ["holds", "contradicted", "no effect", "undecided", "not chec
 def test_a_check_is_contradicted_where_one_comparison_is_and_holds_where_all_do(found: list[Any]) -> None:
     order = ["contradicted", "no effect", "not checkable", "undecided", "holds"]
     expected = min(found, key=order.index) if found else "not checkable"
-    assert Verdict(tuple(Finding("-", "-", word) for word in found)).decision == expected
+    assert Verdict(tuple(Finding("-", word) for word in found)).decision == expected
 
 
 def test_a_loss_of_zero_is_no_verdict_on_a_network_whose_numbers_are_nan() -> None:
@@ -242,25 +245,18 @@ def test_a_column_is_no_worse_than_an_equal_one() -> None:
 
 
 class Double(Project):
-    """A project of one table that measures given quantities; its columns are the paper's own models or `stand_in`.
+    """A project of one table that measures given quantities; its columns are the paper's own models or `stand_in`."""
 
-    with_prefix: its rows that have a prefix.
-    """
-
-    def __init__(self, *measured: Quantity, stand_in: bool = False, with_prefix: Iterable[str] = ()) -> None:
+    def __init__(self, *measured: Quantity, stand_in: bool = False) -> None:
         super().__init__(Path(), None, {})  # type: ignore[arg-type]
         object.__setattr__(self, "measured", measured)
         object.__setattr__(self, "stand_in", stand_in)
-        object.__setattr__(self, "with_prefix", frozenset(with_prefix))
 
     def quantities(self, _: RunTable) -> tuple[Quantity, ...]:
         return self.measured
 
     def endpoints(self, _: RunTable) -> tuple[Quantity, ...]:
         return (KL, LOG_ODDS)
-
-    def prefixed(self, _: RunTable) -> frozenset[str]:
-        return self.with_prefix
 
     def columns(self, table: RunTable) -> tuple[str, ...]:
         return tuple(column.name for column in table.columns)
@@ -282,7 +278,7 @@ def test_what_no_check_asks_is_shown_and_counts_nowhere() -> None:
     (found,) = outcomes(Double(PERPLEXITY), table({"shown": ["QuaRot", "QUIK"]}), Values({}, numbers(PAPER)), {})
     assert not found.answers
     assert score([found]).total == 0
-    assert claims_of([found], "Claims").facts[0].ours == "see QuaRot, QUIK in the table"
+    assert claims_of([found], "Claims").lines[0].here == "see QuaRot, QUIK"
     with pytest.raises(ValidationError, match="or rows that show it"):
         table({})
     with pytest.raises(ValidationError, match="Another"):
@@ -302,7 +298,8 @@ def test_a_setting_is_shown_everywhere_and_judged_on_the_papers_models_alone_and
         assert first.setting is not None
         assert (first.mechanism.here, first.setting.here) == ("reproduced", expected)
         assert [answer.papers.decision for answer in first.answers.values()] == ["holds", "holds"]  # 8.87 - 6.10
-        assert "a gain of 1.00" in first.setting.ours.findings[0].numbers
+        assert first.setting.ours.findings[0].effect is not None
+        assert first.setting.ours.findings[0].effect.size == pytest.approx(1.0)
         assert first.is_not_reproduced == (not stand_in)
         assert (second.mechanism, second.setting, second.is_not_reproduced) == (None, None, False)
         assert second.fact is not None
@@ -351,7 +348,7 @@ def test_a_mechanism_on_a_stand_in_is_decided_on_the_finer_quantity_whatever_the
         (ours,) = outcomes(Double(main, stand_in=True), table(claim), Values(given, {}), {})
         assert ours.mechanism is not None
         assert ours.setting is not None
-        assert (ours.mechanism.on, ours.mechanism.by) == (finer, main)
+        assert (ours.mechanism.on, ours.mechanism.second and ours.mechanism.second.quantity) == (finer, main)
         here = words[fine] if fine == coarse else "endpoints disagree"
         assert (ours.mechanism.here, ours.mechanism.there) == (here, words[coarse])
         assert (ours.setting.here, ours.setting.second) == ("not tested here", None)
@@ -382,7 +379,7 @@ def test_accuracies_at_chance_are_not_decided_by_the_divergence(
     quantity: Quantity, at_chance: bool, expected: Quantity | None
 ) -> None:
     """In claims and in experiments."""
-    endpoints = Endpoints((KL, LOG_ODDS), (PERPLEXITY, AVERAGE), frozenset(), frozenset({"7B"}))
+    endpoints = Endpoints((KL, LOG_ODDS), (PERPLEXITY, AVERAGE), frozenset({"7B"}))
     rows = {(row, "7B"): 1.0 for row in ("QuaRot", "QUIK")}
     known = [one for measured in (PERPLEXITY, AVERAGE, KL, LOG_ODDS) for one in numbers(rows, measured).items()]
     check = {"better": {"row": "QuaRot", "than": ["QUIK"]}}
@@ -390,25 +387,37 @@ def test_accuracies_at_chance_are_not_decided_by_the_divergence(
     assert endpoints.instead(check, quantity, dict(known), ["13B"], at_chance) is None  # the paper's own model
 
 
+def with_prefix(
+    numbers: dict[tuple[str, str, str], Number], rows: Iterable[str], **recorded: str
+) -> dict[str, RunResult]:
+    """The runs of these numbers, on models that read a prefix in some rows; recorded: what their files say of KL."""
+    plain = RunResult(RUN, {}, {}, None)
+    recipe = Recipe.model_validate({"methods": {"prefixed_outliers": {}}, "calibration": {"corpus": "docstrings"}})
+    prefixed = RunResult(RUN.model_copy(update={"recipe": recipe}), {}, recorded, None)
+    return {run: prefixed if place[0] in rows else plain for place, one in numbers.items() for run in one.runs}
+
+
 @pytest.mark.parametrize("prefixed", [(), ("QuaRot",)])
 @pytest.mark.parametrize("better", [True, False])
-def test_accuracy_is_decided_by_the_divergence_of_the_same_rows_and_a_prefix_by_perplexity(
+def test_accuracy_is_decided_by_the_divergence_of_the_same_rows_and_another_reference_by_perplexity(
     prefixed: tuple[str, ...], better: bool
 ) -> None:
     """Whatever log-odds say; both claims of the same rows are one mechanism."""
     fine = of_two(*((0.1, 0.2) if better else (0.2, 0.1)), KL)
     coarse = {**of_two(80.0, 70.0, AVERAGE), **of_two(0.2, 0.1, LOG_ODDS)}
     perplexity = of_two(*((6.0, 7.0) if better else (7.0, 6.0)), PERPLEXITY)
-    project = Double(PERPLEXITY, AVERAGE, stand_in=True, with_prefix=prefixed)
+    project = Double(PERPLEXITY, AVERAGE, stand_in=True)
     both = table(
         {"mechanism": BETTER, "columns": ["7B"]}, {"mechanism": BETTER, "columns": ["7B"], "quantity": "average"}
     )
-    decided = outcomes(project, both, Values({**fine, **coarse, **perplexity}, {}), {})
+    ours = {**fine, **coarse, **perplexity}
+    decided = outcomes(project, both, Values(ours, {}), with_prefix(ours, prefixed))
     answers = [one.mechanism for one in decided if one.mechanism is not None]
     assert [one.on for one in answers] == [PERPLEXITY if prefixed else KL] * 2
     first = "reproduced" if better else "not reproduced"
     assert [one.here for one in answers] == [first, "reproduced" if better else "endpoints disagree"]
-    assert (answers[1].by, answers[1].there) == (AVERAGE, "reproduced")
+    assert answers[1].second is not None
+    assert (answers[1].second.quantity, answers[1].there) == (AVERAGE, "reproduced")
     assert repeated(decided) == {1: 0}
     assert score(decided) == Score(reproduced=int(better), not_reproduced=int(not better))
     assert [[*one.answers] for one in once(decided)] == [["mechanism"], []]
@@ -440,16 +449,19 @@ def test_claims_of_other_columns_or_by_another_check_are_mechanisms_of_their_own
 
 
 @pytest.mark.parametrize("prefixed", [(), ("QuaRot",), ("QUIK",), ("QuaRot", "QUIK")])
-def test_the_divergence_does_not_compare_a_row_with_a_prefix_and_one_without(prefixed: tuple[str, ...]) -> None:
-    """A prefix moves the full-precision model too. The log-odds of the right answer compare them."""
+@pytest.mark.parametrize("recorded", [{}, {"reference": WITH_PREFIX}])
+def test_the_divergence_compares_a_row_with_a_prefix_where_its_reference_has_the_same_prefix(
+    prefixed: tuple[str, ...], recorded: dict[str, str]
+) -> None:
+    """A prefix moves the full-precision model too; runs from before that counted are compared among each other."""
     chosen, averages = table({"mechanism": BETTER, "columns": ["7B"]}), of_two(80.0, 70.0, AVERAGE)
     both = {**of_two(6.0, 7.0, PERPLEXITY), **of_two(0.2, 0.1, KL)}
     by_tasks = {**averages, **of_two(0.1, 0.2, LOG_ODDS)}
     for main, finer, ours in ((PERPLEXITY, KL, both), (AVERAGE, LOG_ODDS, by_tasks)):
-        project = Double(main, stand_in=True, with_prefix=prefixed)
-        (found,) = outcomes(project, chosen, Values(ours, {}), {})
+        project = Double(main, stand_in=True)
+        (found,) = outcomes(project, chosen, Values(ours, {}), with_prefix(ours, prefixed, **recorded))
         assert found.mechanism is not None
-        differ = len(prefixed) == 1 and finer == KL
+        differ = len(prefixed) == 1 and finer == KL and not recorded
         assert found.mechanism.on == (main if differ else finer)
         assert found.mechanism.here == ("reproduced" if differ else "endpoints disagree")
 
@@ -466,7 +478,10 @@ def test_gains_in_percent_of_perplexity_are_gains_in_nats_of_divergence() -> Non
     given = numbers({("QuaRot", "7B"): 0.08, ("QUIK", "7B"): 0.10, ("Baseline", "7B"): 0.95, ("Atom", "7B"): 1.0}, KL)
     found = verdict({"gains_increasing": {"pairs": PAIR}}, given, ["7B"], KL)
     assert found.decision == "holds"
-    assert "a gain of 0.0500 > 0.0200 nats" in found.findings[0].numbers
+    (finding,) = found.findings
+    assert finding.effect is not None
+    assert finding.effect.compared == pytest.approx((0.05, 0.02))
+    assert (finding.effect.of, finding.effect.unit) == ("gain", "nats")
 
 
 def test_an_unknown_quantity_of_a_claim_is_named() -> None:

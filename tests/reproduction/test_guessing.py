@@ -75,7 +75,7 @@ def test_two_rows_at_chance_are_not_compared_and_one_above_it_is(
     given = answered("grammar", QuaRot=mine, QUIK=other)
     found = verdict(BETTER, given, quantity)
     assert found.decision == expected
-    text = found.findings[0].numbers
+    text = found.findings[0].reason
     assert text.endswith("at chance: none is above 25.00, which knowing nothing scores") == (
         expected == "not checkable"
     )
@@ -107,7 +107,7 @@ def test_every_direction_says_so_and_what_asks_how_much_is_decided(case: str) ->
     }
     results = given[1] | {f"{key} too": one for key, one in given[1].items()}
     found = judge(CASES[case][0], table(), {**given[0], **more}, AVERAGE, results, columns_of(case))
-    at_chance = any("at chance" in finding.numbers for finding in found.findings)
+    at_chance = any("at chance" in finding.reason for finding in found.findings)
     assert at_chance == (case not in ("bound", "close", "at_most", "at_least", "across"))
     assert verdict({"better": {**BETTER["better"], "points": 10.0}}, given, AVERAGE).decision == "contradicted"
 

@@ -54,7 +54,7 @@ def report(row: str, *cells: str) -> Report:
     """A report of one grid of one row: a number of ours and the paper's."""
     columns = [GridColumn([cell], row, "" if place else None) for place, cell in enumerate(cells)]
     grid = Grid(f"{row}, lower is better", [row], [[row]], columns)
-    return Report(id=row, title=row, caption=row, lead=row, grids=[grid], claims=Claims((), Score(), "Claims"))
+    return Report(id=row, title=row, caption=row, source=row, grids=[grid], claims=Claims((), Score(), "Claims"))
 
 
 def test_latex_of_every_kind_of_table_is_balanced(kinds: Project, speed: Project) -> None:
@@ -100,11 +100,11 @@ def test_latex_has_the_papers_numbers_beside_ours_and_says_whose_they_are(kinds:
     head = r" & \multicolumn{2}{c}{Llama-2-7B (here: small)} & \multicolumn{2}{c}{Llama-2-13B (here: larger)} \\"
     assert head in text
     assert r"QuaRot & $11.05 \pm 0.07$ & $\mathit{8.37}$ & $11.05 \pm 0.07$ & -- \\" in text
-    assert r"\caption{QuaRot, Table 1: small. Perplexity, lower is better. Upright numbers were computed here" in text
+    assert r"\caption{QuaRot, Table 1: small. Perplexity, lower is better. Upright numbers are computed here" in text
     assert "Models: small (digest " in text
     measured = exported(speed, "quarot_table14", "latex")
     assert r"\textit{published, RTX 3090}" in measured
-    assert r"recorded on another machine, with an \textbf{Some GPU}" in measured
+    assert r"measured on an \textbf{Some GPU} (another machine, " in measured
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX on this machine")

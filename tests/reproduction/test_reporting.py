@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -124,7 +125,10 @@ def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project
     assert "# QuaRot, Table 1: small" in text
     assert "| QuaRot | 11.05 ± 0.07 | *8.37* | 11.05 ± 0.07 | - |" in text
     assert "| QuaRot | +10.5 ± 0.7 % | *+53.0 %* | +10.5 ± 0.7 % |" in text
-    assert "1 of 1 mechanisms reproduced" in text
+    assert (
+        "| The baseline is better than QuaRot. | ✅ agrees: Llama-2-7B: 10.00 against 11.05 | *5.47 against 8.37* |"
+        in text
+    )
 
 
 def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
@@ -142,7 +146,7 @@ def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
         assert "Change from Baseline" in text
         assert "| QuaRot" not in text.partition("Change from Baseline")[2].partition("## ")[0]
         assert "The baseline is better than QuaRot." in text
-        assert "no number for QuaRot, Llama-2-7B" in text
+        assert "| QuaRot, Llama-2-7B | - | - | no number | *-* |" in text or "no number for QuaRot" in text
         chosen = project.table("quarot_table1")
         figures.draw(project, chosen, collected.collect(project, chosen)[0], tmp_path / kind / "figure.svg")
 
@@ -167,14 +171,23 @@ def test_a_table_of_one_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
     keys = [run.key for cell in project.cells("quarot_table1") for run in cell.runs]
+<<<<<<< HEAD
     text = page(project)
     for key in keys:
         assert f"(../results/runs/{project.names[key]}.json)" in text
+=======
+    logged = Logged("sqlite:///mlflow.db", "quarot", "1", "parent-id", {key: f"mlflow-{key}" for key in keys})
+    text = page(project, logged=logged)
+    assert "parent-id" in text
+>>>>>>> 6d8f7979 (Pages: a first screen with one of three words for each claim; verdicts are data until a page is written)
     assert environment()["cpu"] in text
-    assert "`0123456789abcdef`" in text
+    commit = environment()["git_commit"]
+    made = f"commit `{commit[:12]}`" if commit else "rotquant "
+    for kind in ("runs", "weights"):
+        assert re.search(rf"- Code of {kind}: {made}.*, digest `0123456789abcdef`\n", text)
     assert "1,234 characters" in text
     assert "not the recorded text" in text
-    assert "All columns were computed on other models that stand for the paper's" in text
+    assert "Other models stand for the paper's: compare orders and losses, not values." in text
     assert "6 runs and 4 stored weights: 17 s" in text  # 6 times 1.5 s and 4 times 2 s
 
 
@@ -182,9 +195,8 @@ def test_claims_of_a_table_of_nobodys_paper_are_hypotheses(tmp_path: Path, monke
     project = load(tmp_path, monkeypatch, table("dither", published=None))
     compute(project, "quarot_dither")
     text = page(project, "quarot_dither")
-    assert "- The hypothesis is that the baseline is better than QuaRot" in text
-    assert "## Hypotheses: 1 of 1 confirmed" in text
-    assert "| 1 | The baseline is better than QuaRot. | ✅ confirmed |" in text
+    assert "| Hypothesis | Here |" in text
+    assert "| The baseline is better than QuaRot. | ✅ confirmed: Llama-2-7B: 10.00 against 11.05 |" in text
     assert "| Method | Llama-2-7B<br>here: small | Llama-2-13B<br>here: larger |" in text
     assert not any(words in text for words in ("paper's", "*published", "reported"))
 
@@ -209,29 +221,34 @@ def test_a_contradicted_claim_is_shown_with_its_numbers_and_the_experiment_that_
     compute(project)
     text = page(project)
     assert "Two bits" not in text
-    assert "## Claims of the paper: 2 of 2 mechanisms reproduced" in text
+    assert text.partition("<details>")[0].count("✅ agrees") == 2
     compute(project, Baseline=40.0)
     text = page(project)
-    assert "## Claims of the paper: 0 of 2 mechanisms reproduced, 2 not reproduced" in text
+    first, _, details = text.partition("<details>")
+    assert first.count("❌ disagrees") == 2
+    assert "Why not" not in first
+    assert "It asks what statement 2 asks; both count once." in details
+    assert "**1. The baseline is better than QuaRot.** Section 5.1: “outliers vanish”" in details
+    assert "Cause unknown: `quarot_table9` would test one and is not computed. Two bits more change nothing." in details
+    assert "Cause unknown: no experiment tests one." in details
+    assert "| setting | not tested here: Llama-2-7B: 40.00 to 11.05 (at most 2 asked) | *5.47 to 8.37* |" in first
+    assert "The paper's setting: not tested here; the paper's numbers: contradicted." in details
+    assert "| fact |" not in first
+    gain = "| Llama-2-7B | 40.00 against 11.05 | gain -28.95 [-29.59, -28.31] | contradicted | *5.47 against 8.37* |"
     assert (
-        "<sub>Check: It asks what claim 2 asks; both count once.</sub><br>See claim 2. | 5.1 | ❌ not reproduced | - |"
-        in text
+        "Direction, by perplexity: not reproduced.\n\n| Comparison | Here | Effect | Decision | *Paper* |\n" in details
     )
-    assert "<sub>“outliers vanish”</sub><br>Cause unknown. `quarot_table9` would test one and is not computed" in text
-    assert "Cause unknown: no experiment tests one. | 5.1 | ❌ not reproduced | - |" in text
-    assert "| 3 | setting | 5.2 | - | not tested here<br>*published: contradicted* |" in text
-    assert "the paper's setting, here: Llama-2-7B: 40.00 to 11.05, at most 2 asked, a loss of -28.95" in text
-    assert "the paper's setting, *published*: Llama-2-7B: 5.47 to 8.37, at most 2 asked, a loss of 2.90 ❌" in text
-    assert "- fact (Section 5.2)\n   - here: Llama-2-7B: 40.00 to 11.05" in text
-    gain = "Llama-2-7B: 40.00 < 11.05, a gain of -28.95 [-29.59, -28.31] (2 seeds) ❌"
-    assert f"mechanism, here, decided on perplexity: {gain}" in text
+    assert gain in details
     found = {
-        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 < 32.55, a gain of 21.50"),
+        "Six bits": (32.5, "supports it (Llama-2-7B: 11.05 against 32.55)."),
         "QuaRot": (14.0, "speaks against"),
     }
     for row, (value, said) in found.items():
         compute(project, "quarot_table9", **{"Baseline": 40.0, row: value})
-        assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in page(project)
+        text = page(project)
+        assert f"Tested cause: Two bits more change nothing. `quarot_table9` {said}" in text
+        why = "Why not: Two bits more change nothing (`quarot_table9`)."
+        assert (why in text.partition("<details>")[0]) == (row == "Six bits")
 
 
 def test_averages_stand_side_by_side_and_tasks_apart(kinds: Project) -> None:
@@ -256,7 +273,7 @@ def test_the_page_says_how_accuracy_is_measured(kinds: Project) -> None:
 
 def test_columns_that_are_settings_share_one_checkpoint_and_print_the_papers_decimals(kinds: Project) -> None:
     text = page(kinds, "quarot_table5")
-    assert "| 1.0, 0.85 (all on Llama-2-7B) |" in text
+    assert "| 1.0, 0.85 | [models/small]" in text or "| 1.0, 0.85 | `models/small`" in text
     assert "| QuaRot | 11.050 ± 0.071 | *5.938* | 11.050 ± 0.071 | *5.850* |" in text
     assert "| QuaRot, 0.85 | `quarot` |" in text
     assert "Change from Baseline" in text
@@ -264,8 +281,8 @@ def test_columns_that_are_settings_share_one_checkpoint_and_print_the_papers_dec
 
 def test_shared_checkpoints_and_numbers_from_other_tables_are_named(kinds: Project) -> None:
     text = page(kinds, "quarot_table11")
-    assert "Llama-3-8B and Llama-2-7B are computed on the same checkpoint" in text
-    assert "The *published* numbers of Llama-2-7B stand in the paper's" in text
+    assert text.count("Llama-3-8B, Llama-2-7B") >= 2  # the column, and what it is
+    assert "The *published* numbers of Llama-2-7B are from the paper's" in text
     assert "| Method | Llama-3-8B, Llama-2-7B<br>here: small | *Llama-2-7B* |" in text
     assert "| QuaRot | 11.05 ± 0.07 | *8.37* |" in text  # one run, one number
 
@@ -273,7 +290,7 @@ def test_shared_checkpoints_and_numbers_from_other_tables_are_named(kinds: Proje
 def test_a_report_of_our_own_names_rare_published_numbers_in_brackets(kinds: Project) -> None:
     text = page(kinds, "quarot_switches")
     assert text.startswith("# QuaRot: small")
-    assert "| QuaRot | 11.05 ± 0.07 (*8.37*) | 11.05 ± 0.07 |" in text
+    assert "| QuaRot | **11.05 ± 0.07** (*8.37*) | **11.05 ± 0.07** |" in text
     assert "| One | 12.05 ± 0.07 | 12.05 ± 0.07 |" in text
     assert "bos none (rows Three)" in text
 
@@ -284,8 +301,7 @@ def test_a_report_of_our_own_has_claims_that_the_papers_numbers_decide_too(
     project = load(tmp_path, monkeypatch, table("switches"))
     compute(project, "quarot_switches")
     text = page(project, "quarot_switches")
-    assert "## Claims: 1 of 1 mechanisms reproduced" in text
-    assert "|  | Claim | Section | Mechanism | The paper's setting |" in text
+    assert "✅ agrees: Llama-2-7B: 10.00 against 11.05 | *5.47 against 8.37* |" in text
 
 
 def test_magnitudes_have_no_loss(kinds: Project) -> None:
@@ -321,18 +337,16 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
     text = markdown(runs_report(project, chosen, values, results)).replace("\u00a0", " ")
     assert "| NaN | *65.64* |" in text
-    assert "1 of 2 mechanisms reproduced, 1 not checkable" in text  # the perplexity is a number
-    assert "QuaRot, Llama-2-7B: NaN, not finite (not checkable)" in text
+    assert "✅ agrees: " in text  # the perplexity is a number
+    assert "not tested here (not checkable): QuaRot, Llama-2-7B: NaN, not finite" in text
     object.__setattr__(project, "tables", {**project.tables, chosen.id: chosen})
     write_text(project.root / f"reports/{chosen.id}.md", text)
-    counts = (
-        "of 2 mechanisms that they claim 1 are reproduced, 0 not reproduced, "
-        "0 without effect, 0 undecided, 1 not checkable."
+    assert "Of 2 directions that they claim 1 agree, 0 disagree, and 1 are not tested here." in scoreboard.index(
+        project
     )
-    assert counts in scoreboard.index(project)
     shown = html.index(project)
-    assert '<span class="badge not-checkable">? not checkable</span>' in shown
-    assert "not finite: the network&#39;s outputs overflow" in shown
+    assert '<span class="badge not-tested-here" title="directions, not tested here">? 1</span>' in shown
+    assert "not tested here (not checkable)" in shown
 
 
 def test_a_table_without_a_column_to_compute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,6 +441,11 @@ def test_every_recipe_is_described_in_one_line_that_differs_from_the_others(name
     assert [other for other in lines if lines[other] == lines[name]] == [name]
 
 
+def folded(text: str, summary: str) -> str:
+    """A part of a page that is folded."""
+    return text.partition(f"<details><summary>{summary}</summary>")[2].partition("</details>")[0]
+
+
 def with_endpoints(project: Project, name: str = "quarot_table1", **finer: float) -> None:
     """Add to the run files of a table KL divergences and log-odds, by row; none of rows that are not named."""
     for cell in project.cells(name):
@@ -450,19 +469,19 @@ def test_divergences_have_a_section_of_their_own_and_decide_beside_perplexity(tm
     project = load(tmp_path, monkeypatch, table("table1", rows=rows, claims=[claim], figure=None))
     compute(project)
     assert "KL divergence" not in page(project)
-    assert "decided on perplexity" in page(project)
+    assert "Direction, by perplexity: " in page(project)
     with_endpoints(project, Baseline=0.0, QuaRot=0.3, QUIK=0.2)
     text = page(project)
-    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    section = folded(text, "KL divergence to the full-precision model")
     assert "| Baseline | 0.000" in section
     assert "| QuaRot | 0.30" in section
     assert " ± " in section
     assert "0.15" in section  # the median window
     assert "30." in section  # flips in percent
-    assert "mechanism, here, decided on KL divergence to the full-precision model: " in text
-    assert "by perplexity, which does not decide" in text
-    assert "On stand-ins a mechanism is decided on the KL divergence" in text
-    assert "endpoints disagree<br>by perplexity: reproduced" in text
+    assert "Direction, by KL divergence: endpoints disagree." in text
+    assert "Direction, by perplexity: reproduced, which does not decide." in text
+    assert "not tested here (endpoints disagree): Llama-2-7B: KL divergence 0.3" in text
+    assert "The reference of a row with a prefix is the full-precision model with the same prefix." in section
     frame = collected.collect(project, project.table("quarot_table1"))[0].frame
     assert {"kl", "kl_median", "flips"} <= {*frame["quantity"]}
 
@@ -472,12 +491,12 @@ def test_log_odds_stand_beside_accuracy_and_flips_need_the_unquantized_run(tmp_p
     compute(project, "quarot_table3")
     with_endpoints(project, "quarot_table3", QuaRot=0.5)
     text = page(project, "quarot_table3")
-    section = text.partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
+    section = folded(text, "Log-odds of the right answer")
     assert "0.50" in section
-    assert "so that none is known" in section
+    assert "so none is known" in section
     with_endpoints(project, "quarot_table3", Baseline=0.7)
-    section = page(project, "quarot_table3").partition("## Log-odds of the right answer")[2].partition("\n## ")[0]
-    assert "so that none is known" not in section
+    section = folded(page(project, "quarot_table3"), "Log-odds of the right answer")
+    assert "so none is known" not in section
     assert "100.0" in section  # the one choice of grammar is another one
 
 
@@ -487,10 +506,10 @@ def test_a_table_with_run_files_from_before_is_shown_without_what_they_lack(tmp_
     compute(project)
     with_endpoints(project, QuaRot=0.3)
     text = page(project)
-    section = text.partition("## KL divergence to the full-precision model")[2].partition("\n## ")[0]
+    section = folded(text, "KL divergence to the full-precision model")
     assert "| QuaRot | 0.30" in section
     assert "| Baseline |" not in section
-    assert "by perplexity, which does not decide" not in text
+    assert "which does not decide" not in text
 
 
 def test_rows_far_beyond_the_baseline_have_a_sentence_on_what_their_digits_are_worth() -> None:

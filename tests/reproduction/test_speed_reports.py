@@ -80,7 +80,7 @@ def test_the_page_says_which_rows_compare_different_runs(project: Project) -> No
     again = made.cells[0].model_copy(update={"sitting": 1})
     sittings = (*made.sittings, *made.sittings)
     write_record(project.root / OWN, made.model_copy(update={"sittings": sittings, "cells": (again, *made.cells[1:])}))
-    assert f"but for {table.cells[0].row}, whose columns" in page(project, table)
+    assert f"in the same run (in different runs: {table.cells[0].row})" in page(project, table)
 
 
 def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:
@@ -110,16 +110,17 @@ def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(pr
     assert "**Not measured yet:**" in text
     assert "*2.82*" in text
     assert "not measured: 6 cells" in text
-    assert "0 of 1 mechanisms reproduced, 1 not checkable" in text
+    assert "not tested here (not checkable): no number for INT4 over FP16" in text
 
 
 def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(project: Project) -> None:
     record(project.root / COMMITTED, table_of(project))
     text = page(project, table_of(project))
-    assert "were recorded on another machine, with an **Some GPU** (2026-11-21, commit `aaaaaaaaaaaa`)" in text
+    assert "were measured on an **Some GPU** (another machine, 2026-11-21)" in text
+    assert "commit `aaaaaaaaaaaa`" in text
     assert "SM clock 1980 MHz, 300 W" in text
     record(project.root / OWN, table_of(project), gpu="Own GPU")
-    assert "were measured on this machine, with an **Own GPU**" in page(project, table_of(project))
+    assert "were measured on an **Own GPU** (2026-11-21)" in page(project, table_of(project))
 
 
 def test_the_page_says_whether_the_code_is_still_the_measured_one(project: Project) -> None:
@@ -147,7 +148,7 @@ def test_ratios_stand_next_to_ratios_and_times_have_their_spread(project: Projec
     record(project.root / OWN, table_of(project))
     text = page(project, table_of(project))
     assert "| Layer | Batch | INT4 | *RTX 3090* | FP8 |" in text
-    assert "| 4096x4096 | 1 | 2.50 | *2.82* | 1.50 |" in text
+    assert "| 4096x4096 | 1 | **2.50** | *2.82* | 1.50 |" in text
     assert "| 4096x4096 | 1 | 0.2048\u00a0±\u00a01.0\u00a0% | *1.043* |" in text
 
 
@@ -205,7 +206,7 @@ def test_claims_are_decided_by_ratios(project: Project, check: dict, ours: str, 
 def test_what_lies_within_the_spread_of_the_replays_is_undecided(project: Project) -> None:
     """Each time is known to within 1 %, a ratio to within 2 %."""
     record(project.root / OWN, table_of(project))
-    ratios = [float(finding.numbers.split()[0]) for finding in decided(project, at_least=1.0).ours.findings]
+    ratios = [one.effect.size for one in decided(project, at_least=1.0).ours.findings if one.effect]
     for factor, said in ((0.97, "holds"), (0.99, "undecided"), (1.01, "undecided"), (1.03, "contradicted")):
         assert decided(project, at_least=factor * min(ratios)).ours.decision == said
 
@@ -244,8 +245,8 @@ def test_a_papers_times_are_judged_on_its_gpu_alone_and_a_direction_on_any(
     assert direction.answers["mechanism"].here == "not reproduced"
     assert setting.answers["setting"].here == expected
     found = claims_of((direction, setting, fact), "Claims of the paper")
-    assert (found.score.total, len(found.lines), len(found.facts)) == (1, 2, 1)
-    assert "9" in found.facts[0].ours
+    assert (found.score.total, [line.judged for line in found.lines]) == (1, [True, True, False])
+    assert "9" in found.lines[2].here
 
 
 def test_the_brackets_of_speed_are_no_confidence_intervals(project: Project) -> None:
@@ -313,8 +314,8 @@ def test_the_index_shows_a_speed_table_with_its_claims_and_gpu(project: Project)
     text = html.index(project)
     assert "recorded on some-gpu" in text
     assert "The 4-bit layer is twice as fast." in text
-    assert "published, RTX 3090" in text
-    assert "Some GPU, recorded on another machine" in text
+    assert "<em>RTX 3090</em>" in text
+    assert "<strong>Some GPU</strong> (another machine, 2026-11-21)" in text
 
 
 def test_a_page_says_what_else_the_machine_did(project: Project) -> None:

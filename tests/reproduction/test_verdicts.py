@@ -20,7 +20,7 @@ from reproduction.claims.estimates import (
     deviation_ratio,
     half_width,
 )
-from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, NONE, Finding, Region, allowing_for_their_number
+from reproduction.claims.findings import ABOVE_ZERO, NO_DIFFERENCE, Finding, Region, allowing_for_their_number
 from reproduction.claims.pairing import same_items
 from reproduction.frame.values import Number
 from reproduction.run.results import RunResult
@@ -109,7 +109,8 @@ def test_a_difference_of_divergences_far_below_their_size_is_none(gain: float, n
     assert better.decision == said
     no_worse = "holds" if low >= -NO_DIFFERENCE else "contradicted" if high < -NO_DIFFERENCE else "undecided"
     assert equal.decision == no_worse
-    assert (NONE in better.findings[0].numbers) == within
+    assert better.findings[0].effect is not None
+    assert better.findings[0].effect.is_none == within
     assert within == (noise < 0.2 and abs(gain) <= 0.02)
 
 
@@ -131,7 +132,8 @@ def test_each_kind_that_compares_two_divergences_knows_when_there_is_no_differen
     columns = ["7B", "13B"] if "across" in check else ["7B"]
     found = judge(check, table(), numbers, KL, results, columns)
     assert found.decision == decision
-    assert NONE in found.findings[0].numbers
+    assert found.findings[0].effect is not None
+    assert found.findings[0].effect.is_none
 
 
 def test_a_difference_of_perplexities_however_small_is_not_none() -> None:
@@ -198,26 +200,26 @@ def test_the_number_of_comparisons_makes_no_false_contradictions(comparisons: in
         found = [Estimate(one, (0, 1, 2)).interval() for one in observed]
         said = [ABOVE_ZERO.decide(one.low, one.high) for one in found]
         chances = [one.tail(0.0) if one.tail and one.high < 0 else 1.0 for one in found]
-        findings = [Finding("-", "-", word, chance=chance) for word, chance in zip(said, chances, strict=True)]
+        findings = [Finding("-", word, chance=chance) for word, chance in zip(said, chances, strict=True)]
         alone += "contradicted" in said
         together += Verdict(allowing_for_their_number(findings)).decision == "contradicted"
     assert together / trials <= 0.05
     assert alone / trials >= 0.01 * min(comparisons, 12)
-    gross = [Finding("-", "-", "contradicted", chance=1e-6), *[Finding("-", "-", "holds", chance=1.0)] * 27]
+    gross = [Finding("-", "contradicted", chance=1e-6), *[Finding("-", "holds", chance=1.0)] * 27]
     assert Verdict(allowing_for_their_number(gross)).decision == "contradicted"
 
 
 def test_of_contradicted_comparisons_each_has_the_level_that_those_before_it_leave() -> None:
     """Holm's steps at 2.5 %: of four 0.625 %, 0.833 %, 1.25 % and 2.5 %; where one fails, so do the rest."""
     chances = (0.024, 0.006, 0.02, 0.008)
-    said = allowing_for_their_number([Finding("-", "-", "contradicted", chance=chance) for chance in chances])
+    said = allowing_for_their_number([Finding("-", "contradicted", chance=chance) for chance in chances])
     assert [one.decision for one in said] == ["undecided", "contradicted", "undecided", "contradicted"]
-    assert said[0].needed == "too near the bound for one of 4"
-    facts = [Finding("-", "-", "contradicted"), Finding("-", "-", "contradicted", chance=0.02)]
+    assert said[0].reason == "too near the bound for one of 4"
+    facts = [Finding("-", "contradicted"), Finding("-", "contradicted", chance=0.02)]
     assert [one.decision for one in allowing_for_their_number(facts)] == ["contradicted"] * 2
-    none = [Finding("-", "-", "no effect", chance=chance) for chance in (0.001, 0.02)]
+    none = [Finding("-", "no effect", chance=chance) for chance in (0.001, 0.02)]
     assert [one.decision for one in allowing_for_their_number(none)] == ["no effect"] * 2
-    none = [Finding("-", "-", "no effect", chance=chance) for chance in (0.02, 0.02)]
+    none = [Finding("-", "no effect", chance=chance) for chance in (0.02, 0.02)]
     assert [one.decision for one in allowing_for_their_number(none)] == ["undecided"] * 2
 
 
@@ -247,17 +249,17 @@ def test_the_seeds_and_windows_that_would_decide_do_so_and_fewer_do_not(seed: in
 def test_an_undecided_claim_says_how_many_seeds_or_windows_would_decide_it() -> None:
     still = np.zeros((3, 20))
     seeds = verdict(BETTER, pair(np.add(still, [[0.08], [0.0], [-0.08]]), still, 0.05), ["7B"]).findings[0]
-    assert (seeds.decision, seeds.needed.split(" ", 1)[1]) == ("undecided", "seeds would decide")
+    assert (seeds.decision, seeds.reason.split(" ", 1)[1]) == ("undecided", "seeds would decide")
     windows = drawn(3, 1, 20, (0.0, 1.0, 0.0)) - drawn(3, 1, 20, (0.0, 1.0, 0.0)).mean()
     alone = verdict(BETTER, pair(windows, 0 * windows, 0.2), ["7B"]).findings[0]
-    assert (alone.decision, alone.needed.split(" ", 1)[1]) == ("undecided", "windows would decide")
+    assert (alone.decision, alone.reason.split(" ", 1)[1]) == ("undecided", "windows would decide")
 
 
 def test_what_more_than_thirty_seeds_would_decide_cannot_be_decided_here() -> None:
     still = np.zeros((3, 20))
     for gain, said in ((0.05, "seeds would decide"), (0.005, "cannot be decided here")):
         (found,) = verdict(BETTER, pair(np.add(still, [[0.08], [0.0], [-0.08]]), still, gain), ["7B"]).findings
-        assert (found.decision, found.needed.endswith(said)) == ("undecided", True)
+        assert (found.decision, found.reason.endswith(said)) == ("undecided", True)
 
 
 def test_one_seed_of_something_random_decides_nothing_and_one_run_of_nothing_random_does() -> None:
@@ -267,7 +269,7 @@ def test_one_seed_of_something_random_decides_nothing_and_one_run_of_nothing_ran
     assert verdict(BETTER, (numbers, results), ["7B"]).decision == "holds"
     random = {key: replace(one, run=RUN.model_copy(update={"recipe": recipe})) for key, one in results.items()}
     (finding,) = verdict(BETTER, (numbers, random), ["7B"]).findings
-    assert (finding.decision, finding.needed) == ("undecided", "3 seeds could decide")
+    assert (finding.decision, finding.reason) == ("undecided", "3 seeds could decide")
 
 
 def test_runs_without_windows_are_compared_by_their_seeds_and_a_single_one_not_at_all() -> None:
@@ -276,7 +278,7 @@ def test_runs_without_windows_are_compared_by_their_seeds_and_a_single_one_not_a
     cells["QuaRot", "7B"] = (6.0, np.zeros((1, 4)))
     (finding,) = verdict(BETTER, measured(cells, stored=False), ["7B"]).findings
     assert finding.decision == "not checkable"
-    assert "no run file holds" in finding.numbers
+    assert "no run file holds" in finding.reason
 
 
 def other_corpus(result: RunResult, **record: Any) -> RunResult:
@@ -306,7 +308,7 @@ def test_runs_on_other_windows_are_no_pairs(what: str) -> None:
         assert not same_items(others[changed[0]], alike[numbers["QuaRot", "7B", "perplexity"].runs[0]])
         found = verdict(BETTER, (numbers, others), ["7B"])
         assert found.decision == "not checkable"
-        assert found.findings[0].numbers.startswith("measured on different windows or items")
+        assert found.findings[0].reason.startswith("measured on different windows or items")
     known = {key: replace(one, provenance={}) if "QUIK" in key else one for key, one in alike.items()}
     assert verdict(BETTER, (numbers, known), ["7B"]).decision == "holds"  # an older file does not say
 
@@ -337,7 +339,7 @@ def test_columns_of_the_same_runs_count_once_and_no_network_is_compared_with_its
     assert "are computed on one" in verdict(larger, (twice, results)).missing[0]
     alike = dict.fromkeys(numbers, numbers["QUIK", "7B", "perplexity"])
     found = verdict(BETTER, (alike, results), ["7B"])
-    assert (found.decision, found.findings[0].numbers) == ("not checkable", "the same run, so that nothing is compared")
+    assert (found.decision, found.findings[0].reason) == ("not checkable", "the same run, so that nothing is compared")
 
 
 @pytest.mark.parametrize("case", ["better", "no_worse", "close", "bound"])
@@ -349,7 +351,7 @@ def test_one_network_under_two_names_is_not_checkable_and_does_not_hide_the_othe
     one = {("QuaRot", "7B"): (6.0, noise), (other, "7B"): (6.0, noise)}
     found = verdict(check, measured(one), ["7B"])
     assert found.decision == "not checkable"
-    assert "equal on all windows: one network under two names" in found.findings[0].numbers
+    assert "equal on all windows: one network under two names" in found.findings[0].reason
     gain = 0.5 if other == "QUIK" else 0.005
     second = {("QuaRot", "13B"): (6.0, noise), (other, "13B"): (6.0 * math.exp(gain), noise + 1e-4)}
     assert verdict(check, measured(one | second)).decision == "holds"
@@ -425,4 +427,5 @@ def test_a_bound_that_is_not_known_is_named_and_the_papers_own_are_compared_as_t
     for bound, expected in ((67.6, "contradicted"), (50.0, "holds")):
         told = judge(check, table(), {**numbers, ("QuaRot", "7B", "normal"): Number(bound)}, PERPLEXITY, None, ["7B"])
         assert told.decision == expected
-        assert f"52.20 against normal's {bound:.2f}" in told.findings[0].numbers
+        assert told.findings[0].effect is not None
+        assert told.findings[0].effect.compared == (52.2, bound)

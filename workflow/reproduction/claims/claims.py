@@ -31,28 +31,27 @@ full-precision model instead of perplexity, and instead of the average accuracy 
 effect; MMLU counts as an average. It decides the share of right programs too, on text that is code; not sums, of whose
 text a fine-tuned model predicts the results alone. Log-odds of the right answer take the place of accuracy where the
 rows have no perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either.
-All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. Nor
-does KL compare a row that has a prefix with one that has none: a prefix moves the full-precision model too, for the
-better, and KL counts that as a loss (`prefixquant_causes` has the row); there perplexity decides. The paper's quantity
-is shown next to it and decides nothing, unless it says the opposite. On the paper's own models the
+All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. The
+reference of a row with a prefix is the full-precision model with the same prefix; runs from before that rule have
+another reference, and KL does not compare the two (`endpoints`). The paper's quantity is shown next to it and decides
+nothing, unless it says the opposite. On the paper's own models the
 paper's quantity decides, as anywhere for the size of a loss. What a paper says of the same rows by perplexity and by
 accuracy is one mechanism where one quantity decides both: it counts once (`repeated`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from reproduction.claims.effects import CHECKS, Numbers, View
 from reproduction.claims.endpoints import Endpoints
 from reproduction.claims.findings import AGAINST, Decision, Finding, allowing_for_their_number
-from reproduction.claims.regimes import outside
+from reproduction.claims.regimes import Absent, outside
 from reproduction.frame.values import Values, known_quantities, numbers_of
 from reproduction.run.results import RunResult, read_result
 from reproduction.tables.checks import (
     About,
     Claim,
-    Regime,
     Statement,
     is_direction,
     named_by_experiment,
@@ -93,12 +92,14 @@ _WORDS: dict[Decision, Shown] = {
 class Verdict:
     """The verdict of one set of numbers on a check.
 
-    missing: comparisons that lack a number. testable: whether a model is in the claim's regime.
+    missing: comparisons that lack a number. testable: whether a model is in the claim's regime. quantity: what is
+    compared; None for times, memory and settings.
     """
 
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
     testable: bool = True
+    quantity: Quantity | None = None
 
     @property
     def decision(self) -> Decision:
@@ -116,14 +117,14 @@ class Verdict:
 class Answer:
     """The verdict on one check of a claim by our numbers and by the paper's own. judged: whether ours decide.
 
-    on: the deciding quantity. by, second: the paper's quantity and its verdict here, where another one decides.
+    on: the deciding quantity, where the table has a finer one than the paper's. second: the verdict here by the
+    paper's quantity, where another one decides.
     """
 
     ours: Verdict
     papers: Verdict
     judged: bool = True
     on: Quantity | None = None
-    by: Quantity | None = None
     second: Verdict | None = None
 
     @property
@@ -176,7 +177,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """Numbers of mechanisms that are reproduced, not reproduced, without effect, undecided and not checkable."""
+    """Numbers of mechanisms that are reproduced, not reproduced, without effect, undecided and not checkable.
+
+    For a reader they are three: `agrees`, `disagrees`, and `untested` here.
+    """
 
     reproduced: int = 0
     not_reproduced: int = 0
@@ -187,7 +191,22 @@ class Score:
     @property
     def total(self) -> int:
         """Number of all mechanisms."""
-        return self.reproduced + self.not_reproduced + self.no_effect + self.undecided + self.unchecked
+        return self.agrees + self.disagrees + self.untested
+
+    @property
+    def agrees(self) -> int:
+        """Those that are reproduced."""
+        return self.reproduced
+
+    @property
+    def disagrees(self) -> int:
+        """Those that are not, or have no effect."""
+        return self.not_reproduced + self.no_effect
+
+    @property
+    def untested(self) -> int:
+        """Those that the numbers here do not decide."""
+        return self.undecided + self.unchecked
 
 
 def decided(
@@ -224,7 +243,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
-    endpoints = Endpoints.of(project, table)
+    endpoints = Endpoints.of(project, table, results)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
 
     def answers(claim: Claim) -> Iterator[tuple[About, Answer]]:
@@ -232,8 +251,9 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
         own = endpoints.are_the_papers(claim.columns)
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
+        absent = _outside(project, table, claim, quantity, values.ours, results)
         for about, check in claim.checks.items():
-            ours = judge(check, table, values.ours, quantity, results, claim.columns, claim.regime)
+            ours = judge(check, table, values.ours, quantity, results, claim.columns, absent)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism":
@@ -244,8 +264,8 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
-                decides = judge(check, table, values.ours, finer, results, claim.columns, claim.regime)
-                yield about, Answer(decides, papers, on=finer, by=quantity, second=ours)
+                decides = judge(check, table, values.ours, finer, results, claim.columns, absent)
+                yield about, Answer(decides, papers, on=finer, second=ours)
 
     return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
 
@@ -265,19 +285,55 @@ def _tested(project: Project, table: RunTable, claim: Claim) -> Verdict | None:
     target = project.one(RunTable, experiment.target or table.id)
     inherited = claim if target.id == table.id else None
     columns = experiment.columns or (inherited and inherited.columns)
-    name = experiment.quantity or (inherited and inherited.quantity)
-    measured = {quantity.name: quantity for quantity in project.quantities(target)}
-    unknown = f"table {table.id}: an experiment is about the unknown quantity"
-    quantity = lookup(measured, name or next(iter(measured)), unknown)
+    quantity = _quantity(project, target, experiment.quantity or (inherited and inherited.quantity))
     rows = {name for kind, name in named_by_experiment(experiment) if kind == "row"}
+    found = _measured(project, target, rows, columns)
+    return None if found is None else by_experiment(project, target, experiment.check, quantity, *found, columns)
+
+
+def _quantity(project: Project, table: RunTable, name: str | None) -> Quantity:
+    """A quantity that a table measures, by default its main one."""
+    measured = {quantity.name: quantity for quantity in project.quantities(table)}
+    unknown = f"table {table.id} does not measure the quantity"
+    return lookup(measured, name or next(iter(measured)), unknown)
+
+
+def _measured(
+    project: Project, table: RunTable, rows: Collection[str], columns: Sequence[str] | None
+) -> tuple[Numbers, Results] | None:
+    """The numbers and runs of rows of any table; None where a run is missing."""
     cells = [
-        cell for cell in project.cells(target.id) if cell.row in rows and cell.column in (columns or (cell.column,))
+        cell for cell in project.cells(table.id) if cell.row in rows and cell.column in (columns or (cell.column,))
     ]
     try:
         found = {run.key: read_result(project.results.run(run.key)) for cell in cells for run in cell.runs}
     except ResultError:
         return None
-    return by_experiment(project, target, experiment.check, quantity, numbers_of(cells, found), found, columns)[0]
+    return numbers_of(cells, found), found
+
+
+def _outside(
+    project: Project, table: RunTable, claim: Claim, quantity: Quantity, numbers: Numbers, results: Results
+) -> Absent:
+    """The columns outside a claim's regime, by this table's numbers or by those of the table that it names."""
+    if claim.regime is None:
+        return {}
+    columns = [name for name in table.column_names if claim.columns is None or name in claim.columns]
+    target = table if claim.regime.target is None else project.one(RunTable, claim.regime.target)
+    if claim.regime.quantity is not None or target.id != table.id:
+        quantity = _quantity(project, target, claim.regime.quantity)
+    if target.id != table.id:
+        slots = {project.slot(target, name).checkpoint: name for name in reversed(project.columns(target))}
+        there = {name: slots.get(project.slot(table, name).checkpoint, name) for name in project.columns(table)}
+        found = _measured(project, target, claim.regime.rows, [*there.values()])
+        numbers, results = found or ({}, {})
+        numbers = {
+            (row, name, known): number
+            for (row, column, known), number in numbers.items()
+            for name, other in there.items()
+            if other == column
+        }
+    return outside(View(quantity, columns, numbers, results, ()), claim.regime)
 
 
 def by_experiment(
@@ -288,12 +344,25 @@ def by_experiment(
     numbers: Numbers,
     results: Results,
     columns: Sequence[str] | None,
-) -> tuple[Verdict, Quantity]:
-    """The verdict on an experiment's check, decided as a mechanism is, and the quantity that decides."""
+) -> Verdict:
+    """The verdict on an experiment's check, decided as a mechanism is."""
     verdict = judge(check, target, numbers, quantity, results, columns)
     at_chance = verdict.decision == "not checkable"
-    finer = Endpoints.of(project, target).instead(check, quantity, numbers, columns, at_chance)
-    return (verdict, quantity) if finer is None else (judge(check, target, numbers, finer, results, columns), finer)
+    finer = Endpoints.of(project, target, results).instead(check, quantity, numbers, columns, at_chance)
+    return verdict if finer is None else judge(check, target, numbers, finer, results, columns)
+
+
+def tested_here(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
+    """What a table finds of the causes that other tables' claims have it test, each cause once."""
+    claims = (claim for other in project.of(RunTable).values() for claim in other.claims)
+    causes = {one.cause: one for claim in claims if (one := claim.experiment) and one.target == table.id}
+    found = []
+    for cause, one in causes.items():
+        quantity = _quantity(project, table, one.quantity)
+        verdict = by_experiment(project, table, one.check, quantity, values.ours, results, one.columns)
+        answer = Answer(verdict, Verdict(()), on=verdict.quantity)
+        found.append(Outcome(Statement(text=f"{cause.rstrip('.')}.", section="-"), {"mechanism": answer}))
+    return tuple(found)
 
 
 def score(decided: Sequence[Outcome]) -> Score:
@@ -338,24 +407,20 @@ def judge(
     quantity: Quantity,
     results: Results | None = None,
     columns: Sequence[str] | None = None,
-    regime: Regime | None = None,
+    absent: Absent | None = None,
 ) -> Verdict:
     """Decide a check by the given numbers of one quantity: ours with their `results`, or the paper's.
 
     Args:
         columns: the columns to check; default all.
-        regime: that of the claim, checked by our numbers alone.
+        absent: those outside the claim's regime, with the reasons.
     """
     ((kind, arguments),) = check.items()
-    chosen = [name for name in table.column_names if columns is None or name in columns]
+    absent = absent or {}
+    chosen = [name for name in table.column_names if (columns is None or name in columns) and name not in absent]
     rows = [name for kind, name in names_in(check) if kind == "row"]
-    absent: dict[str, list[Finding | str]] = {}
-    if regime is not None:
-        beside = View(quantity, chosen, numbers, results, [*rows, *regime.rows])
-        absent = outside(beside, regime)
-        chosen = [column for column in beside.columns if column not in absent]
     view = View(quantity, chosen, numbers, results, rows, direction=is_direction(check))
     found = [*CHECKS[kind](view, **arguments), *(one for said in absent.values() for one in said)]
     findings = allowing_for_their_number([result for result in found if isinstance(result, Finding)])
     missing = tuple(dict.fromkeys(result for result in found if isinstance(result, str)))
-    return Verdict(findings, missing, testable=bool(chosen) or bool(missing) or not absent)
+    return Verdict(findings, missing, bool(chosen) or bool(missing) or not absent, quantity)

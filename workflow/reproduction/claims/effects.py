@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reproduction.claims.estimates import Array, Estimate, Interval, deviation_ratio
-from reproduction.claims.findings import ABOVE_ZERO, AGAINST, NO_DIFFERENCE, NONE, Effect, Finding, Region
+from reproduction.claims.findings import ABOVE_ZERO, AGAINST, NO_DIFFERENCE, Effect, Finding, Region
 from reproduction.claims.guessing import knowing_nothing
 from reproduction.claims.pairing import same_items, source
 from reproduction.frame.values import Number, Place, observed
@@ -120,8 +120,13 @@ class View:
 
     @property
     def unit(self) -> str:
+        """The unit of a difference of two numbers."""
+        return "points" if self.quantity.unit == "%" else self.quantity.unit
+
+    @property
+    def percent(self) -> str:
         """The unit of losses in percent."""
-        return " %" if self.quantity.decides is None else f" {self.quantity.unit}"
+        return "%" if self.quantity.decides is None else self.quantity.unit
 
     def values(self, row: str, column: str) -> Array:
         """Each seed's value of a place, float64 [seeds]; empty where there is no number, or only a mean."""
@@ -138,16 +143,16 @@ class View:
             return absent
         found = {row: self.numbers[row, column] for row in rows}
         if others := self._on_other_items(found):
-            return [Finding(f"{' and '.join(others)}, {column}", _OTHER_ITEMS, "not checkable")]
+            return [Finding(f"{' and '.join(others)}, {column}", "not checkable", reason=_OTHER_ITEMS)]
         broken: list[Finding | str] = [
-            Finding(f"{row}, {column}", f"{show(number.mean)}, not finite", "not checkable")
+            Finding(f"{row}, {column}", "not checkable", reason=f"{show(number.mean)}, not finite")
             for row, number in found.items()
             if not self.printed and not self.quantity.checkable(number.mean)
         ]
         runs = [number.runs for number in found.values()]
         alike = " and ".join(row for row, number in found.items() if number.runs and runs.count(number.runs) > 1)
         if alike and not broken:
-            return [Finding(f"{alike}, {column}", _ONE_RUN, "not checkable", compares=False)]
+            return [Finding(f"{alike}, {column}", "not checkable", reason=_ONE_RUN, compares=False)]
         return broken or (self.at_chance(*((row, column) for row in rows)) if len(rows) > 1 else [])
 
     def at_chance(self, *places: tuple[str, str]) -> "list[Finding | str]":
@@ -160,7 +165,7 @@ class View:
         shown = " and ".join(f"{show(score.effect)} [{show(score.low)}, {show(score.high)}]" for score, _ in known)
         least = show(max(guess for _, guess in known))
         where = f"{' and '.join(rows)}, {' and '.join(columns)}"
-        return [Finding(where, f"an accuracy of {shown}, {_AT_CHANCE.format(least)}", "not checkable")]
+        return [Finding(where, "not checkable", reason=f"an accuracy of {shown}, {_AT_CHANCE.format(least)}")]
 
     def _score(self, row: str, column: str) -> tuple[Interval, float] | None:
         """The accuracy of a place and the score of knowing nothing there; None unless each of its runs has one."""
@@ -180,39 +185,28 @@ class View:
         others = dict.fromkeys(row for row, run in runs[1:] if not same_items(runs[0][1], run))
         return list(dict.fromkeys((runs[0][0], *others))) if others else []
 
-    def find(self, place: str, name: str, effect: Estimate, region: Region, unit: str = "", **compared: Any) -> Finding:
-        """Decide one comparison. name: the effect's; compared: `pair`, `sign` and `of` of an `Effect`."""
+    def find(self, place: str, effect: Estimate, region: Region, **what: Any) -> Finding:
+        """Decide one comparison; what: fields of its `Effect`."""
         if not self.printed and effect.is_nothing:
-            told = Effect(name, 0.0, 0.0, 0.0, region, unit, **compared)
-            return Finding(
-                place, f"{_before(told)}{_SAME_NETWORK.format(self._items)}", "not checkable", compares=False
-            )
-        return self.decide(place, name, effect.interval(), region, unit, **compared)
+            reason = _SAME_NETWORK.format(items_of(self.quantity))
+            return Finding(place, "not checkable", reason=reason, compares=False)
+        return self.decide(place, effect.interval(), region, **what)
 
-    def decide(
-        self, place: str, name: str, found: Interval, region: Region, unit: str = "", **compared: Any
-    ) -> Finding:
+    def decide(self, place: str, found: Interval, region: Region, **what: Any) -> Finding:
         """Decide one comparison by an effect with its interval."""
-        effect = Effect(name, found.effect, found.low, found.high, region, unit, **compared)
-        return replace(self._decided(place, effect, found), effect=effect)
-
-    def _decided(self, place: str, effect: Effect, found: Interval) -> Finding:
-        region, before = effect.region, _before(effect)
-        shown = f"{before}{effect.name} {signed(effect.size)}{effect.unit}"
+        effect = Effect(size=found.effect, low=found.low, high=found.high, region=region, **what)
         if self.printed or (found.half_width is None and not found.seeds and not self.quantity.sampled):
-            return Finding(place, shown, region.decide(found.effect, found.effect))
+            return Finding(place, region.decide(found.effect, found.effect), effect)
         if found.half_width is None and not found.seeds:
-            return Finding(place, f"{before}whose windows or items no run file holds", "not checkable")
+            return Finding(place, "not checkable", effect, "no run file holds its windows or items")
+        effect = replace(effect, seeds=found.seeds, items=found.items)
         if found.seeds == 1:
-            return Finding(place, f"{shown} by one seed", "undecided", "3 seeds could decide")
-        counts = [f"{found.seeds} seeds"] * (found.seeds > 0) + [f"{found.items:,} {self._items}"] * (found.items > 0)
-        shown = f"{shown} [{signed(found.low)}, {signed(found.high)}] ({', '.join(counts)})"
+            return Finding(place, "undecided", effect, "3 seeds could decide")
         decision = region.decide(found.low, found.high)
-        needed = self._needed(found, region) if decision == "undecided" else ""
+        reason = self._needed(found, region) if decision == "undecided" else ""
         borders = (-region.matters, region.matters) if decision == "no effect" else (region.border(found.effect),)
         tail = found.tail if decision in AGAINST else None
-        chance = 1.0 if tail is None else max(map(tail, borders))
-        return Finding(place, f"{shown}, {NONE}" if effect.is_none else shown, decision, needed, chance=chance)
+        return Finding(place, decision, effect, reason, chance=1.0 if tail is None else max(map(tail, borders)))
 
     def matters(self, other: str, column: str) -> float:
         """The smallest difference from a row that matters; 0 but for our KL divergences."""
@@ -222,28 +216,18 @@ class View:
             else 0.0
         )
 
-    @property
-    def _items(self) -> str:
-        return "windows" if self.quantity.key in (PERPLEXITY.name, *(one.name for one in OF_WINDOWS)) else "items"
-
     def _needed(self, found: Interval, region: Region) -> str:
         counts = found.to_decide(region.border(found.effect))
         if counts is None:
             return "cannot be decided here"
         seeds = [f"{counts[0]:,} seeds"] * (counts[0] != found.seeds)
-        items = [f"{counts[1]:,} {self._items}"] * (counts[1] != found.items)
+        items = [f"{counts[1]:,} {items_of(self.quantity)}"] * (counts[1] != found.items)
         return f"{' and '.join(seeds + items)} would decide"
 
-    @property
-    def sign(self) -> str:
-        """What stands between a better number and a worse one."""
-        return "<" if self.quantity.better == "lower" else ">"
 
-
-def _before(effect: Effect) -> str:
-    """The compared numbers and the bound, as they stand before an effect."""
-    asked = f"{effect.asked} asked" if effect.asked else ""
-    return "".join(f"{part}, " for part in (effect.compared, asked) if part)
+def items_of(quantity: Quantity) -> str:
+    """What a quantity is a mean over."""
+    return "windows" if quantity.key in (PERPLEXITY.name, *(one.name for one in OF_WINDOWS)) else "items"
 
 
 def _better(
@@ -257,9 +241,9 @@ def _better(
         if not lacking:
             place = f"{column}, {first} before {other}" if rows else _place(column, than, other)
             region = Region(low=points, open=True, matters=0.0 if points else view.matters(other, column))
+            means = tuple(view.numbers[name, column].mean for name in (first, other))
             gain = view.gain(first, other, column)
-            pair = _apart(*(view.numbers[name, column].mean for name in (first, other)))
-            yield view.find(place, "a gain of", gain, region, pair=pair, sign=view.sign)
+            yield view.find(place, gain, region, kind="gain", unit=view.unit, compared=means)
 
 
 def _bounded(
@@ -271,18 +255,17 @@ def _bounded(
     *,
     both_ways: bool,
 ) -> Results:
-    limit, unit = (points, "") if percent is None else (percent, " %")
+    limit, unit = (points, view.unit) if percent is None else (percent, view.percent)
     for column, other in itertools.product(view.columns, than):
         lacking = view.lacking(column, row, other)
         yield from lacking
         if not lacking:
-            pair = _apart(*(view.numbers[name, column].mean for name in (other, row)))
-            region = Region(
-                -limit if both_ways else -math.inf, limit, matters=0.0 if limit else view.matters(other, column)
-            )
-            loss = view.loss(row, other, column, percent=bool(unit))
+            means = tuple(view.numbers[name, column].mean for name in (other, row))
+            matters = 0.0 if limit else view.matters(other, column)
+            region = Region(-limit if both_ways else -math.inf, limit, matters=matters)
+            loss = view.loss(row, other, column, percent=percent is not None)
             place = _place(column, than, other)
-            yield view.find(place, "a loss of", loss, region, unit, pair=pair, sign="to")
+            yield view.find(place, loss, region, kind="loss", unit=unit, compared=means)
 
 
 def _limited(view: View, row: str, at_most: float | str | None = None, at_least: float | str | None = None) -> Results:
@@ -298,12 +281,11 @@ def _limited(view: View, row: str, at_most: float | str | None = None, at_least:
         result = view.quantity.checkable(view.numbers[row, column].mean)
         mine = view.estimate(row, column) if result else _BROKEN
         if isinstance(value, str):
-            pair = (show(mine.mean), f"{value}'s {show(bound.mean)}")
-            region = Region(high=0.0) if upper else Region(low=0.0)
-            yield view.find(column, "by", mine - bound, region, pair=pair, sign="against")
+            region, means = Region(high=0.0) if upper else Region(low=0.0), (mine.mean, bound.mean)
+            yield view.find(column, mine - bound, region, kind="apart", unit=view.unit, compared=means)
         else:
             region = Region(high=bound.mean) if upper else Region(low=bound.mean)
-            yield view.find(column, "it is", mine, region)
+            yield view.find(column, mine, region, kind="number", unit=view.quantity.unit)
 
 
 def _across(
@@ -324,14 +306,13 @@ def _across(
         place = f"{first} against {second}"
         if over is not None:
             larger, smaller = (view.loss(row, over, column, percent=percent) for column in (first, second))
-            yield _larger(view, place, "a loss of", larger, smaller, view.unit if percent else "")
+            yield _larger(view, place, "loss", larger, smaller, view.percent if percent else view.unit)
         else:
             worse, better = view.estimate(row, first), view.estimate(row, second)
             lower = view.quantity.better == "lower"
             region = Region(low=0.0, matters=view.matters(row, first))
-            gain = worse - better if lower else better - worse
-            pair = _apart(better.mean, worse.mean)
-            yield view.find(f"{second} against {first}", "a gain of", gain, region, pair=pair, sign=view.sign)
+            gain, means = worse - better if lower else better - worse, (better.mean, worse.mean)
+            yield view.find(f"{second} against {first}", gain, region, kind="gain", unit=view.unit, compared=means)
 
 
 def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
@@ -347,7 +328,7 @@ def _gains_increasing(view: View, pairs: Sequence[Sequence[str]]) -> Results:
             if less.mean == more.mean == math.inf:
                 yield f"the larger gain of {before} and {after}, {column} (both broke down)"
             else:
-                yield _larger(view, f"{column}, {after} against {before}", "a gain of", more, less, view.unit)
+                yield _larger(view, f"{column}, {after} against {before}", "gain", more, less, view.percent)
 
 
 def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> Results:
@@ -359,12 +340,12 @@ def _difference_smaller(view: View, of: Sequence[str], than: Sequence[str]) -> R
         yield from lacking
         if not lacking:
             near, far = (abs(view.loss(first, second, column, percent=True)) for first, second in (of, than))
-            yield _larger(view, f"{column}, {' and '.join(than)}", "a difference of", far, near, view.unit)
+            yield _larger(view, f"{column}, {' and '.join(than)}", "difference", far, near, view.percent)
 
 
-def _larger(view: View, place: str, what: str, larger: Estimate, smaller: Estimate, unit: str = "") -> Finding:
-    pair = _apart(larger.mean, smaller.mean)
-    return view.find(place, "by", larger - smaller, ABOVE_ZERO, unit, pair=pair, sign=">", of=f"{what} ")
+def _larger(view: View, place: str, of: str, larger: Estimate, smaller: Estimate, unit: str) -> Finding:
+    means = (larger.mean, smaller.mean)
+    return view.find(place, larger - smaller, ABOVE_ZERO, kind="apart", unit=unit, compared=means, of=of)
 
 
 def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
@@ -381,9 +362,8 @@ def _spread_smaller(view: View, row: str, than: Sequence[str]) -> Results:
             ratio = Estimate.exact(mine / theirs if theirs else math.inf).interval()
         else:
             ratio = deviation_ratio(view.values(row, column), view.values(other, column))
-        region, pair = Region(high=1.0, open=True), _apart(mine, theirs)
-        place = _place(column, than, other)
-        yield view.decide(place, "the share", ratio, region, pair=pair, sign="<", of="a deviation of ")
+        region, place = Region(high=1.0, open=True), _place(column, than, other)
+        yield view.decide(place, ratio, region, kind="ratio", compared=(mine, theirs), of="deviation")
 
 
 CHECKS: dict[str, Callable[..., Results]] = {
@@ -401,18 +381,3 @@ CHECKS: dict[str, Callable[..., Results]] = {
 
 def _place(column: str, than: Sequence[str], other: str) -> str:
     return column if len(than) == 1 else f"{column} against {other}"
-
-
-def _apart(one: float, other: float) -> tuple[str, str]:
-    """Two numbers with two decimals, or four where these do not tell them apart or from 0."""
-    texts = show(one), show(other)
-    if (texts[0] == texts[1] and one != other) or 0 < min(abs(one), abs(other)) < 0.05:
-        texts = show(one, None, 4), show(other, None, 4)
-    return texts
-
-
-def signed(value: float) -> str:
-    """An effect or an end of its interval with its sign; small ones with two significant digits."""
-    if not math.isfinite(value) or abs(value) >= 0.1 or abs(value) < 1e-9:
-        return show(value)
-    return f"{value:.2g}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reproduction.claims.effects import Numbers
+from reproduction.run.results import RunResult
 from reproduction.tables.checks import is_direction, names_in
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, Quantity
@@ -17,26 +18,31 @@ from reproduction.words.describe import is_about_models, is_stand_in
 #: Accuracies that KL divergence decides too: averages over many tasks; and the share of right programs, on code.
 BY_KL = ("average", "mmlu", "humaneval")
 
+#: Divergences up to this are of the full-precision model from itself, with or without a prefix: float32's rounding.
+NOTHING = 1e-6
+
 
 @dataclass(frozen=True)
 class Endpoints:
     """What may decide the directions of a table.
 
-    finer: quantities of its runs that replace others; measured: the others. prefixed: rows whose models read a prefix
-    before every text. stand_ins: columns of models that stand for the paper's; empty where no model takes part.
+    finer: quantities of its runs that replace others; measured: the others. stand_ins: columns of models that stand
+    for the paper's; empty where no model takes part. unlike: runs, by key, whose models read a prefix that the
+    reference of their KL divergence did not.
     """
 
     finer: tuple[Quantity, ...]
     measured: tuple[Quantity, ...]
-    prefixed: frozenset[str]
     stand_ins: frozenset[str]
+    unlike: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, project: Project, table: RunTable) -> "Endpoints":
+    def of(cls, project: Project, table: RunTable, results: Mapping[str, RunResult]) -> "Endpoints":
         """Those of a table under a configuration."""
         computed = project.columns(table) if is_about_models(table) else ()
         stand_ins = frozenset(column for column in computed if is_stand_in(project.slot(table, column)))
-        return cls(project.endpoints(table), tuple(project.quantities(table)), project.prefixed(table), stand_ins)
+        unlike = frozenset(key for key, result in results.items() if not result.reference_is_alike)
+        return cls(project.endpoints(table), tuple(project.quantities(table)), stand_ins, unlike)
 
     def are_the_papers(self, columns: Sequence[str] | None) -> bool:
         """Whether all columns, None for the table's, are the paper's own models, or no model takes part."""
@@ -57,8 +63,8 @@ class Endpoints:
         """The quantity that decides a check instead of another; None where that one decides itself.
 
         The check must ask for a direction of stand-ins, and all its rows must have the finer quantity wherever they
-        have the other. KL does not measure the full-precision model, whose own is exactly 0. It does not compare rows
-        of which some have a prefix and some have none; perplexity does.
+        have the other. KL does not measure the full-precision model, whose own is 0. It does not compare runs
+        that have a reference like themselves with `unlike` ones; perplexity does.
 
         Args:
             at_chance: whether the other quantity cannot decide, as accuracies at chance; then KL does not decide.
@@ -71,7 +77,6 @@ class Endpoints:
             for row, column, name in numbers
             if name == quantity.name and row in rows and (columns is None or column in columns)
         ]
-        differ = len({row in self.prefixed for row, _ in places}) > 1
         known = [one for one in self.finer if _replaces(one, quantity)]
         for finer in sorted(known, key=lambda one: one.key != KL.name):
             found = [numbers.get((row, column, finer.name)) for row, column in places]
@@ -79,9 +84,10 @@ class Endpoints:
                 continue
             if finer.key != KL.name:
                 return finer
-            if differ:
+            known_runs = (run for one in found if one is not None for run in one.runs)
+            if len({run in self.unlike for run in known_runs}) > 1:
                 return None if finer.decides == quantity.name else self._of(finer.decides)
-            if all(one is not None and one.mean != 0 for one in found):
+            if all(one is not None and abs(one.mean) > NOTHING for one in found):
                 return finer
         return None
 

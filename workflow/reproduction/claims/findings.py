@@ -16,7 +16,6 @@ LEVEL = (1 - CONFIDENCE) / 2
 #: The smallest difference that matters, as a share of the other row's KL divergence. Another CPU's arithmetic moves
 #: perplexities by 0.3 % in the median (workflow/resources/machines.json), 3 % of the divergences of 4-bit models.
 NO_DIFFERENCE = 0.05
-NONE = f"a difference of less than {100 * NO_DIFFERENCE:g} % either way"
 
 Decision = Literal["holds", "contradicted", "no effect", "undecided", "not checkable"]
 
@@ -26,40 +25,24 @@ AGAINST: tuple[Decision, ...] = ("contradicted", "no effect")
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a comparison.
+    """The effect of a comparison, as data; `words.findings` prints it.
 
-    name: "a gain of". low, high: the ends of its interval, both the effect itself without noise. unit: that of the
-    effect, where it is not the quantity's. pair: the compared numbers as printed, empty for a single one; sign: what
-    stands between them, "<" or "to"; of: what they are, where they are effects themselves.
+    kind: the gain of a row over another, its loss on one, a single number, by how much one effect exceeds another
+    (apart), or a ratio. low, high: the ends of its interval, both the effect itself without noise; seeds, items: what
+    the interval is over. unit: that of the effect.
+    compared: the compared numbers, empty for a single one; of: what they are, where they are no numbers of a table.
     """
 
-    name: str
+    kind: Literal["gain", "loss", "number", "apart", "ratio"]
     size: float
     low: float
     high: float
     region: "Region"
     unit: str = ""
-    pair: tuple[str, ...] = ()
-    sign: str = ""
-    of: str = ""
-
-    @property
-    def compared(self) -> str:
-        """The compared numbers, such as "6.10 < 8.87"."""
-        return f"{self.of}{f' {self.sign} '.join(self.pair)}{self.unit if self.of else ''}"
-
-    @property
-    def asked(self) -> str:
-        """The bound in words, "at most 0.63"; "" where a sign or another number is asked."""
-        low, high, single = self.region.low, self.region.high, self.name == "it is"
-        if self.name not in (*("a gain of", "a loss of"), "it is"):
-            return ""
-        if math.isfinite(high) and low == -high and high:
-            return f"within ±{high:g}{self.unit}"
-        if math.isfinite(high) and (high or single):
-            return f"at most {high:g}{self.unit}"
-        least = "more than" if self.region.open else "at least"
-        return f"{least} {low:g}{self.unit}" if math.isfinite(low) and (low or single) else ""
+    compared: tuple[float, ...] = ()
+    of: Literal["", "gain", "loss", "difference", "deviation"] = ""
+    seeds: int = 0
+    items: int = 0
 
     @property
     def is_none(self) -> bool:
@@ -68,34 +51,29 @@ class Effect:
 
     @property
     def margin(self) -> float:
-        """Distance of the effect inside the region; negative outside."""
-        return min(self.size - self.region.low, self.region.high - self.size)
-
-    @property
-    def clearness(self) -> float:
-        """Distance of the effect from the border in half widths of its interval; inf without noise."""
-        half = (self.high - self.low) / 2
-        return abs(self.margin) / half if half > 0 else math.inf
+        """Distance of the effect inside the region; negative outside, inf for no number."""
+        margin = min(self.size - self.region.low, self.region.high - self.size)
+        return math.inf if math.isnan(margin) else margin
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of a claim: its place, its numbers, and its own decision.
+    """One comparison of a claim: its place, its effect, and its own decision.
 
-    needed: for an undecided one, the seeds or items that would decide it.
+    effect: None where nothing can be compared. reason: why not; for an undecided one, what would decide it.
     compares: whether it compares two networks, and not one with itself under two names.
     chance: for one that is contradicted or without an effect, the probability of an effect this far from the border if
     the truth is on it; 1 for others, None where nothing is random.
-    effect: the same numbers in parts, where they are compared.
+    device: that of a paper's number, where the paper names several.
     """
 
     place: str
-    numbers: str
     decision: Decision
-    needed: str = ""
+    effect: Effect | None = None
+    reason: str = ""
     compares: bool = True
     chance: float | None = None
-    effect: Effect | None = None
+    device: str = ""
 
 
 def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -112,7 +90,7 @@ def allowing_for_their_number(found: Sequence[Finding]) -> tuple[Finding, ...]:
         left = len(ranked) - rank
         rejects = rejects and (found[at].chance or 0.0) <= LEVEL / left
         if found[at].decision in AGAINST and not rejects:
-            told[at] = replace(found[at], decision="undecided", needed=f"too near the bound for one of {len(ranked)}")
+            told[at] = replace(found[at], decision="undecided", reason=f"too near the bound for one of {len(ranked)}")
     return tuple(told)
 
 

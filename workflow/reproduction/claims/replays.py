@@ -13,6 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from reproduction.claims.claims import Answer, Outcome, Verdict, decided
@@ -29,10 +30,6 @@ from reproduction.tables.speed.definitions import (
     SpeedTable,
     matches,
 )
-from reproduction.words.numbers import show_ratio
-
-#: With more rows than these a summary is shown.
-_ROWS = 6
 
 
 class Amount(NamedTuple):
@@ -71,10 +68,11 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
         of_memory = all(grid.of_memory for grid in grids)
         for about, check in claim.checks.items():
-            papers = [judge(claim, check, table, _ratios(table, numbers, gpu), gpu) for gpu in table.gpus]
+            papers = [(gpu, judge(claim, check, table, _ratios(table, numbers, gpu))) for gpu in table.gpus]
+            named = [(gpu if len(papers) > 1 else "", verdict) for gpu, verdict in papers]
             together = Verdict(
-                tuple(finding for verdict in papers for finding in verdict.findings),
-                tuple(place for verdict in papers for place in verdict.missing),
+                tuple(replace(one, device=gpu) for gpu, verdict in named for one in verdict.findings),
+                tuple(f"{place}, {gpu}".rstrip(", ") for gpu, verdict in named for place in verdict.missing),
             )
             ours = judge(claim, check, table, _ratios(table, numbers))
             yield about, Answer(ours, together, about == "mechanism" or own or of_memory)
@@ -87,14 +85,14 @@ def _is_of(gpu: str, device: str) -> bool:
     return all(word in device.casefold() for word in re.split(r"[ -]+", gpu.casefold()))
 
 
-def judge(claim: SpeedClaim, check: SpeedCheck, table: SpeedTable, ratio: Ratio, gpu: str = "") -> Verdict:
-    """Decide a check of a claim by one set of ratios; `gpu` is named where it is not ours."""
+def judge(claim: SpeedClaim, check: SpeedCheck, table: SpeedTable, ratio: Ratio) -> Verdict:
+    """Decide a check of a claim by one set of ratios."""
     results = [
         result
         for grid in table.grids
         if matches(grid.name, claim.grid)
         for column in check.asked.columns
-        for result in _findings(claim, check, grid, column, ratio, _prefix(table, grid, gpu))
+        for result in _findings(claim, check, grid, column, ratio, f"{grid.name}, " if len(table.grids) > 1 else "")
     ]
     findings = tuple(result for result in results if isinstance(result, Finding))
     return Verdict(findings, tuple(result for result in results if isinstance(result, str)))
@@ -113,26 +111,28 @@ def _findings(
         return
     yield from (f"{prefix}{row}, {compared}" for row in chosen if row not in known)
     if broken := [row for row, (value, _, _) in known.items() if not math.isfinite(value)]:
-        places = {row: f"{prefix}{row}, {compared}" for row in broken}
-        yield from (Finding(place, f"{known[row].value}, not finite", "not checkable") for row, place in places.items())
+        for row in broken:
+            reason = f"{known[row].value}, not finite"
+            yield Finding(f"{prefix}{row}, {compared}", "not checkable", reason=reason)
         return
     prefix += f"{column}, " if len(asked.columns) > 1 else ""
     ratios = {row: _compared(asked, grid, value) for row, value in known.items()}
+    unit = grid.unit if asked.compare == "amount" else "x"
     if not isinstance(asked, SpeedBound):
         for (before, less), (after, more) in itertools.pairwise(ratios.items()):
             apart = (more.value - less.value, more.low - less.high, more.high - less.low)
-            pair = (show_ratio(more.value), show_ratio(less.value))
-            effect = Effect("by", *apart, ABOVE_ZERO, pair=pair, sign=">")
-            place = f"{prefix}{after} after {before}"
-            yield Finding(place, effect.compared, ABOVE_ZERO.decide(*apart[1:]), effect=effect)
-    elif asked.of == "every":
-        yield from _every(asked, prefix, ratios, upper=check.at_most is not None)
-    else:
+            effect = Effect("apart", *apart, ABOVE_ZERO, unit, (more.value, less.value))
+            yield Finding(f"{prefix}{after} after {before}", ABOVE_ZERO.decide(*apart[1:]), effect)
+        return
+    if asked.of == "best":
         row = max(ratios, key=lambda name: ratios[name])
-        best = (f"best, {row}", ratios[row])
-        mean = (f"mean of {len(ratios)}", Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True))))
-        place, amount = best if asked.of == "best" else mean
-        yield _bounded(asked, f"{prefix}{place}", amount, upper=check.at_most is not None)
+        ratios = {f"best, {row}": ratios[row]}
+    elif asked.of != "every":
+        mean = Amount(*map(statistics.fmean, zip(*ratios.values(), strict=True)))
+        ratios = {f"mean of {len(ratios)}": mean}
+    region = Region(low=asked.value) if check.at_most is None else Region(high=asked.value)
+    for place, amount in ratios.items():
+        yield Finding(f"{prefix}{place}", region.decide(*amount[1:]), Effect("number", *amount, region, unit))
 
 
 def _compared(asked: SpeedCompared, grid: SpeedGrid, value: Amount) -> Amount:
@@ -140,29 +140,6 @@ def _compared(asked: SpeedCompared, grid: SpeedGrid, value: Amount) -> Amount:
     if asked.compare == "amount":
         return value.times(1 / FACTORS[grid.unit])
     return value.inverse if asked.compare == "cost" else value
-
-
-def _every(asked: SpeedBound, prefix: str, ratios: dict[str, Amount], *, upper: bool) -> Iterator[Finding]:
-    """A finding per row; of many rows only the worst, which decides, with the range of all."""
-    found = {row: _bounded(asked, f"{prefix}{row}", value, upper=upper) for row, value in ratios.items()}
-    if len(found) <= _ROWS:
-        yield from found.values()
-        return
-    worst = (max if upper else min)(ratios, key=lambda row: ratios[row].value)
-    decisions = [finding.decision for finding in found.values()]
-    others = "".join(f", {decisions.count(word)} {word}" for word in ("contradicted", "undecided") if word in decisions)
-    values = [amount.value for amount in ratios.values()]
-    numbers = f"{found[worst].numbers}; all {show_ratio(min(values))} to {show_ratio(max(values))}{others}"
-    decision = Verdict(tuple(found.values())).decision
-    yield Finding(f"{prefix}worst of {len(found)}, {worst}", numbers, decision, effect=found[worst].effect)
-
-
-def _bounded(asked: SpeedBound, place: str, amount: Amount, *, upper: bool) -> Finding:
-    region = Region(high=asked.value) if upper else Region(low=asked.value)
-    spread = f" [{show_ratio(amount.low)}, {show_ratio(amount.high)}]" if amount.low < amount.high else ""
-    numbers = f"{show_ratio(amount.value)}{spread} {'≤' if upper else '≥'} {asked.value:g}"
-    effect = Effect("it is", *amount, region)
-    return Finding(place, numbers, region.decide(amount.low, amount.high), effect=effect)
 
 
 def _ratios(table: SpeedTable, numbers: SpeedNumbers, gpu: str = "") -> Ratio:
@@ -193,9 +170,3 @@ def _amount(number: SpeedNumber, gpu: str) -> Amount | None:
         return Amount(ours.value, *(ours.value if one is None else one for one in known))
     paper = number.paper(gpu)
     return None if paper is None or paper.value is None else Amount(*[paper.value] * 3)
-
-
-def _prefix(table: SpeedTable, grid: SpeedGrid, gpu: str) -> str:
-    parts = [grid.name] if len(table.grids) > 1 else []
-    parts += [gpu] if gpu and len(table.gpus) > 1 else []
-    return "".join(f"{part}, " for part in parts)

@@ -22,5 +22,5 @@ def _papers(table: SettingsTable, claim: SettingsClaim) -> Verdict:
 
 def _finding(cell: Setting, said: str, asked: str) -> Finding:
     same = said.casefold() == asked.casefold()
-    text = said if same else f"{said}, {asked} asked"
-    return Finding(f"{cell.row}, {cell.column}", text, "holds" if same else "contradicted")
+    reason = said if same else f"{said}, {asked} asked"
+    return Finding(f"{cell.row}, {cell.column}", "holds" if same else "contradicted", reason=reason)

@@ -35,14 +35,16 @@ FigureWidth = Annotated[
 ]
 
 #: Bytes of a file by which its kind is recognized.
-_HEAD = 2**20
+_HEAD = 2**22
 #: A figure of this project, and a file of the gallery.
 FIGURE = OutputKind(
     "a figure of this project", lambda path: _has(path, b"<svg") and _has(path, b"Matplotlib", b"rotquant")
 )
 PAGE = OutputKind(
     "a page or figure of reports",
-    lambda path: FIGURE.is_one(path) or _has(path, b"## What it means", b"`snakemake --cores all reports/"),
+    lambda path: (
+        FIGURE.is_one(path) or _has(path, b"<summary>Provenance</summary>", b"`snakemake --cores all reports/")
+    ),
 )
 
 

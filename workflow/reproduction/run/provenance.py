@@ -13,6 +13,9 @@ from reproduction.identity.run import Run
 from rotquant.models.gguf.importing import origin_of_model
 from rotquant.models.gguf.origin import Origin
 
+#: What the KL divergence of a quantized run is from, its `reference`. Runs without are from before prefixes counted.
+PLAIN, WITH_PREFIX = "full precision", "full precision with the same prefix"
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
@@ -71,6 +74,8 @@ class Provenance(_Part):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     corpora: dict[str, CorpusRecord] = Field(default_factory=dict)
     tasks: TasksRecord | None = None
+    reference: str | None = None
+    """What its KL divergence is from (`PLAIN`, `WITH_PREFIX`)."""
     origin: Origin | None = None
     """The GGUF file that the checkpoint was dequantized from."""
 

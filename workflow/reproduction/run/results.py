@@ -60,6 +60,12 @@ class RunResult:
         return (self.weights or {}).get("rotation")
 
     @property
+    def reference_is_alike(self) -> bool:
+        """Whether its KL divergence is from a full-precision model that reads the same prefix, or none as it does."""
+        prefixed = any("prefix" in method.roles for method in self.run.recipe.methods.values())
+        return not prefixed or "reference" in self.provenance
+
+    @property
     def seconds(self) -> float:
         """Wall time of the run, of its stored weights and of their learned rotations."""
         stages = (self.provenance, self.weights or {}, self.rotation or {})

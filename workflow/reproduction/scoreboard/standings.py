@@ -115,8 +115,8 @@ def machine_noise(root: Path) -> str:
         raise ResultError(f"record of machines {path} is damaged (cells); take the committed one.") from None
     return (
         "In another CPU's arithmetic the same seeds move the perplexity of a quantized model by up to "
-        f"{largest:.1f} % (median {usual:.1f} %), and by up to {stored:.1f} % with "
-        f"the same stored weights ({MACHINES}, {count} models, 20 windows)."
+        f"{largest:.1f} % (median {usual:.1f} %). With the same stored weights it is up to {stored:.1f} % "
+        f"({MACHINES}, {count} models, 20 windows)."
     )
 
 

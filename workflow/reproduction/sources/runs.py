@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,17 +47,21 @@ class Runs(Source[RunTable, Collected]):
             yield table
 
     def settled(self, table: RunTable, tables: Mapping[str, Table], root: Path) -> RunTable:
-        """Check that claims' experiments name computed rows, and columns, of an existing table of runs."""
+        """Check that claims' experiments and regimes name computed rows, and columns, of an existing table of runs."""
         of_runs = {name: one for name, one in tables.items() if isinstance(one, RunTable)}
         for number, claim in enumerate(table.claims, 1):
-            if (experiment := claim.experiment) is None:
-                continue
-            where = f"table {table.id}, claim {number}, experiment"
-            target = lookup(of_runs, experiment.target or table.id, f"{where}: unknown target")
-            rows = {row.name: row for row in target.computed_rows}
-            columns = {column.name: column for column in target.columns}
-            for kind, name in named_by_experiment(experiment):
-                lookup(rows if kind == "row" else columns, name, f"{where}: {target.id} computes no {kind}")
+            asked: list[tuple[str, str | None, Iterable[tuple[str, str]]]] = []
+            if claim.experiment is not None:
+                asked.append(("experiment", claim.experiment.target, named_by_experiment(claim.experiment)))
+            if claim.regime is not None:
+                asked.append(("regime", claim.regime.target, (("row", row) for row in claim.regime.rows)))
+            for what, name, named in asked:
+                where = f"table {table.id}, claim {number}, {what}"
+                target = lookup(of_runs, name or table.id, f"{where}: unknown target")
+                rows = {row.name: row for row in target.computed_rows}
+                columns = {column.name: column for column in target.columns}
+                for kind, each in named:
+                    lookup(rows if kind == "row" else columns, each, f"{where}: {target.id} computes no {kind}")
         return table
 
     def planned(self, project: Project, table: RunTable) -> dict[str, Any]:

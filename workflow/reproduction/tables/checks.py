@@ -201,6 +201,12 @@ class Regime(Written):
     """Two rows that are different networks: they do not agree on every window or item."""
     value: Limit | None = None
     """A row's number is at least, or at most, this value, by the claim's quantity."""
+    over: str | None = None
+    """The row by whose number that of `value` is divided first: ten times the perplexity of FP16."""
+    target: str | None = None
+    """The table with these rows, whose column of the same model counts; default the claim's own."""
+    quantity: str | None = None
+    """What `value` is about; default the claim's, in another table its main one."""
     otherwise: Annotated[str, Field(min_length=1, pattern=r"[^.]$")]
     """What is so where it is not, as a statement: "The prefix is one token"."""
 
@@ -215,7 +221,8 @@ class Regime(Written):
     @property
     def rows(self) -> tuple[str, ...]:
         """The rows of the condition."""
-        return (*(self.differ or ()), *(() if self.value is None else (self.value.row,)))
+        rows = (*(self.differ or ()), *(() if self.value is None else (self.value.row,)))
+        return rows if self.over is None else (*rows, self.over)
 
 
 class Statement(Written):
@@ -315,7 +322,7 @@ def named_by(claim: Claim) -> Iterator[tuple[str, str]]:
     yield from (("row", name) for name in claim.shown or ())
     for check in claim.checks.values():
         yield from names_in(check)
-    if claim.regime is not None:
+    if claim.regime is not None and claim.regime.target is None:
         yield from (("row", name) for name in claim.regime.rows)
     if claim.experiment is not None and claim.experiment.target is None:
         yield from named_by_experiment(claim.experiment)

@@ -25,12 +25,6 @@ def title(table: Table) -> str:
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 
 
-def lead(table: Table) -> str:
-    """A table's caption and its place in the paper."""
-    section = f", Section {table.section}" if is_of_the_paper(table) else ""
-    return f"{table.caption} ({table.paper_title}{section})"
-
-
 def is_of_the_paper(table: Table) -> bool:
     """Whether a table is in the paper; the others are our own reports."""
     return table.label.startswith(("table", "figure", "lemma"))

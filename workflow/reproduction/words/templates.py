@@ -3,7 +3,7 @@
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,22 @@ def environment(filters: dict[str, Callable[..., Any]] | None = None, **syntax: 
         lstrip_blocks=True,
         **syntax,
     )
-    made.filters |= {"file": file_link, "listed": listed, "once": once, "place": place, "show": show, **(filters or {})}
+    made.filters |= {"file": file_link, "listed": listed, "once": once, "place": place, "show": show}
+    made.filters |= {"commit": commit, "versions": versions, **(filters or {})}
     return made
+
+
+def commit(data: Mapping[str, Any]) -> str:
+    """The commit of a record's environment; of an installed package, or a copy of the files, its version."""
+    known = data.get("git_commit")
+    if not known:
+        return f"rotquant {data.get('versions', {}).get('rotquant', 'of unknown version')}"
+    return f"commit `{known[:12]}`{' with uncommitted changes' if data.get('git_dirty') else ''}"
+
+
+def versions(data: Mapping[str, Any]) -> str:
+    """The versions of the packages of a record's environment."""
+    return ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
 
 
 def sentences(template: str, macro: str, **arguments: Any) -> tuple[str, ...]:

@@ -28,9 +28,6 @@ function apply() {
     if (entry.contents) entry.contents.hidden = hidden;
     shown += hidden ? 0 : 1;
   }
-  for (const claim of document.querySelectorAll("[data-outcome]")) {
-    claim.hidden = Boolean(wanted.claims) && claim.dataset.outcome !== wanted.claims;
-  }
   for (const group of document.querySelectorAll(".pending, [data-section], nav details")) {
     const members = group.closest("nav") ? group.querySelectorAll("[data-for]") : group.querySelectorAll("[data-target]");
     group.hidden = [...members].every((member) => member.hidden);

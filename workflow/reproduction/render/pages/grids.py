@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from reproduction.claims.widths import Course
 from reproduction.frame.limits import CEILING, points
@@ -22,6 +23,7 @@ from reproduction.tables.speed.definitions import FACTORS, DrawnPart, SpeedGrid,
 from reproduction.tables.tables import Row, RunTable
 from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
+from rotquant.recipes.recipe import Recipe
 
 #: Numbers that fit a line of one grid; with more, each quantity has its own grid.
 WIDTH = 8
@@ -60,7 +62,7 @@ def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping
 
     if table.transposed:
         return (_transposed(project, table, pair, mains),)
-    grids = _grids(project, table, table.rows, pair, mains)
+    grids = tuple(_ranked(project, table, values, grid) for grid in _grids(project, table, table.rows, pair, mains))
     if not bits:
         return grids
     return tuple(
@@ -71,6 +73,35 @@ def value_grids(project: Project, table: RunTable, values: Values, bits: Mapping
         )
         for grid in grids
     )
+
+
+def _ranked(project: Project, table: RunTable, values: Values, grid: Grid) -> Grid:
+    """A grid with the best number of each column among rows of equal bits, and rules around full precision."""
+    bits = {(cell.row, cell.column): _bits(cell.runs[0].recipe) for cell in project.cells(table.id)}
+    rows = [row.name for row in table.rows]
+    best: set[tuple[int, int]] = set()
+    for number, one in enumerate(grid.columns):
+        quantity, found = one.quantity, values.ours if one.published is None else values.published
+        if quantity is None or quantity.text or quantity in DESCRIPTIVE:
+            continue
+        alike: dict[tuple[int | None, ...], dict[int, float]] = {}
+        for place, row in enumerate(rows):
+            known, group = found.get((row, one.column, quantity.name)), bits.get((row, one.column))
+            if known and math.isfinite(known.mean) and group and any(group):
+                alike.setdefault(group, {})[place] = known.mean
+        for means in alike.values():
+            first = (min if quantity.better == "lower" else max)(means, key=lambda place: means[place])
+            mean = show(means[first])
+            best |= {(place, number) for place in means if show(means[place]) == mean and len(means) > 1}
+    full = [not any(next((known for (of, _), known in bits.items() if of == row), (1,))) for row in rows]
+    rules = (place for place in range(1, len(rows)) if full[place] != full[place - 1])
+    return replace(grid, best=frozenset(best), rules=tuple(rules))
+
+
+def _bits(recipe: Recipe) -> tuple[int | None, ...]:
+    """The bits of weights, activations, keys and values; None for those in full precision."""
+    weights = recipe.weights.scheme.bits if recipe.weights else 1 if recipe.has_role("rounding") else None
+    return (weights, *(scheme and scheme.bits for scheme in (recipe.activations, recipe.keys, recipe.values)))
 
 
 def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Grid, ...]:
@@ -141,7 +172,7 @@ def task_grids(project: Project, table: RunTable, values: Values) -> tuple[Tasks
             _with_chance(_task_grid(table, column, ours, values.ours, "ours"), table, column, ours, values),
             _task_grid(table, column, _printed(papers, column, values), values.published, "published"),
         )
-        for column in project.columns(table)
+        for column in _alike(project, table, project.columns(table))
     )
 
 
@@ -205,10 +236,11 @@ def _grid(
         ours = [pair(row.name, name, quantity)[0] for row in rows]
         called, one = ", ".join(alike[name]), len(alike[name]) == 1
         head = called if len(group) == 1 else quantity.title if len(alike) == 1 else f"{called}, {quantity.title}"
-        place = {"group": called, "remark": _remark(project, table, name), "title": quantity.title}
+        place: dict[str, Any] = {"group": called, "remark": _remark(project, table, name)}
+        place |= {"title": quantity.title, "quantity": quantity}
         papers = [(each, [pair(row.name, each, quantity)[1] for row in rows]) for each in alike[name]]
-        printed = [GridColumn(texts, published="" if one else each, **place) for each, texts in papers]
-        columns += beside(GridColumn(ours, head, **place), *printed)
+        printed = [GridColumn(texts, published="" if one else each, column=each, **place) for each, texts in papers]
+        columns += beside(GridColumn(ours, head, column=name, **place), *printed)
     remarks = {name: _remark(project, table, name) for name in alike}
     names = [f"{name} ({remark})" if remark else name for name, remark in remarks.items()]
     labels = [[row.name, *map(str, row.labels)] for row in rows]
@@ -249,10 +281,9 @@ def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Q
 
 def _caption(columns: Sequence[str], group: Sequence[Quantity]) -> str:
     """Caption of the numbers, and which direction is better."""
-    text = "; ".join((f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group)
-    if len(columns) == 1 and len(group) > 1:
-        return f"{columns[0]}. {text}"
-    return text[0].upper() + text[1:]
+    parts = [(f"{quantity.title}: " if len(group) > 1 else "") + _described(quantity) for quantity in group]
+    alone = [columns[0]] if len(columns) == 1 and len(group) > 1 else []
+    return ". ".join([*alone, *(part[0].upper() + part[1:] for part in parts)])
 
 
 def _described(quantity: Quantity) -> str:
@@ -268,9 +299,18 @@ def _remark(project: Project, table: RunTable, column: str) -> str:
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"
 
 
-def speed_grids(table: SpeedTable, numbers: SpeedNumbers) -> tuple[Grid, ...]:
-    """Every grid of a table except ceilings: ratios of the same run, then the numbers with their spread."""
-    return tuple(made for grid in _kernels(table) for made in _ratios_and_amounts(table, grid, numbers))
+def speed_grids(table: SpeedTable, numbers: SpeedNumbers) -> tuple[list[Grid], list[Grid]]:
+    """Every grid of a table except ceilings: ratios of the same run, and the numbers with their spread.
+
+    A grid without ratios has its numbers in their place.
+    """
+    first: list[Grid] = []
+    more: list[Grid] = []
+    for grid in _kernels(table):
+        ratios, amounts = _ratios_and_amounts(table, grid, numbers)
+        first.append(ratios or amounts)
+        more += [amounts] if ratios else []
+    return first, more
 
 
 def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid:
@@ -307,7 +347,7 @@ def _ratio_name(grid: SpeedGrid) -> str:
     return _RATIOS.get(grid.ratio) or ("Memory" if grid.of_memory else "Time")
 
 
-def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> list[Grid]:
+def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> tuple[Grid | None, Grid]:
     over = {column.name: grid.over(column) for column in grid.columns if grid.over(column) is not None}
     several = len(set(over.values())) > 1
     heads = {name: f"{name} [{other}]" if several else name for name, other in over.items()}
@@ -319,8 +359,23 @@ def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumber
         amount += " at the peak"
     elif not grid.of_memory:
         amount += ": median ± half the distance between the 10th and 90th percentile of repeated runs"
-    ratios = [_speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=grid.name)] if over else []
-    return [*ratios, _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=grid.name)]
+    name = grid.name if len(table.grids) > 1 else ""
+    amounts = _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=name)
+    if not over:
+        return None, amounts
+    ratios = _speed_grid(grid, ratio, _ratio(grid, numbers), heads, table.gpus, name=name)
+    return replace(ratios, best=frozenset() if several else _fastest(grid, ratios, numbers)), amounts
+
+
+def _fastest(grid: SpeedGrid, ratios: Grid, numbers: SpeedNumbers) -> frozenset[tuple[int, int]]:
+    """The place of each row's best ratio, where several are known."""
+    best = set()
+    for place, row in enumerate(rows(grid)):
+        columns = ((number, column.head) for number, column in enumerate(ratios.columns) if column.published is None)
+        known = {number: numbers[grid.name, row.name, name].ratio or 0.0 for number, name in columns}
+        if sum(ratio > 0 for ratio in known.values()) > 1:
+            best.add((place, max(known, key=lambda number: known[number])))
+    return frozenset(best)
 
 
 def _runs_compared(grid: SpeedGrid, numbers: SpeedNumbers) -> str:
@@ -330,11 +385,7 @@ def _runs_compared(grid: SpeedGrid, numbers: SpeedNumbers) -> str:
         records = (numbers[grid.name, row.name, column.name].record for column in grid.columns)
         if len({record.sitting for record in records if record is not None}) > 1:
             mixed.append(row.name)
-    return (
-        f"in the same run but for {', '.join(mixed)}, whose columns were measured in different runs"
-        if mixed
-        else "in the same run"
-    )
+    return f"in the same run (in different runs: {'; '.join(mixed)})" if mixed else "in the same run"
 
 
 def _speed_grid(

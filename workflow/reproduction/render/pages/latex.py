@@ -46,7 +46,7 @@ def escape(text: str) -> str:
 
 
 def _number(cell: GridCell) -> str:
-    """A number in math mode; a word, such as NaN or OOM, as text, and a dash for none."""
+    """A number in math mode, the best in bold; a word, such as NaN or OOM, as text, and a dash for none."""
     published = cell.whose == "published"
     if cell.text == "-":
         return "--"
@@ -56,7 +56,8 @@ def _number(cell: GridCell) -> str:
     mean, deviation, percent = found.groups()
     number = _power(mean) + (f" \\pm {_power(deviation)}" if deviation else "")
     unit = "\\,\\%" if percent else ""
-    return f"$\\mathit{{{number}}}${unit}" if published else f"${number}${unit}"
+    form = f"\\mathit{{{number}}}" if published else number
+    return f"{{\\boldmath${form}$}}{unit}" if cell.best else f"${form}${unit}"
 
 
 def _power(number: str) -> str:

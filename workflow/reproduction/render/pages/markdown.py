@@ -37,11 +37,15 @@ def grids_markdown(report: Report) -> str:
 
 
 def grid_table(grid: Grid) -> str:
-    """A grid as a table. A paper's one set of numbers is in brackets after ours if only few rows have one."""
+    """A grid as a table. A paper's one set of numbers is in brackets after ours if only few rows have one.
+
+    Markdown has no rules between rows; an empty row is one.
+    """
     heads = list(grid.stub)
     columns = [[labels[place] for labels in grid.labels] for place in range(len(heads))]
-    for column in grid.columns:
-        texts = [italic(text) if grid.whose_in(column) == "published" else text for text in column.texts]
+    for number, column in enumerate(grid.columns):
+        bold = (f"**{text}**" if (place, number) in grid.best else text for place, text in enumerate(column.texts))
+        texts = [italic(text) if grid.whose_in(column) == "published" else text for text in bold]
         if column.published == "" and 2 * sum(text != "-" for text in texts) < len(texts):
             heads[-1] += " (*published*)"
             ours = columns.pop()
@@ -52,7 +56,10 @@ def grid_table(grid: Grid) -> str:
             heads.append(ours if column.published is None else f"*{column.published or 'published'}*")
         columns.append(texts)
     rule = [":--"] * len(grid.stub) + ["--:"] * (len(heads) - len(grid.stub))
-    return "\n".join(map(row, [heads, rule, *zip(*columns, strict=True)]))
+    lines = [*zip(*columns, strict=True)]
+    for place in reversed(grid.rules):
+        lines.insert(place, ("",) * len(heads))
+    return "\n".join(map(row, [heads, rule, *lines]))
 
 
 def row(cells: Iterable[object]) -> str:
@@ -72,5 +79,5 @@ def bullets(lines: Sequence[str]) -> str:
 
 
 _environment = functools.cache(
-    lambda: environment({"bullets": bullets, "grid": grid_table, "literal": literal, "row": row})
+    lambda: environment({"bullets": bullets, "grid": grid_table, "italic": italic, "literal": literal, "row": row})
 )

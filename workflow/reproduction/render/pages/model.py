@@ -4,26 +4,34 @@ It is built once from a table's values and its definition. Texts are Markdown of
 numbers from the paper's everywhere.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from reproduction.claims.claims import Score, Shown
 from reproduction.claims.findings import Decision
+from reproduction.tables.checks import About
+from reproduction.tables.quantities import Quantity
 
 Whose = Literal["ours", "published", "chance"]
-ClaimsName = Literal["Claims of the paper", "Claims", "Hypotheses", "Goals"]
+Word = Literal["agrees", "disagrees", "not tested here"]
+ClaimsName = Literal["Claims of the paper", "Claims", "Hypotheses", "Goals", "Causes"]
 
 
-#: What is counted of claims that are no paper's: those that hold, and those that do not.
-_DONE = {"Goals": ("reached", "missed"), "Hypotheses": ("confirmed", "refuted")}
+#: With more claims than these, the first screen leaves out those that are not tested.
+MOST = 8
+
+#: The end of a sentence; "Eq. 3" has none.
+_END = re.compile(r"(?<!Eq\.)(?<!Sec\.)(?<!Fig\.)(?<=[.?!])\s+(?=\S)")
 
 
 class GridCell(NamedTuple):
-    """A number as printed, "-" for none, and its owner."""
+    """A number as printed, "-" for none, its owner, and whether it is the best of those that it is compared with."""
 
     text: str
     whose: Whose
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class GridColumn:
     head: its header if alone. published: GPU or column of the paper's numbers next to ours, "" where there is one set;
     None for a column of its own.
     group, remark, title: the table's column that it belongs to, that column's model, and the header below these.
+    column, quantity: the table's column and the quantity that the numbers are of.
     """
 
     texts: Sequence[str]
@@ -41,6 +50,8 @@ class GridColumn:
     group: str = ""
     remark: str = ""
     title: str = ""
+    column: str = ""
+    quantity: Quantity | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Grid:
     stub, labels: the headers of the rows' names and labels, and these row by row.
     name: the part of a report that the grid belongs to, where it names its parts.
     whose: for columns of their own. chances: number of last rows with the level of chance.
+    best: places (row, column) of the best numbers. rules: rows above which a rule stands.
     """
 
     caption: str
@@ -60,6 +72,8 @@ class Grid:
     name: str = ""
     whose: Whose = "ours"
     chances: int = 0
+    best: frozenset[tuple[int, int]] = frozenset()
+    rules: tuple[int, ...] = ()
 
     @property
     def what(self) -> str:
@@ -72,10 +86,11 @@ class Grid:
         """The labels of each row, and a cell for each column."""
         for place, names in enumerate(self.labels):
             chance = place >= len(self.labels) - self.chances
-            yield (
-                names,
-                [GridCell(one.texts[place], "chance" if chance else self.whose_in(one)) for one in self.columns],
-            )
+            cells = [
+                GridCell(one.texts[place], "chance" if chance else self.whose_in(one), (place, number) in self.best)
+                for number, one in enumerate(self.columns)
+            ]
+            yield names, cells
 
     def whose_in(self, column: GridColumn) -> Whose:
         """Owner of the numbers in a column."""
@@ -102,90 +117,78 @@ def beside(ours: GridColumn, *papers: GridColumn) -> tuple[GridColumn, ...]:
     return (ours, *(paper for paper in papers if any(text != "-" for text in paper.texts)))
 
 
-class Judged(NamedTuple):
-    """A check of a claim, decided by our numbers and by the paper's. ours, published: the findings for each.
+class Comparison(NamedTuple):
+    """A comparison as printed: its place, the compared numbers, their effect and bound, its decision, the paper's."""
 
-    on: the quantity that decides our numbers, in words; "" where it is not shown. by, second, second_says: the paper's
-    quantity in words, its verdict, and the findings for that, where it does not decide.
+    place: str
+    here: str
+    effect: str
+    decision: str
+    paper: str
+
+
+class Check(NamedTuple):
+    """A check of a claim with its comparisons.
+
+    papers: the verdict of the paper's own numbers. on: the quantity that is compared, "" where it is the claim's.
+    decides: whether this quantity does.
     """
 
+    about: About
     here: Shown
-    papers: Decision
-    ours: str
-    published: str
-    on: str = ""
-    by: str = ""
-    second: Shown | None = None
-    second_says: str = ""
-
-    @property
-    def deciding(self) -> str:
-        """The quantity that decides our numbers, as a clause."""
-        return f", decided on {self.on}" if self.on else ""
+    papers: Decision | None
+    on: str
+    comparisons: tuple[Comparison, ...]
+    decides: bool = True
 
 
 @dataclass(frozen=True)
 class ClaimLine:
-    """A claim with its two verdicts, about its mechanism and about the paper's setting.
+    """A claim as a reader sees it, and how it was decided.
 
-    quote: the paper's words. note: how it is checked. cause: for a claim not reproduced, the finding of its experiment,
-    or that the cause is unknown.
+    number: its place among the table's. headline: whether it goes first. judged: whether it is, or is a fact. word:
+    whether it agrees. finer: the verdict, where the word does not say it.
+    here, paper: the numbers of the deciding comparison. why: the cause of a disagreement that an experiment supports;
+    cause: all that is known of one. same_as: number of a claim with the same mechanism. quote: the paper's words.
+    note: how it is checked.
     """
 
+    number: int
     text: str
     section: str
     quote: str | None
     note: str | None
-    cause: str | None
-    mechanism: Judged | None
-    setting: Judged | None
-
-    @property
-    def verdicts(self) -> list[tuple[str, Judged]]:
-        """Both verdicts, if requested, by their subject."""
-        both = (("mechanism", self.mechanism), ("the paper's setting", self.setting))
-        return [(about, judged) for about, judged in both if judged is not None]
-
-
-class FactLine(NamedTuple):
-    """A statement that is not judged, with our numbers and the paper's."""
-
-    text: str
-    section: str
-    quote: str | None
-    note: str | None
-    ours: str
-    published: str
+    headline: bool
+    judged: bool
+    word: Word
+    finer: Shown | None
+    here: str
+    paper: str
+    why: str
+    cause: str
+    same_as: int | None
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of a table, under their name: a paper's, a report's of ours, hypotheses, or our own goals."""
+    """The claims of a table, under their name: a paper's, a report's of ours, hypotheses, our own goals, or causes that
+    other pages have it test."""
 
     lines: tuple[ClaimLine, ...]
     score: Score
     name: ClaimsName
-    facts: tuple[FactLine, ...] = ()
 
     @property
-    def has_finer(self) -> bool:
-        """Whether a verdict is decided by another quantity than the paper's."""
-        return any(judged.second for line in self.lines for _, judged in line.verdicts)
-
-    @property
-    def title(self) -> str:
-        """Number of reproduced mechanisms; of hypotheses those confirmed, of goals those reached."""
-        if not self.score.total:
-            return self.name
-        done, against = _DONE.get(self.name, ("mechanisms reproduced", "not reproduced"))
-        others = (
-            (against, self.score.not_reproduced),
-            ("no effect", self.score.no_effect),
-            ("undecided", self.score.undecided),
-        )
-        named = (*others, ("not checkable", self.score.unchecked))
-        counts = "".join(f", {count} {word}" for word, count in named if count)
-        return f"{self.name}: {self.score.reproduced} of {self.score.total} {done}{counts}"
+    def shown(self) -> tuple[ClaimLine, ...]:
+        """Those of the first screen: what is judged, without repetitions; on a page without any the facts that have
+        numbers. Of many only those that are tested, which come first."""
+        judged = [line for line in self.lines if line.judged] or [line for line in self.lines if line.checks]
+        words = {line.number: line.word for line in self.lines}
+        once = [line for line in judged if line.same_as is None or words[line.same_as] != line.word]
+        tested = [line for line in once if line.word != "not tested here"]
+        shown = tested if tested and len(once) > MOST else once
+        return tuple(sorted(shown, key=lambda line: (not line.headline, line.word == "not tested here")))
 
 
 class Tasks(NamedTuple):
@@ -208,24 +211,13 @@ class Fact(NamedTuple):
         return [cls(*line.split(": ", 1)) for line in said]
 
 
-class RunLine(NamedTuple):
-    """A run: its place, its number, its seconds, its key, and its file's path from the reports folder."""
-
-    row: str
-    column: str
-    seed: int
-    number: str
-    seconds: str
-    key: str
-    path: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A table's report: the content of its page and of its card in the index.
 
-    lead: the caption with its source. meaning: up to three sentences.
-    reading: whose the numbers are. figure: its caption. picture: the report whose figure it shows, if not its own.
+    caption: what it shows; source: where it stands. grids: its numbers; more: those that fold.
+    reading: a sentence on whose the numbers are.
+    figure: its caption. picture: the report whose figure it shows, if not its own.
     facts: device, date and code of the computed numbers. notes: what a reader must know of them.
     template, details: of its page, and the content of that page alone, by the template's names for it.
     """
@@ -233,16 +225,19 @@ class Report:
     id: str
     title: str
     caption: str
-    lead: str
-    meaning: Sequence[str] = ()
-    reading: Sequence[str] = ()
+    source: str
     figure: str | None = None
     picture: str | None = None
     grids: Sequence[Grid] = ()
+    more: Sequence[Grid] = ()
+    reading: str = ""
     notes: Sequence[str] = ()
     claims: Claims
     facts: Sequence[Fact] = ()
-    tasks: Sequence[Tasks] = ()
-    runs: Sequence[RunLine] = ()
     template: str = "pages/page.md.jinja"
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """What it shows, in one sentence."""
+        return _END.split(self.caption.strip(), maxsplit=1)[0]

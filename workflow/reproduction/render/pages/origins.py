@@ -1,23 +1,22 @@
 """Origin of numbers: checkpoints, settings, run files, learned rotations, and the provenance of all of them."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from reproduction.frame.values import Values
 from reproduction.render.pages import cells
-from reproduction.render.pages.model import Fact, RunLine
+from reproduction.render.pages.model import Fact
 from reproduction.run.provenance import WeightsProvenance, told
 from reproduction.run.results import REPORTS, RunResult, rotations_of
 from reproduction.tables.configuration import Slot
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 from reproduction.words.describe import measurement, settings
-from reproduction.words.numbers import show
-from reproduction.words.templates import sentences
+from reproduction.words.templates import commit, sentences
 from rotquant.foundation.errors import CheckpointError
-from rotquant.foundation.files import read_object
+from rotquant.foundation.files import canonical_json, read_object
 from rotquant.models.gguf.importing import described, origin_of_model
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
@@ -46,17 +45,22 @@ class RowRecipe(NamedTuple):
 
 
 def computed_on(project: Project, table: RunTable) -> list[Computed]:
-    """Origin of each column, those of one slot together."""
-    slots: dict[str, list[str]] = {}
+    """Origin of each column; those of one checkpoint with the same sizes together."""
+    found: dict[str, list[str]] = {}
     for column in project.columns(table):
-        slots.setdefault(project.slot(table, column).name, []).append(column)
-    found = []
-    for name, columns in slots.items():
-        slot = project.config.slot(name)
-        checkpoint = slot.checkpoint
-        place = (_card(project, checkpoint), project.digest(name), _shape(project, checkpoint))
-        found.append(Computed(columns, slot, *place))
-    return found
+        slot = project.slot(table, column).model_dump(mode="json", exclude={"name"})
+        found.setdefault(canonical_json(slot), []).append(column)
+    slots = [(columns, project.slot(table, columns[0])) for columns in found.values()]
+    return [
+        Computed(
+            columns,
+            slot,
+            _card(project, slot.checkpoint),
+            project.digest(slot.name),
+            _shape(project, slot.checkpoint),
+        )
+        for columns, slot in slots
+    ]
 
 
 def has_groups(recipe: Recipe) -> bool:
@@ -83,16 +87,6 @@ def row_bits(project: Project, table: RunTable, results: Results) -> dict[str, s
     if not recorded:
         return {}
     return {row: cells.ends(bits) for row, bits in found.items() if bits}
-
-
-def shared_checkpoints(project: Project, slots: list[str]) -> list[tuple[str, str]]:
-    """Each slot whose checkpoint is also used for an earlier slot of the configuration, with that one."""
-    pairs = []
-    for name in slots:
-        checkpoint = project.config.slot(name).checkpoint
-        first = next(other for other in project.config.slots.values() if other.checkpoint == checkpoint).name
-        pairs += [(name, first)] if first != name else []
-    return pairs
 
 
 def _card(project: Project, checkpoint: str) -> str:
@@ -140,38 +134,28 @@ def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
-def _link(project: Project, key: str) -> str:
-    """The path of a run's file from the reports folder."""
-    return f"../results/runs/{project.results.run(key).name}"
-
-
-def run_lines(project: Project, table: RunTable, values: Values, results: Results) -> tuple[RunLine, ...]:
-    """Every run of the table with the main number of its metric."""
-    first = {cell.quantities[0].name: cell.quantities[0].title for cell in project.cells(table.id)}
-    return tuple(
-        RunLine(row, column, seed, f"{first[name]} {show(value)}", _seconds(results.get(key)), key, _link(project, key))
-        for (row, column, name), number in values.items()
-        if name in first
-        for key, seed, value in zip(number.runs, number.seeds, number.values, strict=True)
-    )
-
-
-def _seconds(result: RunResult | None) -> str:
-    return "-" if result is None else f"{result.provenance.get('seconds', 0.0):.1f}"
-
-
 def model_facts(results: Results) -> list[Fact]:
     """Models and seeds of the results."""
     return _facts("models", runs=[result.run for result in results.values()])
 
 
 def origin_facts(results: Results) -> list[Fact]:
-    """Date, device, code and texts of the results; empty without results."""
+    """Commit, code, date, device and texts of the results; empty without results."""
     weights = {result.run.weights_key: result.weights for result in results.values() if result.weights}
-    records = [result.provenance for result in results.values()]
-    learned = rotations_of(results.values()).values()
-    kinds = {"runs": records, "weights": weights.values(), "rotations": learned}
-    return _facts("origin", **{kind: [told(record) for record in members] for kind, members in kinds.items()})
+    records = {
+        "runs": [result.provenance for result in results.values()],
+        "weights": [*weights.values()],
+        "rotations": [*rotations_of(results.values()).values()],
+    }
+    shown = {kind: [told(record) for record in members] for kind, members in records.items()}
+    made = [Fact(f"Code of {kind}", _made(members)) for kind, members in shown.items() if members]
+    return [*made, *_facts("origin", **shown)]
+
+
+def _made(records: list[dict[str, Any]]) -> str:
+    """The commit and the code digest of some results, and how many have both."""
+    counts = Counter(f"{commit(record)}, digest `{record['code_digest']}`" for record in records)
+    return "; ".join(f"{count} by {code}" if len(counts) > 1 else code for code, count in counts.items())
 
 
 def _facts(macro: str, **arguments: object) -> list[Fact]:

@@ -3,12 +3,10 @@
 from typing import NamedTuple
 
 from reproduction.claims.unmeasured import outcomes
-from reproduction.render.meaning.pages import clauses, sentence
-from reproduction.render.meaning.words import clause, lower
 from reproduction.render.pages.grids import settings_grid
 from reproduction.render.pages.model import Fact, Report
 from reproduction.render.pages.verdicts import judged_report
-from reproduction.tables.settings import SettingsTable, asked_cells
+from reproduction.tables.settings import SettingsTable
 from reproduction.words.describe import settings
 from reproduction.words.templates import sentences
 
@@ -31,12 +29,12 @@ def settings_report(table: SettingsTable) -> Report:
         table,
         outcomes(table),
         "Claims of the paper",
-        meaning=_meaning(table),
-        reading=sentences(WORDS, "reading"),
+        reading=sentences(WORDS, "reading", differ=sum(cell.same is False for cell in table.cells))[0],
         grids=[settings_grid(table)],
         facts=[Fact("Recipes", sentences(WORDS, "derived", pages=pages)[0])],
         template="pages/recipes.md.jinja",
         details={
+            "noise": "none",
             "differences": [cell for cell in table.cells if cell.same is False],
             "lacking": sum(cell.published is None for cell in table.cells),
             "sources": _sources(table),
@@ -53,27 +51,3 @@ def _sources(table: SettingsTable) -> list[RecipeLine]:
         recipe = settings(table.recipes[row.name])
         rows.setdefault((where, place and place.table, recipe), []).append(row.name)
     return [RecipeLine(names, *told) for told, names in rows.items()]
-
-
-def _meaning(table: SettingsTable) -> list[str]:
-    """Up to three sentences on a table: its cells, the claims of the paper's text, and the differences."""
-    printed = [cell for cell in table.cells if cell.published is not None]
-    differs = [cell for cell in printed if not cell.same]
-    told = [claim for claim in table.claims if claim.fact.told]
-    agree = [
-        claim
-        for claim in told
-        if all(cell.here.casefold() == asked.casefold() for cell, asked in asked_cells(table, claim))
-    ]
-    reason = differs[0].reason if differs else None
-    said = clauses(
-        "settings",
-        printed=len(printed),
-        same=len(printed) - len(differs),
-        told=len(told),
-        agree=len(agree),
-        example=clause(agree[0].text) if agree else "",
-        differs=differs,
-        reason=lower(reason.rstrip(".")) if reason else "",
-    )
-    return [sentence([line]) for line in said]

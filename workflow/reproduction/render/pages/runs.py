@@ -1,19 +1,17 @@
 """The report of a table of accuracy: ours next to the paper's, claims, and each number's origin.
 
-Three marks are used on all pages: numbers computed here are upright, *published* ones in italics, and numbers recorded
-on another machine name it. Nothing is printed that no result file has.
+Numbers computed here are upright, *published* ones in italics. Nothing is printed that no result file has.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction.claims.claims import outcomes
+from reproduction.claims.claims import outcomes, tested_here
 from reproduction.claims.widths import courses
 from reproduction.frame.values import Values
 from reproduction.identity.names import HISTORY_FILE, RESULTS
 from reproduction.identity.run import Run
-from reproduction.render.meaning.tables import meaning_of
 from reproduction.render.pages import origins
 from reproduction.render.pages.effort import given
 from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
@@ -38,13 +36,13 @@ SHIPPED = Path("workflow/resources/models")
 
 _BITS = (
     "Bits per weight count all that a quantized linear layer stores: codes, float32 scales, zero points of one byte, "
-    "outlier features, tables, and permutations and rotations that a method keeps. Codes count without padding."
+    "outlier features and tables. They count permutations and rotations that a method keeps, and codes without padding."
 )
-_PREFIXES = (
-    "A row with a prefix and one without are compared by perplexity, not by KL divergence: a prefix moves the "
-    "full-precision model too, for the better, which KL divergence counts as a loss (FP16 + prefix in "
-    "`prefixquant_causes`)."
+_UNLIKE = (
+    "Rows with a prefix are compared with others by perplexity, not by KL divergence. These runs are from before the "
+    "reference of a row with a prefix was the full-precision model with the same prefix."
 )
+_ALIKE = "The reference of a row with a prefix is the full-precision model with the same prefix."
 
 
 class Measure(NamedTuple):
@@ -63,47 +61,48 @@ def runs_report(project: Project, table: RunTable, values: Values, results: orig
         results: the runs of the values. Some runs of an older table may be missing; their facts are left out.
     """
     on_models = is_about_models(table)
-    slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
-    stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
-    measures = list(_measures(project, table, results))
-    picture = project.picture(table)
     bits = origins.row_bits(project, table, results) if on_models else {}
+    grids = value_grids(project, table, values, bits)
+    picture = project.picture(table)
     decided = outcomes(project, table, values, results)
+    causes = () if decided else tested_here(project, table, values, results)
+    unlike = any(not result.reference_is_alike for result in results.values())
     return judged_report(
         table,
-        decided,
-        "Hypotheses" if has_hypotheses(table) else "Claims",
-        meaning=meaning_of(project, table, values, results, decided),
-        reading=_reading(project, table, slots, stand_ins) if on_models else (),
+        decided or causes,
+        "Causes" if causes else "Hypotheses" if has_hypotheses(table) else "Claims",
+        reading=_reading(project, table, any(grid.best for grid in grids)) if on_models else "",
         picture=None if picture == table.id else picture,
-        grids=value_grids(project, table, values, bits),
+        grids=grids,
         notes=(
             *_footnotes(project, table, values),
             *project.remarks(table),
             *([_BITS] if bits else []),
-            *_of_prefixes(project, table),
+            *([_UNLIKE] if unlike and table.claims and project.endpoints(table) else []),
             *broken(table.baseline, values),
         ),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
-        tasks=task_grids(project, table, values) if measures else (),
-        runs=origins.run_lines(project, table, values, results),
         template="pages/runs.md.jinja",
-        details={**_details(project, table, values, results), "measures": measures},
+        details={**_details(project, table, values, results), "references": "" if unlike else _ALIKE},
     )
 
 
 def _details(project: Project, table: RunTable, values: Values, results: origins.Results) -> dict[str, Any]:
-    """Content of the page alone: changes, checkpoints, recipes and learned rotations."""
+    """Content of the page alone: changes, tasks, checkpoints, recipes and learned rotations."""
     runs = [run for cell in project.cells(table.id) for run in cell.runs]
     rotations = rotations_of(results.values()).items()
     divergences, odds = endpoint_grids(project, table, values)
+    measures = list(_measures(project, table, results))
     return {
+        "noise": "seeds",
         "baseline": table.baseline,
         "changes": change_grids(project, table, values),
         "effects": effect_grid(found) if (found := courses(project, table, values, results)) else None,
         "divergences": divergences,
         "odds": odds,
         "has_flips": any(name.endswith(ANSWER_FLIPS.name) for _, _, name in values),
+        "measures": measures,
+        "tasks": task_grids(project, table, values) if measures else (),
         "columns": origins.computed_on(project, table) if is_about_models(table) else (),
         "groups": any(origins.has_groups(run.recipe) for run in runs),
         "outliers": any(run.recipe.outlier_features for run in runs),
@@ -122,45 +121,36 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
     }
 
 
-def _reading(project: Project, table: RunTable, slots: list[str], stand_ins: list[str]) -> Sequence[str]:
-    """Guide to the numbers: whose they are, on which models, and what is missing here."""
-    computed = project.columns(table)
-    skipped = [column.name for column in table.columns if column.name not in computed]
+def _reading(project: Project, table: RunTable, best: bool) -> str:
+    """Whose the numbers are, and on which models."""
+    slots = list(dict.fromkeys(project.slot(table, column).name for column in project.columns(table)))
+    stand_ins = [name for name in slots if is_stand_in(project.config.slot(name))]
     places = [project.config.slot(name).checkpoint for name in stand_ins]
-    read = [cell.runs[0] for cell in project.cells(table.id)]
     return sentences(
         WORDS,
         "reading",
         slots=slots,
         stand_ins=() if has_hypotheses(table) else stand_ins,
         small=all(Path(place).is_relative_to(SHIPPED) for place in places),
-        other_text=any(corpus_words(run) != run.metric.corpus for run in read),
         printed=bool(project.published(table)),
-        shared=origins.shared_checkpoints(project, slots),
-        skipped=skipped,
-    )
+        best=best,
+    )[0]
 
 
-def _footnotes(project: Project, table: RunTable, values: Values) -> Sequence[str]:
+def _footnotes(project: Project, table: RunTable, values: Values) -> tuple[str, ...]:
     """Notes on the ±, on non-finite or missing numbers, and on single columns."""
-    printed = project.published(table).items()
+    printed, computed = project.published(table).items(), project.columns(table)
     return sentences(
         WORDS,
         "footnotes",
         table=table,
         seeds=project.seeds(table),
-        columns=project.columns(table),
+        columns=computed,
         not_finite=not_finite(project.quantities(table), values),
         own={column for (_, column, _), number in printed if number.file == table.published},
         added=[row.name for row in project.config.rows.get(table.id, ())],
+        skipped=[column.name for column in table.columns if column.name not in computed],
     )
-
-
-def _of_prefixes(project: Project, table: RunTable) -> Iterator[str]:
-    """A note where claims may compare rows with and without a prefix."""
-    rows = {row.name for row in table.computed_rows}
-    if table.claims and project.endpoints(table) and rows & project.prefixed(table) not in (set(), rows):
-        yield _PREFIXES
 
 
 def _measures(project: Project, table: RunTable, results: origins.Results) -> Iterator[Measure]:

@@ -1,17 +1,22 @@
-"""Reports with their claims: the verdict here and by the paper's own numbers, and the cause of a failure."""
+"""Claims on a page: one of three words with the numbers here and the paper's, and below how each was decided."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reproduction.claims.claims import Answer, Outcome, Verdict, repeated, score
-from reproduction.render.pages.model import ClaimLine, Claims, ClaimsName, FactLine, Judged, Report
+from reproduction.claims.claims import Answer, Outcome, Shown, Verdict, repeated, score
+from reproduction.claims.findings import Finding
+from reproduction.render.pages.model import Check, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
 from reproduction.run.results import table_path
-from reproduction.tables.checks import Claim, Experiment, Explained
+from reproduction.tables.checks import About, Claim, Experiment, Explained
+from reproduction.tables.quantities import KL, LOG_ODDS
 from reproduction.tables.tables import Table
-from reproduction.words.describe import is_of_the_paper, lead, title
-from reproduction.words.numbers import listed, words
+from reproduction.words.describe import is_of_the_paper, title
+from reproduction.words.findings import asked, change, numbers, short
+from reproduction.words.numbers import listed
 
-UNKNOWN = "cause unknown"
+#: What a reader is told of a verdict; those that are not here are not tested.
+WORDS: dict[Shown, Word] = {"reproduced": "agrees", "not reproduced": "disagrees", "no effect": "disagrees"}
+UNKNOWN = "Cause unknown"
 
 
 def judged_report(
@@ -33,7 +38,7 @@ def judged_report(
         id=table.id,
         title=title(table),
         caption=table.caption,
-        lead=lead(table),
+        source=f"{table.paper_title}, Section {table.section}" if is_of_the_paper(table) else table.paper_title,
         figure=table.drawn,
         notes=(*notes, *table.notes),
         claims=found,
@@ -43,81 +48,148 @@ def judged_report(
 
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
-    """The claims with their verdicts, and the facts separately."""
-    judged = [one for one in decided if one.mechanism or one.setting]
-    first = repeated(judged)
-    lines = tuple(_line(one, first.get(place)) for place, one in enumerate(judged))
-    facts = tuple(_fact(one) for one in decided if one.fact or not one.answers)
-    return Claims(lines, score(decided), name, facts)
+    """The claims of a page with their verdicts."""
+    again = repeated(decided)
+    lines = (_line(number, one, again.get(number - 1)) for number, one in enumerate(decided, 1))
+    return Claims(tuple(lines), score(decided), name)
 
 
-def _line(outcome: Outcome, first: int | None) -> ClaimLine:
-    """first: place of a claim with the same mechanism."""
-    said = outcome.claim
-    both = (None if one is None else _judged(one) for one in (outcome.mechanism, outcome.setting))
-    cause = _cause(outcome, first) if outcome.is_not_reproduced else None
-    again = "" if first is None else f"It asks what claim {first + 1} asks; both count once."
-    note = " ".join(filter(None, (said.note, again))) or None
-    return ClaimLine(said.text, said.section, said.quote, note, cause, *both)
+def _line(number: int, outcome: Outcome, first: int | None) -> ClaimLine:
+    """first: place of a claim with the same mechanism, which counts once."""
+    claim, answers = outcome.claim, outcome.answers
+    about = next(iter(answers), None)
+    judged = outcome.mechanism is not None or outcome.setting is not None
+    if about is None:
+        seen = f"see {listed(claim.shown or ())}" if isinstance(claim, Claim) else "-"
+        word, finer, here, paper = "not tested here", None, seen, seen
+    else:
+        word, finer = _word(answers)
+        here, paper = _shown(answers[about])
+    found = outcome.experiment
+    holds = found is not None and found.decision == "holds"
+    why = f"{_cause(claim.experiment)} ({_where(claim.experiment)})" if holds and isinstance(claim, Claim) else ""
+    return ClaimLine(
+        number=number,
+        text=claim.text,
+        section=claim.section,
+        quote=claim.quote,
+        note=claim.note,
+        headline=claim.headline,
+        judged=judged,
+        word=word,
+        finer=finer,
+        here=here,
+        paper=paper,
+        why=why,
+        cause=_explained(outcome) if outcome.is_not_reproduced else "",
+        same_as=None if first is None else first + 1,
+        checks=tuple(check for name, answer in answers.items() for check in _checks(name, answer)),
+    )
 
 
-def _judged(answer: Answer) -> Judged:
-    found = Judged(answer.here, answer.papers.decision, findings(answer.ours), findings(answer.papers))
-    if answer.on is None or not answer.judged:
-        return found
-    found = found._replace(on=words(answer.on))
-    if answer.second is None or answer.by is None:
-        return found
-    return found._replace(by=words(answer.by), second=answer.there, second_says=findings(answer.second))
+def _word(answers: Mapping[About, Answer]) -> tuple[Word, Shown | None]:
+    """One word for all checks of a claim, and the verdict where the word does not say it.
+
+    A fact's numbers agree or not. A claim disagrees where one of its checks does.
+    """
+    shown = [answer.here for about, answer in answers.items() if about != "fact" or answer.ours.decision != "holds"]
+    if not shown:
+        return "agrees", None
+    if set(answers) == {"fact"}:
+        return (
+            "disagrees" if answers["fact"].ours.decision in ("contradicted", "no effect") else "not tested here"
+        ), None
+    against = [one for one in shown if WORDS.get(one) == "disagrees"]
+    verdict = next(iter([*against, *shown]))
+    word = WORDS.get(verdict, "not tested here")
+    return word, None if verdict in ("reproduced", "not reproduced", "not tested here") else verdict
 
 
-def _fact(outcome: Outcome) -> FactLine:
-    said, answer = outcome.claim, outcome.fact
-    if answer is None:
-        seen = f"see {listed(said.shown or ())} in the table" if isinstance(said, Claim) else "-"
-        return FactLine(said.text, said.section, said.quote, said.note, seen, seen)
-    numbers = (findings(verdict, otherwise=" (not so)") for verdict in (answer.ours, answer.papers))
-    return FactLine(said.text, said.section, said.quote, said.note, *numbers)
+def _shown(answer: Answer) -> tuple[str, str]:
+    """The numbers of the comparison nearest to the border, or farthest beyond it, and the paper's there.
+
+    In the paper's quantity where both say the same; where they do not, in both.
+    """
+    second = answer.second
+    agree = second is not None and second.decision == answer.ours.decision
+    place, here = _example(second if second is not None and agree else answer.ours)
+    if second is not None and not agree:
+        here = "; ".join(filter(None, (here, _example(second)[1])))
+    there = [one for one in answer.papers.findings if one.place == place] or answer.papers.findings[:1]
+    told = [(one.device, numbers(one, answer.papers.quantity)) for one in there]
+    paper = "; ".join(f"{device}: {text}" if device else text for device, text in told)
+    several = sum(finding.compares for finding in answer.ours.findings) > 1
+    return f"{place}: {here}" if several and place else here, paper or "-"
 
 
-def _cause(outcome: Outcome, first: int | None) -> str:
-    """The cause by the claim's experiment, its author, or the `first` of equal claims; or that it is unknown."""
-    claim = outcome.claim
+def _example(verdict: Verdict) -> tuple[str, str]:
+    """The place of the deciding comparison, and its numbers; without one, why nothing is compared."""
+    alike = [one for one in verdict.findings if one.decision == verdict.decision and one.effect is not None]
+    if verdict.decision == "not checkable" or not alike:
+        rest = [one for one in verdict.findings if one.decision == verdict.decision] or verdict.findings
+        missing = f"no number for {verdict.missing[0]}" if verdict.missing else "nothing to compare"
+        return "", f"{rest[0].place}: {rest[0].reason}" if rest else missing
+    one = min(alike, key=lambda found: found.effect.margin if found.effect else 0.0)
+    quantity = verdict.quantity
+    noun = f"{short(quantity)} " if quantity and quantity.key in (KL.name, LOG_ODDS.name) else ""
+    bound = asked(one)
+    return one.place, f"{noun}{numbers(one, quantity)}{f' ({bound} asked)' if bound else ''}"
+
+
+def _checks(about: About, answer: Answer) -> Iterator[Check]:
+    """A check with all comparisons: here with the paper's at the same places, then by the paper's quantity."""
+    papers = {(one.place, one.device): one for one in answer.papers.findings}
+    devices = list(dict.fromkeys(one.device for one in answer.papers.findings)) or [""]
+    lines = []
+    for place in dict.fromkeys(one.place for one in (*answer.ours.findings, *answer.papers.findings)):
+        ours = next((one for one in answer.ours.findings if one.place == place), None)
+        there = [(device, papers[place, device]) for device in devices if (place, device) in papers]
+        told = [f"{device} {numbers(one, answer.papers.quantity)}{_mark(one)}".strip() for device, one in there]
+        lines.append(_compared(place, ours, answer.ours, "; ".join(told) or "-"))
+    lines += [Comparison(place, "-", "-", "no number", "-") for place in answer.ours.missing]
+    on = "" if answer.on is None or not answer.judged else short(answer.on)
+    yield Check(about, answer.here, answer.papers.decision, on, tuple(lines))
+    if answer.second is not None and answer.second.quantity is not None and answer.there is not None:
+        lines = [_compared(one.place, one, answer.second, "-") for one in answer.second.findings]
+        yield Check(about, answer.there, None, short(answer.second.quantity), tuple(lines), decides=False)
+
+
+def _compared(place: str, ours: Finding | None, verdict: Verdict, paper: str) -> Comparison:
+    if ours is None:
+        return Comparison(place, "-", "-", "no number", paper)
+    bound, reason = asked(ours), ours.reason if ours.effect else ""
+    effect = ", ".join(filter(None, (change(ours), f"{bound} asked" if bound else ""))) or "-"
+    decision = f"{ours.decision}: {reason}" if reason else ours.decision
+    return Comparison(place, numbers(ours, verdict.quantity), effect, decision, paper)
+
+
+def _mark(finding: Finding) -> str:
+    return "" if finding.decision == "holds" else f" ({finding.decision})"
+
+
+def _explained(outcome: Outcome) -> str:
+    """What explains a claim that is not reproduced: what its experiment found, its author's reason, or nothing."""
+    claim, found = outcome.claim, outcome.experiment
     because = f"{claim.because}." if isinstance(claim, Explained) and claim.because else ""
     if not isinstance(claim, Claim) or claim.experiment is None:
-        unknown = f"{UNKNOWN.capitalize()}: no experiment tests one." if first is None else f"See claim {first + 1}."
-        return because or unknown
-    experiment, found = claim.experiment, outcome.experiment
-    tested = experiment.cause.rstrip(".")
+        return because or f"{UNKNOWN}: no experiment tests one."
+    cause, where = _cause(claim.experiment), _where(claim.experiment)
     if found is None or found.decision == "not checkable":
-        return because or f"{UNKNOWN.capitalize()}. {_where(experiment)} would test one and is not computed: {tested}."
+        return because or f"{UNKNOWN}: {where} would test one and is not computed. {cause}."
     said = {
         "holds": "supports it",
         "contradicted": "speaks against it",
         "no effect": "finds no effect",
         "undecided": "leaves it open",
     }
-    left = "" if found.decision == "holds" or because else f"; {UNKNOWN}"
-    tested = f"Tested cause: {tested}. {_where(experiment)} {said[found.decision]} ({findings(found)}){left}."
-    return tested if found.decision == "holds" else f"{tested} {because}".rstrip()
+    place, text = _example(found)
+    tested = f"Tested cause: {cause}. {where[0].upper()}{where[1:]} {said[found.decision]} ({place}: {text})."
+    return tested if found.decision == "holds" else f"{tested} {because or f'{UNKNOWN}.'}"
 
 
-def _where(experiment: Experiment) -> str:
-    return "This table" if experiment.target is None else f"`{experiment.target}`"
+def _cause(experiment: Experiment | None) -> str:
+    return "" if experiment is None else experiment.cause.rstrip(".")
 
 
-def findings(verdict: Verdict, otherwise: str = " ❌") -> str:
-    """The comparisons of a verdict in one line; failed ones are marked, places without a number are named."""
-    marks = {
-        "holds": "",
-        "contradicted": otherwise,
-        "no effect": otherwise,
-        "undecided": " (undecided)",
-        "not checkable": " (not checkable)",
-    }
-    parts = []
-    for finding in verdict.findings:
-        mark = f" (undecided: {finding.needed})" if finding.needed else marks[finding.decision]
-        parts.append(f"{finding.place}: {finding.numbers}{mark}")
-    parts += [f"no number for {where}" for where in verdict.missing]
-    return "; ".join(parts) or "nothing to compare"
+def _where(experiment: Experiment | None) -> str:
+    return f"`{experiment.target}`" if experiment and experiment.target else "this table"

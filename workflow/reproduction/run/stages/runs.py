@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reproduction.identity.run import Run, named
-from reproduction.run.provenance import of_checkpoint
+from reproduction.run.provenance import PLAIN, WITH_PREFIX, of_checkpoint
 from reproduction.run.stages import measures
 from reproduction.run.stages.measures import MetricResult, Subject
 from reproduction.run.stages.text import token_ids
@@ -75,6 +75,7 @@ def measure_run(
         "gpu": gpu_name(accelerator),
         **of_checkpoint(run, checkpoint),
         **measurement.source,
+        **({} if exact is None else {"reference": _reference(run.recipe, folder)}),
         "seconds": time.perf_counter() - started,
     }
     return measurement, provenance
@@ -111,6 +112,10 @@ def _full_precision(
         found = float_states(model, windows, batch_size, tokens.bos)
     states.keep(about, found, model)
     return found
+
+
+def _reference(recipe: "Recipe", folder: Path | None) -> str:
+    return WITH_PREFIX if folder is not None and _stored_prefix(recipe, folder) else PLAIN
 
 
 def _stored_prefix(recipe: "Recipe", folder: Path) -> "dict[str, Tensor] | None":
