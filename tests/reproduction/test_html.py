@@ -316,14 +316,14 @@ def test_names_titles_and_captions_are_text_wherever_they_stand(hostile: Project
 def test_names_leave_the_cells_of_a_table_apart(hostile: Project) -> None:
     shown = render_pages(hostile)["quarot_table1.html"]
     table = shown[shown.rindex("<table>", 0, shown.index("<svg")) :].partition("</table>")[0]
-    rows = [re.findall(r"<t[hd]\b", line) for line in table.split("<tr>")[1:]]
+    rows = [re.findall(r"<t[hd]\b", line) for line in table.split("<tr")[1:]]
     assert [len(cells) for cells in rows] == [4, 4, 4, 4]  # name, label, two columns; a rule below full precision
     assert "a &amp; b | c" in table
 
 
 def test_ours_stand_beside_the_papers_with_as_many_decimals(project: Project) -> None:
     text = article(html.index(project), "quarot_table1")
-    row = text[text.index("<td>QuaRot</td>") :].partition("</tr>")[0]
+    row = text[: text.index("8.372")].rpartition("<tr>")[2] + text[text.index("8.372") :].partition("</tr>")[0]
     assert re.findall(r"<td[^>]*>(.+?)</td>", row) == [
         "QuaRot",
         "4",

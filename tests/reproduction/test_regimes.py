@@ -143,13 +143,17 @@ def test_a_regime_may_be_that_of_another_table(tmp_path: Path, monkeypatch: pyte
         "otherwise": "Rounding alone costs little",
     }
     claim = {"text": "Better.", "section": "1", "mechanism": {"better": {"row": "Baseline", "than": ["QuaRot"]}}}
-    other = reports.table("table9", claims=[], published=None, columns=[{"name": "7B", "slot": "Llama-2-7B"}])
-    project = reports.load(
-        tmp_path,
-        monkeypatch,
-        reports.table("table1", columns=["Llama-2-7B"], claims=[{**claim, "regime": regime}]),
-        other,
+    other = reports.table(
+        "table9",
+        claims=[],
+        published=None,
+        columns=[{"name": "7B", "slot": "Llama-2-7B"}],
+        rows=reports.rows("QuaRot"),
+        figure=None,
     )
+    asked = [{**claim, "regime": regime}]
+    own = reports.table("table1", columns=["Llama-2-7B"], published=None, figure=None, claims=asked)
+    project = reports.load(tmp_path, monkeypatch, own, other)
     reports.compute(project)
 
     def here() -> str:

@@ -313,7 +313,7 @@ def test_the_index_shows_a_speed_table_with_its_claims_and_gpu(project: Project)
     record(project.root / COMMITTED, table_of(project))
     text = html.index(project)
     assert "recorded on some-gpu" in text
-    assert "The 4-bit layer is twice as fast." in text
+    assert ">4-bit</span> layer is twice as fast." in text
     assert "<em>RTX 3090</em>" in text
     assert "<strong>Some GPU</strong> (another machine, 2026-11-21)" in text
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reproduction.claims.claims import Answer, Outcome, Shown, Verdict, repeated, score
+from reproduction.claims.claims import Answer, Outcome, Score, Shown, Verdict, repeated, score
 from reproduction.claims.findings import Finding
 from reproduction.render.pages.model import Check, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
 from reproduction.run.results import table_path
@@ -33,7 +33,8 @@ def judged_report(
     Args:
         claims: their name where they are no paper's. notes: before the table's own.
     """
-    found = claims_of(decided, "Claims of the paper" if is_of_the_paper(table) else claims)
+    papers = is_of_the_paper(table) and claims != "Causes"
+    found = claims_of(decided, "Claims of the paper" if papers else claims)
     return Report(
         id=table.id,
         title=title(table),
@@ -48,10 +49,10 @@ def judged_report(
 
 
 def claims_of(decided: Sequence[Outcome], name: ClaimsName) -> Claims:
-    """The claims of a page with their verdicts."""
+    """The claims of a page with their verdicts; causes that it tests for other pages count nowhere."""
     again = repeated(decided)
     lines = (_line(number, one, again.get(number - 1)) for number, one in enumerate(decided, 1))
-    return Claims(tuple(lines), score(decided), name)
+    return Claims(tuple(lines), Score() if name == "Causes" else score(decided), name)
 
 
 def _line(number: int, outcome: Outcome, first: int | None) -> ClaimLine:
