@@ -80,7 +80,7 @@ def test_the_page_says_which_rows_compare_different_runs(project: Project) -> No
     again = made.cells[0].model_copy(update={"sitting": 1})
     sittings = (*made.sittings, *made.sittings)
     write_record(project.root / OWN, made.model_copy(update={"sittings": sittings, "cells": (again, *made.cells[1:])}))
-    assert f"in the same run (in different runs: {table.cells[0].row})" in page(project, table)
+    assert f"in the same run but for rows {table.cells[0].row}" in page(project, table)
 
 
 def test_a_cell_that_could_not_be_measured_says_why_and_has_no_ratio(project: Project) -> None:

@@ -385,7 +385,8 @@ def _runs_compared(grid: SpeedGrid, numbers: SpeedNumbers) -> str:
         records = (numbers[grid.name, row.name, column.name].record for column in grid.columns)
         if len({record.sitting for record in records if record is not None}) > 1:
             mixed.append(row.name)
-    return f"in the same run (in different runs: {'; '.join(mixed)})" if mixed else "in the same run"
+    named = f"rows {', '.join(mixed)}" if len(mixed) < 4 else f"{len(mixed)} rows"
+    return f"in the same run but for {named}" if mixed else "in the same run"
 
 
 def _speed_grid(
