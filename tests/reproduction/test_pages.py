@@ -18,6 +18,7 @@ from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
 from reproduction.render.figures import draw as figures
 from reproduction.render.html.pages import render_pages
+from reproduction.render.pages import comparisons as words
 from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.model import ClaimLine
@@ -31,7 +32,6 @@ from reproduction.tables.quantities import KL, PERPLEXITY, Quantity
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
-from reproduction.words import findings as words
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import write_text
 from tests.helpers.project import TABLES

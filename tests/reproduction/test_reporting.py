@@ -170,16 +170,7 @@ def test_a_table_of_one_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_page_says_where_each_number_comes_from(project: Project) -> None:
-    keys = [run.key for cell in project.cells("quarot_table1") for run in cell.runs]
-<<<<<<< HEAD
     text = page(project)
-    for key in keys:
-        assert f"(../results/runs/{project.names[key]}.json)" in text
-=======
-    logged = Logged("sqlite:///mlflow.db", "quarot", "1", "parent-id", {key: f"mlflow-{key}" for key in keys})
-    text = page(project, logged=logged)
-    assert "parent-id" in text
->>>>>>> 6d8f7979 (Pages: a first screen with one of three words for each claim; verdicts are data until a page is written)
     assert environment()["cpu"] in text
     for kind in ("runs", "weights"):
         assert re.search(rf"- Code of {kind}: (commit `\w{{12}}`|rotquant ).*, digest `0123456789abcdef`\n", text)

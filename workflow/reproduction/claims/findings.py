@@ -25,7 +25,7 @@ AGAINST: tuple[Decision, ...] = ("contradicted", "no effect")
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a comparison, as data; `words.findings` prints it.
+    """The effect of a comparison, as data; `render.pages.comparisons` prints it.
 
     kind: the gain of a row over another, its loss on one, a single number, by how much one effect exceeds another
     (apart), or a ratio. low, high: the ends of its interval, both the effect itself without noise; seeds, items: what

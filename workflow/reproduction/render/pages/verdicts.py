@@ -5,13 +5,13 @@ from typing import Any
 
 from reproduction.claims.claims import Answer, Outcome, Score, Shown, Verdict, repeated, score
 from reproduction.claims.findings import Finding
+from reproduction.render.pages.comparisons import asked, change, numbers, short
 from reproduction.render.pages.model import Check, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
 from reproduction.run.results import table_path
 from reproduction.tables.checks import About, Claim, Experiment, Explained
 from reproduction.tables.quantities import KL, LOG_ODDS
 from reproduction.tables.tables import Table
 from reproduction.words.describe import is_of_the_paper, title
-from reproduction.words.findings import asked, change, numbers, short
 from reproduction.words.numbers import listed
 
 #: What a reader is told of a verdict; those that are not here are not tested.
