@@ -43,7 +43,7 @@ FIGURE = OutputKind(
 PAGE = OutputKind(
     "a page or figure of reports",
     lambda path: (
-        FIGURE.is_one(path) or _has(path, b"<summary>Provenance</summary>", b"`snakemake --cores all reports/")
+        FIGURE.is_one(path) or _has(path, b"<summary>Provenance</summary>", b"## What it means", b"`snakemake --cores all reports/")
     ),
 )
 
