@@ -36,16 +36,13 @@ FigureWidth = Annotated[
 
 #: Bytes of a file by which its kind is recognized.
 _HEAD = 2**22
+#: What is in every page: its last part, before 0.4 its first, or the scoreboard's command.
+_PAGES = (b"<summary>Provenance</summary>", b"## What it means", b"`snakemake --cores all reports/")
 #: A figure of this project, and a file of the gallery.
 FIGURE = OutputKind(
     "a figure of this project", lambda path: _has(path, b"<svg") and _has(path, b"Matplotlib", b"rotquant")
 )
-PAGE = OutputKind(
-    "a page or figure of reports",
-    lambda path: (
-        FIGURE.is_one(path) or _has(path, b"<summary>Provenance</summary>", b"## What it means", b"`snakemake --cores all reports/")
-    ),
-)
+PAGE = OutputKind("a page or figure of reports", lambda path: FIGURE.is_one(path) or _has(path, *_PAGES))
 
 
 def _has(path: Path, *marks: bytes) -> bool:
