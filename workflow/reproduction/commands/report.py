@@ -36,7 +36,7 @@ FigureWidth = Annotated[
 
 #: Bytes of a file by which its kind is recognized.
 _HEAD = 2**22
-#: What is in every page: its last part, before 0.4 its first, or the scoreboard's command.
+#: What is in every page: its last part, of older ones the first, or the scoreboard's command.
 _PAGES = (b"<summary>Provenance</summary>", b"## What it means", b"`snakemake --cores all reports/")
 #: A figure of this project, and a file of the gallery.
 FIGURE = OutputKind(
