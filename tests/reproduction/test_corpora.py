@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from reproduction.identity.corpora import expected_hashes
 from reproduction.run import packing
-from reproduction.shipped.tokenizer import train_tokenizer
+from reproduction.shipped.data import _train_tokenizer
 from rotquant.foundation.errors import CorpusError
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
@@ -43,7 +43,7 @@ LONG = "A sentence that is long enough to count as documentation, number {}."
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([LONG.format(i) for i in range(50)], vocab_size=300, max_length=64)
+    return _train_tokenizer([LONG.format(i) for i in range(50)], vocab_size=300, max_length=64)
 
 
 @pytest.fixture

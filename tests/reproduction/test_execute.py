@@ -236,17 +236,32 @@ def _working(root: Path) -> list[str]:
     return found
 
 
-def test_two_runners_at_once_both_end_well_and_results_are_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [EXECUTE, ("snakemake", "--cores", "2", "--nolock")])
+def test_while_a_runner_computes_others_are_refused_and_its_results_are_whole(
+    tmp_path: Path, other: tuple[str, ...]
+) -> None:
+    """One may remove tensors that only the other still needs."""
     project = Copy(tmp_path)
     first = started(project)
-    second = project.start(*EXECUTE, "--jobs", "2")
-    time.sleep(1)
+    status, output = project.run(*other)
+    assert (status != 0, "computes in" in output, "Traceback" in output) == (True, True, False), output
     (tmp_path / "slow").unlink()
-    said = [process.communicate(timeout=120)[0] for process in (first, second)]
-    assert [process.returncode for process in (first, second)] == [0, 0], said
-    assert len(project.read("results/runs/*.json")) == 6
+    assert first.communicate(timeout=120)[0].count(": done\n") == 10
+    assert first.returncode == 0
+    assert made(project) == {"run": 6, "weights": 4}
     assert not [*tmp_path.glob("results/weights/*/model")]
     assert not [*tmp_path.glob("results/**/.tmp-*")]
+
+
+def test_a_runner_is_refused_while_snakemake_computes(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    (tmp_path / "slow").touch()
+    first = project.start("snakemake", "--cores", "2")
+    until((tmp_path / "started").exists)
+    status, output = project.run(*EXECUTE)
+    assert (status, "Snakemake or another" in output) == (2, True), output
+    (tmp_path / "slow").unlink()
+    assert (first.communicate(timeout=120), first.returncode)[1] == 0
 
 
 def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Path) -> None:

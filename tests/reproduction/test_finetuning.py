@@ -12,9 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from reproduction.shipped.finetuning import FineTuning, fine_tune
+from reproduction.shipped.finetuning import FineTuning, fine_tune, practice
 from reproduction.shipped.lowrank import with_deltas
-from reproduction.shipped.practice import practice
 from reproduction.tasks.items import task_items
 from reproduction.tasks.passages import read
 from rotquant.foundation.errors import CheckpointError, ConfigError

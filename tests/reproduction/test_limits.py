@@ -12,7 +12,7 @@ from reproduction.metrics.outliers import outlier_statistics
 from reproduction.metrics.settings import SNR, Magnitudes, MaximaByToken, Outliers
 from reproduction.metrics.snr import end_to_end_snr
 from reproduction.metrics.token_maxima import token_maxima as maxima_by_token
-from reproduction.shipped import TrainingConfig
+from reproduction.shipped.recipe import TrainingConfig
 from rotquant.api import limits_of
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.methods.llm_qat.data_free_distillation import generate

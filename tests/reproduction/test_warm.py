@@ -20,7 +20,19 @@ import pytest
 
 from tests.helpers.project import Copy
 
-COMMAND = "def tree(): ...\ndef app(words):\n    exec(words[0], {'words': words})\n    raise SystemExit\n"
+COMMAND = """
+def app(words):
+    exec(words[0], {"words": words})
+    raise SystemExit
+def tree():
+    import typer
+    cli, runs = typer.Typer(), typer.Typer()
+    for group in (cli, runs):
+        group.callback()(lambda: None)
+    runs.command("make")(lambda key: None)
+    cli.add_typer(runs, name="runs")
+    return typer.main.get_command(cli)
+"""
 #: Writes its number, and one line once it is told to end.
 WAITS = """
 import os, sys, time
@@ -43,7 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 @dataclass
 class Warm:
-    """A folder for sockets (whose names must be short), and the process that the warm one ends with."""
+    """A folder, and the process that the warm one ends with."""
 
     project: Copy
     place: Path
@@ -51,13 +63,18 @@ class Warm:
     clients: list[subprocess.Popen] = field(default_factory=list)
 
     @property
-    def home(self) -> Path:
-        """The folder of the warm process."""
-        return self.place / f"rotquant-{os.getuid()}-{self.owner.pid}"
+    def folders(self) -> list[Path]:
+        """The folders of warm processes."""
+        return [*self.place.glob("rotquant-*")]
+
+    @property
+    def address(self) -> str:
+        """The address of the warm process."""
+        return f"\0rotquant-{os.getuid()}-{self.owner.pid}-{os.stat('/proc/self/ns/mnt').st_ino}-cells"
 
     def start(self, code: str, *words: str, log: str = "log", **variables: str) -> subprocess.Popen:
         """A client that asks for a command."""
-        command = [sys.executable, "-IS", self.project.root / "workflow/reproduction/run/warm/client.py", "cells"]
+        command = [sys.executable, "-IS", self.project.root / "workflow/reproduction/run/client.py", "cells"]
         alone = {"TMPDIR": str(self.place), "ROTQUANT_ENDS_WITH": str(self.owner.pid)}
         environment = {"CUDA_VISIBLE_DEVICES": "0", **self.project.environment(), **alone, **variables}
         with (self.place / f"{len(self.clients)}.said").open("w") as said:  # which the warm process holds open
@@ -119,7 +136,7 @@ def warm(project: Copy) -> Iterator[Warm]:
     for process in (owner, *made.clients):
         process.kill()
         process.wait()
-    until(lambda: not made.home.is_dir() or made.home.is_symlink())
+    until(lambda: not made.folders)
     shutil.rmtree(place)
 
 
@@ -195,8 +212,7 @@ def test_children_share_a_folder_for_states_that_ends_with_the_warm_process(warm
     assert first[1]
     warm.owner.kill()
     warm.owner.wait()
-    until(lambda: not warm.home.exists())
-    assert not Path(first[0]).exists()
+    until(lambda: not Path(first[0]).exists())
 
 
 def test_a_killed_client_takes_its_child_with_it_and_what_that_started_and_nothing_else(warm: Warm) -> None:
@@ -221,14 +237,14 @@ def test_the_warm_process_and_its_children_end_with_their_owner_and_leave_no_fol
     warm.owner.wait()
     until(lambda: not runs(child) and not runs(parent))
     assert warm.clients[0].wait(60) != 0
-    until(lambda: not warm.home.exists())
+    until(lambda: not warm.folders)
 
 
 def test_a_client_without_an_owner_owns_the_warm_process(warm: Warm) -> None:
     """As somebody tries it by hand."""
     environment = {**warm.project.environment(), "TMPDIR": str(warm.place)}
     environment.pop("ROTQUANT_ENDS_WITH", None)
-    client = warm.project.root / "workflow/reproduction/run/warm/client.py"
+    client = warm.project.root / "workflow/reproduction/run/client.py"
     command = [sys.executable, "-IS", client, "cells", warm.place / "log", "import os; print(os.getppid())"]
     subprocess.run(command, env=environment, cwd=warm.place, check=True, timeout=60)
     until(lambda: not runs(int((warm.place / "log").read_text())))
@@ -241,11 +257,26 @@ def test_clients_that_start_at_once_have_one_warm_process(warm: Warm) -> None:
     assert len({(warm.place / f"log{place}").read_text() for place in range(4)}) == 1
 
 
-def test_a_socket_that_nobody_listens_at_is_replaced(warm: Warm) -> None:
-    warm.home.mkdir()
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(warm.home / "cells"))
-    assert warm.run("print('done')")[::2] == (0, "done\n")
+def test_the_folder_of_a_killed_warm_process_is_removed_by_the_next_one_and_no_other(warm: Warm) -> None:
+    one, states = warm.told("[os.getppid(), os.environ['ROTQUANT_STATES']]")
+    os.kill(one, signal.SIGKILL)
+    until(lambda: not runs(one))
+    assert Path(states).exists()
+    owner = warm.owner
+    warm.owner = subprocess.Popen(["sleep", "600"])
+    used = warm.told("os.environ['ROTQUANT_STATES']")
+    assert not Path(states).exists()
+    warm.owner, other = owner, warm.owner
+    assert warm.told("os.environ['ROTQUANT_STATES']") != used
+    assert Path(used).exists()
+    other.kill()
+    other.wait()
+
+
+def test_a_long_name_of_the_folder_for_temporary_files_is_no_obstacle(warm: Warm) -> None:
+    place = warm.place / ("long" * 40)
+    place.mkdir()
+    assert warm.run("print('done')", TMPDIR=str(place))[::2] == (0, "done\n")
 
 
 def test_after_a_killed_warm_process_its_child_has_ended_and_the_next_client_starts_another(warm: Warm) -> None:
@@ -277,9 +308,9 @@ def test_a_child_that_ends_while_its_client_goes_ends_nothing_else(warm: Warm) -
 
 def test_what_connects_and_says_nothing_or_nonsense_costs_others_nothing(warm: Warm) -> None:
     parent = warm.told("os.getppid()")
-    for said in (b"", b"abc", (10).to_bytes(8, "big") + b"{}", (4).to_bytes(8, "big") + b"null"):
+    for said in (b"", b"abc", (10).to_bytes(8, "big") + b"{}", (4).to_bytes(8, "big") + b"/\0x\0"):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(warm.home / "cells"))
+            connection.connect(warm.address)
             connection.sendall(said)
     assert warm.told("os.getppid()") == parent
 
@@ -307,13 +338,22 @@ def test_a_warm_process_that_cannot_start_is_one_sentence(warm: Warm, tmp_path: 
     broken.write("workflow/reproduction/run/stages/loaded.py", "raise ImportError('no torch here')\n")
     warm.project = broken
     status, said, _ = warm.run("print()")
-    assert (status, said.splitlines()[-1]) == (1, "rotquant: the process that jobs are forked from did not start.")
-    assert not warm.home.exists()
+    assert (status, said.splitlines()[-1]) == (1, "rotquant: the process that jobs are forked from has ended.")
+    assert "ImportError: no torch here" in said
+    assert not warm.folders
 
 
-def test_a_folder_that_leads_elsewhere_is_not_used(warm: Warm, tmp_path: Path) -> None:
-    """The name is easy to guess, and others may write beside it."""
-    warm.home.symlink_to(tmp_path)
-    status, said, _ = warm.run("print()")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_the_process_of_somebody_else_gets_no_command(warm: Warm) -> None:
+    """The address is easy to guess."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(warm.address)
+        os.setegid(1000)
+        os.seteuid(1000)
+        try:
+            other.listen()
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+        status, said, _ = warm.run("print()")
     assert (status, "belongs to somebody else" in said) == (1, True)
-    assert not [*tmp_path.iterdir()]

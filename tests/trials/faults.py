@@ -23,7 +23,7 @@ from tests.trials.trial import REPOSITORY, Skip
 PATIENCE = 600
 DAY = 86400
 #: The module of the warm processes; the variable by which all processes of a job are known, whatever their session.
-SERVER, MARK = "reproduction.run.warm.server", "ROTQUANT_TRIAL_JOB"
+SERVER, MARK = "reproduction.run.server", "ROTQUANT_TRIAL_JOB"
 LOGGER = "reproduction.run.tracking.logger"
 #: Bytes of a disk that is filled, and of one write that fills it.
 SIZE, SECTOR = 64 * 2**20, 4096
@@ -142,7 +142,7 @@ def _children(kind: str, found: list[Process]) -> list[Process]:
 
 
 def _clients(found: list[Process]) -> list[Process]:
-    return [one for one in found if len(one.command) > 2 and one.command[2].endswith("/warm/client.py")]
+    return [one for one in found if len(one.command) > 2 and one.command[2].endswith("/run/client.py")]
 
 
 #: Whom a kill meets; the first two are there from the start to the end.

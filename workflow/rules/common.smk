@@ -1,5 +1,6 @@
 # What all rules share: the plan of what is to be computed, and how a command is run. Everything is computed by
 # `rotquant ...` commands, which can be run by hand with --config in place of --plan.
+import gc
 import os
 import shutil
 import subprocess
@@ -9,7 +10,12 @@ from pathlib import Path
 from rotquant.foundation.errors import RotquantError
 from reproduction.identity.names import key_in
 from reproduction.planning.current import current_plan
+from reproduction.run.plan import occupied
 from reproduction.run.tracking.line import settled
+
+
+# Snakemake makes objects by the million, and hardly a cycle among them.
+gc.set_threshold(100_000, 50, 100)
 
 
 def sentence(function, *arguments):
@@ -31,15 +37,19 @@ FILES = PLAN.results()
 # Where a machine has several GPUs each job sees one of them, unless the configuration names it.
 SHARES = " ROTQUANT_SHARES_GPUS=1" if PLAN.device in ("cuda", "auto") else ""
 
-# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/warm). That process,
-# and the one that logs what they say to MLflow, end with this Snakemake, however it ends.
+# A job is a command in a child of a process that has imported what it needs (workflow/reproduction/run/server.py). That
+# process, and the one that logs what they say to MLflow, end with this Snakemake, however it ends.
 ENDS = f"ROTQUANT_ENDS_WITH={os.getpid()} ROTQUANT_LOGS_WITH={os.getpid()}"
 shell.prefix(f"export {ENDS} ROTQUANT_PLAN='{PLAN.path}'{SHARES}; set -euo pipefail; ")
-WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/run/warm/client.py "
+WARM = f"OMP_NUM_THREADS={{threads}} '{sys.executable}' -IS workflow/reproduction/run/client.py "
 CELL, PAGE = WARM + "cells {log} ", WARM + "pages {log} "
 BY_PLAN = f" --plan {PLAN.path}"
 
 GPU = int(PLAN.device == "cuda" or (PLAN.device == "auto" and shutil.which("nvidia-smi") is not None))
+
+
+# The file by which `rotquant runs execute` knows that this Snakemake computes.
+COMPUTING = []
 
 
 # Before the first job rather than inside of each. A cluster's jobs have another machine's GPU.
@@ -48,6 +58,7 @@ onstart:
 
     if workflow.local_exec and any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs()):
         sentence(check_gpu, PLAN.device)
+    COMPUTING.append(sentence(occupied, Path.cwd()))
 
 
 # Tables of time and memory that a GPU measures.

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from reproduction.shipped import TrainingConfig
 from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
+from reproduction.shipped.recipe import TrainingConfig
 from reproduction.sources import load_project, load_tables
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed

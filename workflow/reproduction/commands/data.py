@@ -101,18 +101,16 @@ def train(
 
     Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
     """
-    from reproduction.shipped import TrainingConfig
-    from reproduction.shipped import train as train_model
-    from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
+    from reproduction.shipped.finetuning import FineTuning, fine_tuned, is_fine_tuning
+    from reproduction.shipped.recipe import TrainingConfig
     from rotquant.foundation.files import check_output_folder
 
-    if is_fine_tuning(config):
-        tuning = FineTuning.from_yaml(config)
-        check_output_folder(output, TRAINED)
-        from reproduction.commands.finetuning import fine_tuned
-
-        fine_tuned(tuning, output, torch_device(device).type)
-        return
-    recipe = TrainingConfig.from_yaml(config)
+    recipe = (FineTuning if is_fine_tuning(config) else TrainingConfig).from_yaml(config)
     check_output_folder(output, TRAINED)
-    train_model(recipe, output, torch_device(device).type, compile=compile)
+    place = torch_device(device).type
+    if isinstance(recipe, FineTuning):
+        fine_tuned(recipe, output, place)
+        return
+    from reproduction.shipped.trainer import train_model
+
+    train_model(recipe, output, place, compile=compile)

@@ -13,10 +13,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from reproduction.identity.names import MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
-from reproduction.run.plan import Plan
+from reproduction.run import client
+from reproduction.run.plan import Plan, occupied
 from reproduction.run.stages.jobs import NEEDS_PERMISSION, runs_code
 from reproduction.run.tracking.line import OWNER, settled
-from reproduction.run.warm import client
 from reproduction.run.workers import ending
 from rotquant.foundation.errors import ConfigError, ResultError, nearest
 from rotquant.foundation.progress import task
@@ -107,7 +107,8 @@ def execute(
     if not graph and not failed:
         say("nothing to compute: all that was asked for is there")
         return
-    os.environ["ROTQUANT_ENDS_WITH"] = os.environ[OWNER] = str(os.getpid())
+    owner = str(os.getpid())
+    os.environ |= {client.OWNER: owner, OWNER: owner, "ROTQUANT_PLAN": str(plan.path)}
     if workers > 1 and plan.device in ("cuda", "auto"):
         os.environ[client.SHARED] = "1"
     asked_for = set(keys)
@@ -119,7 +120,13 @@ def execute(
     order.prepare()
     running: dict[Future[str], str] = {}
     ready, crowded, alone = list[str](), list[str](), set[str]()
-    with ThreadPoolExecutor(workers) as pool, task("computing", "result", len(graph)) as counted, _ended_with(running):
+    counting = task("computing", "result", len(graph))
+    with (
+        occupied(Path.cwd(), alone=True),
+        ThreadPoolExecutor(workers) as pool,
+        counting as counted,
+        _ended_with(running),
+    ):
         while order.is_active():
             # In the order of asking: runs before further weights, whose tensors would pile up.
             ready = sorted([*ready, *order.get_ready()], key=place.__getitem__)
@@ -132,7 +139,7 @@ def execute(
                     failed[key] = failed[lost]
                     order.done(key)
                 else:
-                    running[pool.submit(_compute, plan, options, key, again and key in asked_for)] = key
+                    running[pool.submit(_compute, options, key)] = key
             for done in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                 key, problem = running.pop(done), done.result()
                 if any(words in problem for words in _NO_MEMORY) and key not in alone:
@@ -174,16 +181,11 @@ def log_of(key: str) -> Path:
     return Path("logs/cells") / f"{key}.log"
 
 
-def _compute(plan: Plan, options: Sequence[str], key: str, again: bool) -> str:
-    """Compute a result in a process that is forked for it; why it failed, or nothing.
-
-    Another execution may compute the same, and remove tensors when it has measured all runs on them.
-    """
-    if not again and _is_there(plan, key):
-        return ""
+def _compute(options: Sequence[str], key: str) -> str:
+    """Compute a result in a process that is forked for it; why it failed, or nothing."""
     log = log_of(key)
     status = client.run("cells", str(log), ["runs", "make", key, *options], shown=False)
-    if status == 0 or (not again and _is_there(plan, key)):
+    if status == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return ending(128 - status) if status > 128 or not lines else lines[-1].removeprefix("rotquant: ")

@@ -3,11 +3,13 @@ Snakemake's rules and by every job. Reading one loads neither recipes nor tables
 """
 
 import contextlib
+import fcntl
+import functools
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -217,12 +219,21 @@ def known(found: Mapping[str, T], key: str, missing: str) -> T:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan's file and mark it as used, so that it is not removed.
+    """Read a plan's file, once in a process, and mark it as used, so that it is not removed.
 
     Raises:
         ResultError: it is missing, damaged or not what its name says.
     """
     check_regular(path)
+    try:
+        file = path.stat()
+    except OSError:
+        raise ResultError(f"the plan {path} does not exist; start Snakemake again, or name --config.") from None
+    return _read(path.absolute(), file.st_ino, file.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, *_: int) -> Plan:
     try:
         written = path.read_text(encoding="utf-8")
         text = written.partition('"plan": ')[2].removesuffix("}\n")
@@ -230,14 +241,12 @@ def read_plan(path: Path) -> Plan:
             raise ValueError
         plan = Plan.model_validate_json(text)
         canonical_json(plan.config)  # raises ValueError for nan and inf
-    except FileNotFoundError:
-        raise ResultError(f"the plan {path} does not exist; start Snakemake again, or name --config.") from None
     except (OSError, ValueError, ValidationError):
         raise ResultError(f"the plan {path} is damaged; start Snakemake again, or name --config.") from None
     if plan.inputs != path.stem:
         raise ResultError(f"the plan {path} is that of other inputs ({plan.inputs}); start Snakemake again.")
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     return plan
 
 
@@ -247,13 +256,35 @@ def write_plan(root: Path, plan: Plan) -> None:
     write_text(root / plan.path, _with_digest(plan.model_dump_json()))
     for other in (root / PLANS).iterdir():
         with contextlib.suppress(OSError):
-            if other.stat().st_mtime < time.time() - KEPT:
+            if max(other.stat().st_mtime, other.stat().st_atime) < time.time() - KEPT:
                 other.unlink()
 
 
 def _with_digest(plan: str) -> str:
     """The JSON of a plan's file, with the digest of the plan's own JSON."""
     return f'{{"digest": "{short_hash(plan)}", "plan": {plan}}}\n'
+
+
+def occupied(root: Path, alone: bool = False) -> IO[str]:
+    """A project that is computed in until the file is closed: by Snakemakes, which know each other, or one execution.
+
+    Each removes the tensors of weights that none of its own runs needs any more.
+
+    Raises:
+        ResultError: the others compute in it, or nothing can be written there.
+    """
+    path = root / RESULTS / ".computing"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror}.") from None
+    try:
+        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = "Snakemake or another `rotquant runs execute`" if alone else "`rotquant runs execute`"
+        raise ResultError(f"{other} computes in {root}: start again when it has ended.") from None
+    return file
 
 
 def config_file(root: Path, plan: Plan) -> Path:

@@ -1,22 +1,33 @@
 """Fine-tuning of a shipped model on the answers to questions, as domain models are made from a base model.
 
 Only low-rank deltas are trained, so the stored files are small; every random choice follows from (seed, step).
+Questions are made of training modules: no module of the test or validation split has a part in them, and no sum that
+the task `arithmetic` asks.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
 from reproduction.reading.written import parse, read_yaml
+from reproduction.shipped.recipe import card
+from reproduction.tasks import evaluate, prepare
+from reproduction.tasks.items import task_items
+from reproduction.tasks.passages import Module, PassageSource, number, ordered, read
+from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
-from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.foundation.files import atomic_directory, canonical_json, short_hash, write_json, write_text
+from rotquant.models.folders import weights_digest
+from rotquant.text import MODULES, load_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +36,11 @@ if TYPE_CHECKING:
 Text = tuple[tuple[str, str], ...]
 """Lines of a text: questions, each with the answer that continues it."""
 
+#: Items of each task by which a model is compared with its base.
+_ITEMS = 300
+_SUM = re.compile(r">>> (\d+) \+ (\d+)\Z")
+#: Sums of a session, as many as the task shows and asks.
+_SUMS = 5
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -75,6 +91,41 @@ class FineTuning(Frozen):
             return self.learning_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def fine_tuned(recipe: FineTuning, output: Path, device: str) -> None:
+    """Fine-tune a recipe's base and write the deltas, recipe, curve and card to `output`.
+
+    Raises:
+        CheckpointError: the base is not there.
+        ConfigError, ResultError, RotquantError: see `fine_tune`.
+    """
+    digest = weights_digest(Path(recipe.base))
+    from rotquant import api
+
+    texts = practice(recipe.tasks, recipe.modules, recipe.items)
+    state_file = output.with_name(output.name + ".state.safetensors")
+    model = api.load(recipe.base, device=device)
+    before = _accuracies(model, recipe)
+    with atomic_directory(output) as folder:
+        # as seen from where the folder will be
+        base = os.path.relpath(Path(recipe.base).resolve(), output.resolve())
+        curve = fine_tune(recipe, model.network, model.tokenizer, texts, folder, (base, digest), state_file)
+        write_json(folder / "recipe.json", recipe.model_dump(mode="json"))
+    after = _accuracies(api.load(output, device=device), recipe)
+    curve["accuracies"] = {task: [before[task], after[task]] for task in recipe.tasks}
+    write_json(output / "curve.json", curve)
+    purpose = f"{Path(recipe.base).name} with low-rank deltas, fine-tuned on questions of {', '.join(recipe.tasks)}"
+    write_text(output / "MODEL_CARD.md", card(recipe.name, purpose, "finetuning"))
+    state_file.unlink(missing_ok=True)
+    for task, (base_accuracy, accuracy) in curve["accuracies"].items():
+        print(f"{recipe.name}: {task} {accuracy:.1f} %, {base_accuracy:.1f} % before")
+
+
+def _accuracies(model: Any, recipe: FineTuning) -> dict[str, float]:
+    metric = ZeroShot(corpus=MODULES.name, tasks=recipe.tasks, limit=_ITEMS)
+    found = evaluate(model.network, model.tokenizer, metric, prepare(metric))
+    return {task: round(found[task], 2) for task in recipe.tasks}
 
 
 def is_fine_tuning(path: str | Path) -> bool:
@@ -206,3 +257,35 @@ def _loss(model: PreTrainedModel, ids: Tensor, targets: Tensor) -> Tensor:
     device = model.device
     logits = model(input_ids=ids[:, :-1].to(device), use_cache=False).logits
     return cross_entropy(logits.float().flatten(0, 1), targets[:, 1:].flatten().to(device), ignore_index=-100)
+
+
+def practice(tasks: Sequence[str], modules: int, items: int) -> list[Text]:
+    """Texts of questions and answers that follow each other, task by task; most are of one.
+
+    Args:
+        modules: how many of the training modules are read, in the order of a hash. items: of each task, at most.
+
+    Raises:
+        CorpusError: none of the packages is installed.
+    """
+    texts = ordered("practice", load_rows(MODULES, "train"), str)[:modules]
+    source = PassageSource(tuple(map(Module, texts)))
+    found: list[Text] = []
+    for task in tasks:
+        if task == "arithmetic":
+            found += _sums(items)
+            continue
+        for item in task_items(task, source, items):
+            context, *_, answer = item.values()  # without choices it is the last one
+            found.append(((context, item["choices"][answer] if "choices" in item else answer),))
+    return found
+
+
+def _sums(count: int) -> Iterator[Text]:
+    """Sessions of sums as the task has them, none of which is asked there, in either order."""
+    found = (_SUM.search(item["context"]) for item in task_items("arithmetic", read("test")))
+    asked = {frozenset(map(int, match.groups())) for match in found if match}
+    pairs = [(one, other) for one in range(2, 100) for other in range(2, 100) if {one, other} not in asked]
+    for place in range(count):
+        drawn = [pairs[number(f"sum {place}", str(turn)) % len(pairs)] for turn in range(_SUMS)]
+        yield tuple((f">>> {one} + {other}", f"\n{one + other}") for one, other in drawn)

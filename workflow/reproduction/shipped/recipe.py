@@ -78,8 +78,8 @@ class TrainingConfig(Frozen):
     """Its shape."""
     corpus: CorpusSpec = CorpusSpec()
     """The text."""
-    bos_before_documents: bool = False
-    """Whether BOS stands before each row of the text, in place of the corpus's separator."""
+    bos_before_documents: Literal[True] = True
+    """BOS stands before each row of the text, in place of the corpus's separator."""
     vocab_size: int = Field(default=4096, gt=258, le=65536)
     """Tokens of the tokenizer, which is trained on the text."""
     sequence_length: int = Field(default=512, ge=2)
@@ -158,3 +158,18 @@ class TrainingConfig(Frozen):
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         floor = self.final_learning_rate_ratio
         return self.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def card(name: str, purpose: str, kind: Literal["training", "finetuning"]) -> str:
+    """A model card with a marked place that `rotquant card` fills; recipe and curve are files beside it."""
+    return f"""# {name}
+
+A test object for quantization, nothing else: {purpose}. The recipe is kept in recipe.json, the curve in curve.json.
+
+    rotquant train config/{kind}/{name}.yaml -o DIR
+
+## What it shows on held-out text
+
+<!-- diagnose:start -->
+<!-- diagnose:end -->
+"""

@@ -20,18 +20,70 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from reproduction.shipped.data import TrainingData
-from reproduction.shipped.recipe import TrainingConfig
-from rotquant.foundation.files import canonical_json, short_hash
+from reproduction.shipped.data import TrainingData, prepare_data
+from reproduction.shipped.recipe import TrainingConfig, card
+from rotquant.foundation.files import atomic_directory, canonical_json, short_hash, write_json, write_text
 from rotquant.text import Tokens, evaluation_windows
 from rotquant.training.loop import GradientStep, train
 from rotquant.training.state import Checkpoint, Record
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _ATTENTION = "rotquant_causal"
 """An attention name for which transformers makes no mask: a mask would prevent flash attention in a captured step."""
+
+
+def train_model(
+    config: TrainingConfig,
+    output_dir: str | Path,
+    device: str = "cpu",
+    *,
+    data_dir: str | Path | None = None,
+    compile: bool = False,
+    stop_after: int | None = None,
+) -> dict[str, Any] | None:
+    """Train a model and write it to `output_dir` as a Hugging Face folder; return its curve and final figures.
+
+    The folder holds bf16 safetensors, config.json, the tokenizer, curve.json, recipe.json and MODEL_CARD.md. Progress
+    is saved in `<output_dir>.state.safetensors`, from which the same recipe resumes.
+
+    Args:
+        config: the recipe.
+        output_dir: the folder to write, replaced only when training is complete.
+        device: "cpu" or "cuda".
+        data_dir: folder of the tokenizer and the encoded text, built when absent; by default the user's cache.
+        compile: compile the model and, on a GPU, replay each step as one CUDA graph. Faster; other summation order.
+        stop_after: stop at this step, keep the resume file and return None (a deliberate interruption).
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+        ResultError: the resume file belongs to another recipe or is damaged.
+        RotquantError: the loss is not finite.
+    """
+    data = prepare_data(config, data_dir)
+    output_dir = Path(output_dir)
+    trainer = Trainer(config, data, device, compile=compile)
+    state_file = output_dir.with_name(output_dir.name + ".state.safetensors")
+    if not trainer.run(state_file, stop_after):
+        return None
+    curve = trainer.curve()
+    purpose = f"trained from scratch by this project on the corpus {config.corpus.name}"
+    with atomic_directory(output_dir) as folder:
+        _save(trainer.model, data.tokenizer, config.sequence_length, folder)
+        write_json(folder / "recipe.json", config.model_dump(mode="json"))
+        write_json(folder / "curve.json", curve)
+        write_text(folder / "MODEL_CARD.md", card(config.name, purpose, "training"))
+    state_file.unlink(missing_ok=True)
+    return curve
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, trained_length: int, folder: Path) -> None:
+    """Write a bf16 copy of the model and its tokenizer, which records the trained length, as a Hugging Face folder."""
+    tokenizer.model_max_length = trained_length
+    model.eval().to(torch.bfloat16)  # pyright: ignore[reportArgumentType]  # transformers wraps torch's
+    model.save_pretrained(folder, max_shard_size="1GB")
+    tokenizer.save_pretrained(folder)
 
 
 def build_model(config: TrainingConfig) -> PreTrainedModel:

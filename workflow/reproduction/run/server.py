@@ -9,7 +9,6 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import json
 import os
 import selectors
 import shutil
@@ -23,13 +22,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from reproduction.run.client import OWNER, SHARED, is_ours
+from reproduction.run.plan import read_plan
 from reproduction.run.stages.states import VARIABLE
-from reproduction.run.warm.client import SHARED, folder
 from reproduction.run.workers import VISIBLE, visible_gpus
 from rotquant.cli import app, tree
+from rotquant.foundation.errors import RotquantError
 
-#: What each kind of process imports before it forks.
-PRELOADED = {"cells": ("reproduction.run.stages.loaded",), "pages": ("reproduction.commands.preloaded",)}
+#: What each kind of process imports before it forks, and the command that it parses once: typer prepares it then.
+PRELOADED = {
+    "cells": ("reproduction.run.stages.loaded", ("runs", "make")),
+    "pages": ("reproduction.commands.preloaded", ("report", "page")),
+}
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -46,13 +50,12 @@ class _Child:
 class Server:
     """A listening socket and the running children."""
 
-    def __init__(self, listening: socket.socket, owner: int | None) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         self.listening, self.children = listening, list[_Child]()
         self.gpus = visible_gpus()
         self.events = selectors.DefaultSelector()
         self.events.register(listening, selectors.EVENT_READ, self._accept)
-        if owner is not None:
-            self.events.register(os.pidfd_open(owner), selectors.EVENT_READ, self._end)
+        self.events.register(os.pidfd_open(int(os.environ[OWNER])), selectors.EVENT_READ, self._end)
 
     def serve(self) -> None:
         """Answer until the owner has ended."""
@@ -65,8 +68,11 @@ class Server:
         try:
             length, streams, _, _ = socket.recv_fds(client, 8, 3)
             with client.makefile("rb") as rest:
-                words, environment, place = json.loads(rest.read(int.from_bytes(length, "big")))
-        except (OSError, ValueError, TypeError):  # it has gone, or is none of ours
+                asked = [os.fsdecode(one) for one in rest.read(int.from_bytes(length, "big")).split(b"\0")]
+            place, count, *words = asked if is_ours(client) and len(streams) == 3 else ()
+            words, variables = words[: int(count)], words[int(count) :]
+            environment = dict(one.split("=", 1) for one in variables)
+        except (OSError, ValueError):  # it has gone, or is none of ours
             client.close()
             return
         used = Counter(child.gpu for child in self.children)
@@ -138,39 +144,44 @@ def _run(words: list[str], environment: dict[str, str], place: str, streams: lis
         os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
+def _own_folder() -> Path:
+    """A folder for states, locked as long as this process or a child lives; those that killed ones left are removed."""
+    begin = f"rotquant-{os.getuid()}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{begin}*"):
+        with suppress(OSError):  # it is used, or somebody else's
+            _lock(left)
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=begin))
+    _lock(folder)
+    return folder
+
+
+def _lock(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        raise
+
+
 def main() -> None:
-    """Listen as the process of a kind, unless another one does already."""
-    kind, owner = sys.argv[1], os.environ.get("ROTQUANT_ENDS_WITH")
-    home = Path(folder())
-    home.mkdir(mode=0o700, exist_ok=True)
-    if home.stat().st_uid != os.getuid() or home.is_symlink():
-        sys.exit(f"rotquant: {home} belongs to somebody else.")
-    alone = (home / f"{kind}.lock").open("w")
+    """Serve as the process of a kind, at a socket that listens already."""
+    listening = socket.socket(fileno=int(sys.argv[2]))
+    states = _own_folder()
     try:
-        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another one listens, or is about to
-        return
-    (home / kind).unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(home / kind))
-    for left in home.glob(f"{kind}-states-*"):  # of one that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    states = tempfile.mkdtemp(prefix=f"{kind}-states-", dir=home)
-    try:
-        os.environ.setdefault(VARIABLE, states)
-        for module in PRELOADED[kind]:
-            importlib.import_module(module)
-        tree()
+        os.environ.setdefault(VARIABLE, str(states))
+        module, (group, command) = PRELOADED[sys.argv[1]]
+        importlib.import_module(module)
+        tree().commands[group].commands[command].make_context(command, ["name"])
+        if plan := os.environ.get("ROTQUANT_PLAN"):
+            with suppress(RotquantError):  # each command says what is wrong with it
+                read_plan(Path(plan))
         gc.collect()
         gc.freeze()  # no child looks through what is imported here, nor copies it thereby
-        listening.listen(256)
-        Server(listening, None if owner is None else int(owner)).serve()
+        Server(listening).serve()
     finally:
-        for left in (home / kind, home / f"{kind}.lock"):
-            left.unlink(missing_ok=True)
         shutil.rmtree(states, ignore_errors=True)
-        with suppress(OSError):  # another one is in it, or has just removed it
-            home.rmdir()
 
 
 if __name__ == "__main__":
