@@ -113,7 +113,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.tables.configuration:read_layers": ("configuration",),
     "reproduction.tables.configuration:_typed": ("options",),
     "reproduction.tables.configuration:hidden_size": ("config.json",),
-    "reproduction.run.plan:read_plan": ("plans",),
+    "reproduction.run.plan:_read": ("plans",),
     "reproduction.run.archives:_read": ("files of results",),
     "reproduction.run.archives:_data": ("results in files",),
     "reproduction.planning.current:current_plan": ("places of plans",),
@@ -173,8 +173,8 @@ ASIDE: dict[str, str] = {
     "reproduction.run.stages.states:read": "reads what a job of the same workflow has written, in a folder of its own",
     "reproduction.run.client:_show": "reads a job's log for warnings and its last line",
     "reproduction.run.client:run": _WRITES,
-    "reproduction.run.server:main": _WRITES,
-    "reproduction.run.server:Server._accept": "reads what this user's processes ask, in a folder of theirs",
+    "reproduction.run.server:_lock": "opens a folder of its own to lock it",
+    "reproduction.run.plan:occupied": "opens an empty file to lock it",
     "rotquant.weights.export:seal_export": "reads what it has written just before",
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:file_digest": "hashes bytes, whatever they are",
@@ -186,7 +186,7 @@ ASIDE: dict[str, str] = {
     "reproduction.commands.card:_write_card": (
         "reads a model card, text in which only a marker is looked for, by read_text"
     ),
-    "reproduction.commands.finetuning:fine_tuned": _LOADS,
+    "reproduction.shipped.finetuning:fine_tuned": _LOADS,
     "rotquant.commands.models:evaluate": _LOADS,
     "rotquant.comparison:compare": _LOADS,
     "rotquant.comparison:compare.load": _LOADS,
