@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from reproduction.benchmarks.files import CheckpointArguments
-from reproduction.benchmarks.files.checkpoints import checkpoint, hugging_face_linears
+from reproduction.benchmarks.arguments import CheckpointArguments
+from reproduction.benchmarks.checkpoints import checkpoint, hugging_face_linears
 from reproduction.benchmarks.shapes import SHAPES
 from rotquant.decoder.config import DecoderConfig
 from rotquant.foundation.errors import ConfigError

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from reproduction.benchmarks.cpu import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
-from reproduction.benchmarks.cpu import benchmarks as cpu
-from reproduction.benchmarks.cpu.decoder import CpuCache, CpuDecoder, CpuLayer, random_cpu_decoder
+from reproduction.benchmarks import cpu
+from reproduction.benchmarks import timing as cpu_timing
+from reproduction.benchmarks.arguments import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu import CpuCache, CpuDecoder, CpuLayer, random_cpu_decoder
 from reproduction.benchmarks.cpu_kernels import operators
 from reproduction.benchmarks.cpu_kernels.layout import DotWeight
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES, decoder_config
-from reproduction.benchmarks.timing import cpu as cpu_timing
 from reproduction.run.stages import speed as measuring
 from reproduction.sources import load_tables
 from rotquant import api

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.gpu import Fp8NetworkArguments, fp8
-from reproduction.benchmarks.gpu.fp8_decoder import random_fp8_decoder
+from reproduction.benchmarks import fp8
+from reproduction.benchmarks.arguments import Fp8NetworkArguments
+from reproduction.benchmarks.fp8 import random_fp8_decoder
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES, decoder_config
 from tests.helpers.models import TINY_SHAPE

@@ -7,7 +7,9 @@ import torch
 from pydantic import ValidationError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks.learning import (
+from reproduction.benchmarks import learning
+from reproduction.benchmarks import shapes as learning_models
+from reproduction.benchmarks.arguments import (
     CalibrateArguments,
     DistillArguments,
     LearnRotationsArguments,
@@ -17,11 +19,8 @@ from reproduction.benchmarks.learning import (
     sharing,
     static,
 )
-from reproduction.benchmarks.learning import benchmarks as learning
-from reproduction.benchmarks.learning import models as learning_models
-from reproduction.benchmarks.learning.benchmarks import gptq, learn, learning_seconds
-from reproduction.benchmarks.learning.models import random_model_on, shape_config
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.learning import gptq, learn, learning_seconds
+from reproduction.benchmarks.shapes import SHAPES, random_model_on, shape_config
 from rotquant.foundation.errors import ConfigError, KernelError
 from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant

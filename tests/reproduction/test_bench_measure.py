@@ -174,7 +174,7 @@ def test_a_time_depends_on_kernels_benchmarks_and_decoder_and_not_on_what_is_eva
 ) -> None:
     files = files_timed("block", monkeypatch)
     timed = {
-        "workflow/reproduction/benchmarks/timing/gpu.py",
+        "workflow/reproduction/benchmarks/timing.py",
         "rotquant/kernels/products/gemm.py",
         "rotquant/decoder/model.py",
     }

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from reproduction.benchmarks.gpu import (
+from reproduction.benchmarks import models
+from reproduction.benchmarks.arguments import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
     WholeDecoderArguments,
-    models,
 )
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import SHAPES, decoder_config

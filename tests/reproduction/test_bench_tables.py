@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from reproduction.benchmarks.gpu import (
+from reproduction.benchmarks.arguments import (
+    CalibrateArguments,
     DecodeAttentionArguments,
     FakeQuantizeArguments,
+    LearnRotationsArguments,
     LinearArguments,
     QuantizeArguments,
     RoundRowsArguments,
@@ -17,9 +19,7 @@ from reproduction.benchmarks.gpu import (
     partition,
     transforms,
 )
-from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments
-from reproduction.benchmarks.learning.models import shape_config
-from reproduction.benchmarks.shapes import decoder_config
+from reproduction.benchmarks.shapes import decoder_config, shape_config
 from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import KernelError

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from reproduction.benchmarks.gpu.baselines import copy_case, fp8_linear, int8_linear
-from reproduction.benchmarks.timing.case import gpu, measure
-from reproduction.benchmarks.timing.gpu import rotations, time_gpu
+from reproduction.benchmarks.layers import copy_case, fp8_linear, int8_linear
+from reproduction.benchmarks.timing import gpu, measure, rotations, time_gpu
 from rotquant.foundation.errors import KernelError
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from reproduction.benchmarks.costs import time_records
-from reproduction.benchmarks.learning.models import shape_config
 from reproduction.benchmarks.records import BENCH, CellRecord, read_record
+from reproduction.benchmarks.shapes import shape_config
 from rotquant import api
 from rotquant.costs.disk import disk
 from rotquant.costs.memory import phases

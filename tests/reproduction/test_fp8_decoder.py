@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from reproduction.benchmarks.gpu.fp8_decoder import Fp8Linear, random_fp8_decoder
+from reproduction.benchmarks.fp8 import Fp8Linear, random_fp8_decoder
 from rotquant.decoder import Decoder, DecoderConfig
 from rotquant.kernels.launch.operators import references
 from rotquant.tensors.hadamard import hadamard_matrix

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from reproduction.benchmarks.gpu import LinearArguments
+from reproduction.benchmarks.arguments import LinearArguments
 from reproduction.benchmarks.records import CellRecord, Measurement, read_record, write_record
 from reproduction.benchmarks.registry import benchmark_digest
 from reproduction.claims.claims import Answer

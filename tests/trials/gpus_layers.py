@@ -10,8 +10,8 @@ from multiprocessing import get_context
 
 import torch
 
-from reproduction.benchmarks.learning.benchmarks import random_tokens
-from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.learning import random_tokens
+from reproduction.benchmarks.shapes import random_model_on, shape_config
 from rotquant.models.integrity import tensors_digest
 from rotquant.models.placement import current_gpu
 from rotquant.recipes.presets import preset

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reproduction.benchmarks.learning.models import random_model_on, shape_config
-from reproduction.benchmarks.shapes import SHAPES
+from reproduction.benchmarks.shapes import SHAPES, random_model_on, shape_config
 from reproduction.reading.written import read_yaml
 from rotquant.foundation.errors import ConfigError, nearest
 from rotquant.foundation.files import read_object, write_json, write_text

@@ -179,8 +179,8 @@ ASIDE: dict[str, str] = {
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:file_digest": "hashes bytes, whatever they are",
     "rotquant.foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",
-    "reproduction.benchmarks.learning.sharing:distill_shared": "reads what its own processes have written just before",
-    "reproduction.benchmarks.timing.cpu:_l3_bytes": "reads the kernel's own account of the machine",
+    "reproduction.benchmarks.distillation:distill_shared": "reads what its own processes have written just before",
+    "reproduction.benchmarks.timing:_l3_bytes": "reads the kernel's own account of the machine",
     "rotquant.foundation.environment:cpu_name": "reads the kernel's own account of the machine",
     "reproduction.commands.card:card": ("reads a model card, text in which only a marker is looked for, by read_text"),
     "reproduction.commands.card:_write_card": (

@@ -1,11 +1,5 @@
 """Benchmarks at the papers' real layer shapes: time and memory of a method, independent of the weights.
 
-The arguments of a benchmark are validated data in the `__init__` of the package that has its function, so that tables
-are read, checked and rendered without torch. A combination that cannot be measured is refused there.
+A benchmark is a function of validated arguments (`arguments`) that returns measurements by quantity. All of them raise
+KernelError where there is no GPU or compiler that they need or a kernel refuses, and ConfigError for an unknown shape.
 """
-
-from typing import Annotated
-
-from pydantic import Field
-
-Size = Annotated[int, Field(gt=0)]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reproduction.benchmarks.learning.models import shape_config
 from reproduction.benchmarks.records import BENCH, CellRecord, Record, read_record
+from reproduction.benchmarks.shapes import shape_config
 from rotquant.costs.shapes import shapes_of
 from rotquant.costs.time import ROTATION, TimeRecord
 from rotquant.foundation.files import read_object

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from reproduction.benchmarks import cpu, files, gpu, learning
+from reproduction.benchmarks import arguments as a
 from reproduction.benchmarks.records import Measurement
 from reproduction.identity.code import code_digest
 from rotquant.foundation.data import Frozen, first_problem
@@ -55,34 +55,39 @@ class Benchmark:
             raise ConfigError(f"{where}: benchmark {self.name}: {first_problem(error)}.") from None
 
 
-_MODULES: dict[str, dict[str, type[Frozen]]] = {
-    "gpu.layers": {"linear": gpu.LinearArguments},
-    "gpu.transforms": {"transform": gpu.TransformArguments, "quantize": gpu.QuantizeArguments},
-    "gpu.attention": {
-        "decode_attention": gpu.DecodeAttentionArguments,
-        "prefixed_attention": gpu.PrefixedAttentionArguments,
-    },
-    "gpu.models": {
-        "block": gpu.BlockArguments,
-        "first_token": gpu.FirstTokenArguments,
-        "generate": gpu.GenerateArguments,
-        "whole_decoder": gpu.WholeDecoderArguments,
-    },
-    "gpu.ceilings": {"ceiling": gpu.CeilingArguments},
-    "gpu.partition": {"fake_quantize": gpu.FakeQuantizeArguments, "round_rows": gpu.RoundRowsArguments},
-    "gpu.fp8": {"fp8_network": gpu.Fp8NetworkArguments},
-    "learning.benchmarks": {"learn": learning.LearnRotationsArguments, "gptq": learning.CalibrateArguments},
-    "learning.static": {"prefixquant": learning.PrefixQuantArguments},
-    "learning.distillation": {"distill": learning.DistillArguments},
-    "learning.sharing": {"distill_shared": learning.SharedDistillArguments},
-    "cpu.benchmarks": {
-        "cpu_decode": cpu.CpuDecodeArguments,
-        "cpu_linear": cpu.CpuLinearArguments,
-        "cpu_transform": cpu.CpuTransformArguments,
-    },
-    "files.checkpoints": {"checkpoint": files.CheckpointArguments},
+_OF: dict[str, tuple[tuple[type[Frozen], str], ...]] = {
+    "layers": ((a.LinearArguments, "linear"), (a.CeilingArguments, "ceiling")),
+    "rows": (
+        (a.TransformArguments, "transform"),
+        (a.QuantizeArguments, "quantize"),
+        (a.FakeQuantizeArguments, "fake_quantize"),
+        (a.RoundRowsArguments, "round_rows"),
+    ),
+    "attention": (
+        (a.DecodeAttentionArguments, "decode_attention"),
+        (a.PrefixedAttentionArguments, "prefixed_attention"),
+    ),
+    "models": (
+        (a.BlockArguments, "block"),
+        (a.FirstTokenArguments, "first_token"),
+        (a.GenerateArguments, "generate"),
+        (a.WholeDecoderArguments, "whole_decoder"),
+    ),
+    "fp8": ((a.Fp8NetworkArguments, "fp8_network"),),
+    "learning": (
+        (a.LearnRotationsArguments, "learn"),
+        (a.CalibrateArguments, "gptq"),
+        (a.PrefixQuantArguments, "prefixquant"),
+    ),
+    "distillation": ((a.DistillArguments, "distill"), (a.SharedDistillArguments, "distill_shared")),
+    "cpu": (
+        (a.CpuDecodeArguments, "cpu_decode"),
+        (a.CpuLinearArguments, "cpu_linear"),
+        (a.CpuTransformArguments, "cpu_transform"),
+    ),
+    "checkpoints": ((a.CheckpointArguments, "checkpoint"),),
 }
-"""The arguments of each benchmark by its module; packages other than `cpu` and `files` measure a GPU."""
+"""The benchmarks of each module with their arguments; modules other than `cpu` and `checkpoints` measure a GPU."""
 
 _METHODS = {
     "learn": ("spinquant",),
@@ -97,11 +102,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         name,
         arguments,
         f"reproduction.benchmarks.{module}",
-        "cpu" if module.startswith(("cpu.", "files.")) else "gpu",
+        "cpu" if module in ("cpu", "checkpoints") else "gpu",
         _METHODS.get(name, ()),
     )
-    for module, several in _MODULES.items()
-    for name, arguments in several.items()
+    for module, several in _OF.items()
+    for arguments, name in several
 }
 
 

@@ -33,7 +33,7 @@ def quantize(
 
     Example: `rotquant bench quantize --shape llama-2-7b -o results/bench/nvidia-h200/quantize-llama-2-7b.json`
     """
-    from reproduction.benchmarks.learning.quantization import benchmark_quantization
+    from reproduction.benchmarks.learning import benchmark_quantization
     from rotquant.recipes.presets import preset
 
     recipe = changed(preset(method), changes)

@@ -233,7 +233,7 @@ def read_plan(path: Path) -> Plan:
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, *_: int) -> Plan:
+def _read(path: Path, *_changes: int) -> Plan:
     try:
         written = path.read_text(encoding="utf-8")
         text = written.partition('"plan": ')[2].removesuffix("}\n")

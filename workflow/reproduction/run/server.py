@@ -69,7 +69,9 @@ class Server:
             length, streams, _, _ = socket.recv_fds(client, 8, 3)
             with client.makefile("rb") as rest:
                 asked = [os.fsdecode(one) for one in rest.read(int.from_bytes(length, "big")).split(b"\0")]
-            place, count, *words = asked if is_ours(client) and len(streams) == 3 else ()
+            if not is_ours(client) or len(streams) != 3:
+                raise ValueError
+            place, count, *words = asked
             words, variables = words[: int(count)], words[int(count) :]
             environment = dict(one.split("=", 1) for one in variables)
         except (OSError, ValueError):  # it has gone, or is none of ours

@@ -15,8 +15,7 @@ import torch
 
 from reproduction.benchmarks.records import CellRecord, Measurement, Record, Sitting, read_record, write_record
 from reproduction.benchmarks.registry import benchmark_digest, find
-from reproduction.benchmarks.timing.cpu import cpu_label, cpu_state
-from reproduction.benchmarks.timing.gpu import gpu_state
+from reproduction.benchmarks.timing import cpu_label, cpu_state, gpu_state
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable, matches
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.environment import environment

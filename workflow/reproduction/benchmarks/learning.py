@@ -1,7 +1,8 @@
-"""Time of optimization on a GPU: learning a model's rotations, and its GPTQ (SpinQuant A.7, Table 15).
+"""Time and memory of learning rotations and of quantization on a GPU (SpinQuant Table 15, PrefixQuant Table 10).
 
-Both are the library's own code on random weights and tokens: time and memory do not depend on their values. Where not
-all steps or layers are done, what the rest would take follows from those that were, and a cell's arguments say so.
+It is the library's own code on random weights and tokens: time and memory do not depend on their values, except for a
+prefix, which is only BOS here. Where not all steps, layers or epochs are done, what the rest would take follows from
+those that were, and a cell's arguments say so.
 """
 
 import gc
@@ -9,14 +10,16 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.learning import CalibrateArguments, LearnRotationsArguments, Two
-from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.arguments import CalibrateArguments, LearnRotationsArguments, PrefixQuantArguments, Two
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.timing.case import Measurements, gpu
+from reproduction.benchmarks.shapes import SHAPES, random_model_on, shape_config
+from reproduction.benchmarks.timing import Measurements, gpu
+from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import KernelError
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.stream import memory_peak, reset_memory_peak
@@ -39,8 +42,6 @@ def learn(arguments: LearnRotationsArguments) -> Measurements:
         all_peak_bytes: on all GPUs together.
 
     Raises:
-        ConfigError: an unknown shape.
-        KernelError: there are not so many GPUs.
         RecipeError: the weights do not fit them.
     """
     a, devices = arguments, gpus(arguments.gpus)
@@ -104,10 +105,6 @@ def gptq(arguments: CalibrateArguments) -> Measurements:
 
     Returns:
         seconds: of the whole model. layer_seconds: of one decoder layer, where layers were left out.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU.
     """
     a, device = arguments, gpu()
     layers = shape_config(a.shape).num_hidden_layers
@@ -168,3 +165,101 @@ def free_all() -> None:
     """Free the memory of earlier cells, so that they do not affect peaks and places of weights."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+_SEED = 0
+#: The methods whose time counts for a part, by the titles in a manifest's record of costs.
+_PARTS = {
+    "prefix": ("prefixed outlier tokens",),
+    "grid": ("grid search of weights' scales", "grid search of static scales"),
+    "tuning": ("block-wise fine-tuning",),
+}
+
+
+def prefixquant(arguments: PrefixQuantArguments) -> Measurements:
+    """Seconds of a part of PrefixQuant in bfloat16, the model on its GPU.
+
+    Returns:
+        seconds: of the whole model. layer_seconds: of one decoder layer. peak_bytes: allocated by torch.
+    """
+    a = arguments
+    layers = shape_config(a.shape).num_hidden_layers
+    _costs(a, 1, a.taken[0])  # libraries start, kernels are loaded
+    if a.part == "tuning":
+        (fewer, _), (more, peak) = (_costs(a, 1, epochs) for epochs in a.taken)
+        epoch = (more - fewer) / (a.taken[1] - a.taken[0])
+        layer = fewer + (a.epochs - a.taken[0]) * epoch
+        return {
+            "seconds": Measurement(layers * layer, "s"),
+            "layer_seconds": Measurement(layer, "s"),
+            "peak_bytes": Measurement(peak, "B"),
+        }
+    (fewer, _), (more, peak) = (_costs(a, number, 1) for number in a.layers)
+    return of_all_layers((fewer, more), a.layers, layers) | {"peak_bytes": Measurement(peak, "B")}
+
+
+def _costs(a: PrefixQuantArguments, layers: int, epochs: int) -> tuple[float, int]:
+    """Seconds and memory of the part on a model of so many layers, tuned for so many epochs."""
+    free_all()
+    model = random_model_on((gpu(),), shape_config(a.shape, layers), torch.bfloat16, _SEED)
+    samples = random_tokens(model.config.vocab_size, a.samples, a.tokens)
+    stored = build_weights(
+        model, None, _recipe(a, epochs), _SEED, samples[:8], texts={"block_ap": samples}, device=gpu(), progress=False
+    )
+    titles = _PARTS[a.part]
+    seconds = sum(stored.manifest.seconds[title] for title in titles)
+    return seconds, max(stored.manifest.peak_bytes.get(title, 0) for title in titles)
+
+
+def _recipe(a: PrefixQuantArguments, epochs: int) -> Recipe:
+    """PrefixQuant as its paper has it, with or without fine-tuning."""
+    if a.part != "tuning":
+        return preset("prefixquant")
+    settings = {"epochs": epochs, "text": {"samples": a.samples, "sequence_length": a.tokens}}
+    return override(preset("prefixquant-tuned"), {"methods": {"block_ap": settings}}, "benchmark")
+
+
+def benchmark_quantization(
+    shape: str,
+    recipe: Recipe,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_layers: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Run the weights stage once on a random model with random calibration tokens.
+
+    Args:
+        shape: a name in `reproduction.benchmarks.shapes.SHAPES`.
+        recipe: what to do; its calibration section gives the number and length of samples.
+        num_layers: fewer layers than the shape has, for a quick trial.
+
+    Returns:
+        The record: settings, `seconds` by stage and in total, `peak_gpu_bytes` (allocated by torch), environment.
+    """
+    model = random_model_on((device,), shape_config(shape, num_layers), dtype, seed, host=torch.device("cpu"))
+    samples = None
+    if recipe.calibration:
+        size = (recipe.calibration.samples, recipe.calibration.sequence_length)
+        generator = torch.Generator().manual_seed(recipe.calibration.seed)
+        samples = torch.randint(model.config.vocab_size, size, generator=generator)
+    start = time.perf_counter()
+    stored = build_weights(model, None, recipe, seed, samples, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    total = time.perf_counter() - start
+    return {
+        "benchmark": "quantize",
+        "shape": shape,
+        "dimensions": SHAPES[shape],
+        "layers": model.config.num_hidden_layers,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(dtype).removeprefix("torch."),
+        "seed": seed,
+        "recipe": recipe.model_dump(mode="json"),
+        "seconds": {**stored.seconds, "total": total},
+        "peak_gpu_bytes": max(stored.manifest.peak_bytes.values(), default=0),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "environment": environment(),
+    }

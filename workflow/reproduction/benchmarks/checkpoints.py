@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.files import CheckpointArguments
+from reproduction.benchmarks.arguments import CheckpointArguments
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from rotquant.decoder.config import KINDS, LINEARS, DecoderConfig
@@ -33,9 +33,6 @@ def checkpoint(arguments: CheckpointArguments) -> dict[str, Measurement]:
     """Bytes of all safetensors files of a checkpoint, headers included, and how many files they are.
 
     Quantities: bytes; layer_bytes, of the file of one decoder layer; files.
-
-    Raises:
-        ConfigError: an unknown shape.
     """
     config = decoder_config(arguments.shape)
     ends = [written(tensors) for tensors in _ends(config, arguments.tied)]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from reproduction.benchmarks.gpu import (
+from reproduction.benchmarks.arguments import (
     BlockArguments,
     FirstTokenArguments,
     GenerateArguments,
@@ -20,8 +20,7 @@ from reproduction.benchmarks.gpu import (
 )
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
-from reproduction.benchmarks.timing.case import Measurements, gpu
-from reproduction.benchmarks.timing.gpu import SETTLE, elapsed, time_gpu
+from reproduction.benchmarks.timing import SETTLE, Measurements, elapsed, gpu, time_gpu
 from rotquant.decoder.config import KINDS, Precision
 from rotquant.decoder.generation import Generation
 from rotquant.decoder.model import Decoder
@@ -56,10 +55,6 @@ def block(arguments: BlockArguments) -> Measurements:
 
     peak_bytes: weights, cache and what is alive at once, during the prefill, or during 50 decoded tokens without the
     prefill before them.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU, or a kernel refuses.
     """
     return (_prefill if arguments.phase == "prefill" else _decode)(arguments, gpu())
 
@@ -137,12 +132,7 @@ def _measured(
 
 
 def first_token(arguments: FirstTokenArguments) -> Measurements:
-    """Seconds from a batch of prompts to the logits of their first new tokens; bytes of the whole model.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU, or a kernel refuses.
-    """
+    """Seconds from a batch of prompts to the logits of their first new tokens; bytes of the whole model."""
     a, device = arguments, gpu()
     memory = _Memory(device)
     prefix = _PREFIX if a.implementation == "prefixquant" else 0
@@ -159,12 +149,7 @@ def first_token(arguments: FirstTokenArguments) -> Measurements:
 
 
 def generate(arguments: GenerateArguments) -> Measurements:
-    """Seconds per token of a prompt, of the generated tokens, and their sum, as RCP Table 7 counts.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU, or a kernel refuses.
-    """
+    """Seconds per token of a prompt, of the generated tokens, and their sum, as RCP Table 7 counts."""
     a, device = arguments, gpu()
     decoder = random_decoder(decoder_config(a.shape), _PRECISIONS[a.implementation], device=device)
     generation = Generation(decoder, 1, a.prompt + a.tokens)
@@ -192,12 +177,7 @@ def generate(arguments: GenerateArguments) -> Measurements:
 
 
 def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
-    """Seconds from a batch of prompts to the logits of their first new tokens, or of one more token; bytes of it all.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU, or a kernel refuses.
-    """
+    """Seconds from a batch of prompts to the logits of their first new tokens, or of one more token; bytes of all."""
     a, device = arguments, gpu()
     memory = _Memory(device)
     precision = _ACTIVATIONS[a.activations].model_copy(update={"cache": _CACHES[a.cache]})

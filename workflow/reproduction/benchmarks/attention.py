@@ -4,17 +4,21 @@ QuaRot Table 15 (append and decode of the 2048th token, App. A.10). Neither side
 16-bit baseline keeps keys and values in one static tensor and takes torch's fastest attention for the shape.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
-from reproduction.benchmarks.gpu import DecodeAttentionArguments, PrefixedAttentionArguments
-from reproduction.benchmarks.gpu.baselines import fastest_attention
-from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
+from reproduction.benchmarks.arguments import DecodeAttentionArguments, PrefixedAttentionArguments
+from reproduction.benchmarks.timing import Case, Measurements, fastest, gpu, measure
 from rotquant.kernels.attention.cache import Int4KVCache
 from rotquant.kernels.attention.operator import kv_append, kv_attention
 from rotquant.kernels.hadamard.operator import hadamard
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def decode_attention(arguments: DecodeAttentionArguments) -> Measurements:
@@ -93,3 +97,44 @@ def _transformed(x: Tensor) -> Tensor:
 
 def _operations(a: DecodeAttentionArguments) -> float:
     return 4.0 * a.batch * a.heads * a.cache * a.head_dim
+
+
+def decode_attentions() -> dict[str, Attention]:
+    """Ways to attend with one query token: q [batch, heads, 1, d], k and v [batch, kv_heads, cache, d].
+
+    Query heads that share a key head can be left to torch (enable_gqa) or be given to it as rows of one query. The
+    memory-efficient backend is left out: it does not split the sequence over multiprocessors, and took 1.7 to 5 times
+    as long on an H200.
+    """
+
+    def grouped(backend: SDPBackend) -> Attention:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
+
+        return attend
+
+    def rows(backend: SDPBackend) -> Attention:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                queries = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
+                return scaled_dot_product_attention(queries, k, v).reshape(q.shape)
+
+        return attend
+
+    backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+    return {
+        f"{backend.name.lower()}, {form.__name__}": form(backend) for form in (grouped, rows) for backend in backends
+    }
+
+
+def fastest_attention(q: Tensor, k: Tensor, v: Tensor) -> Attention:
+    """The fastest of `decode_attentions` on these tensors, found by timing each.
+
+    Raises:
+        KernelError: none of them runs.
+    """
+    same = q.shape[1] == k.shape[1]  # every head has its own keys: both forms are one call
+    return fastest(
+        Case(attend, (q, k, v)) for name, attend in decode_attentions().items() if not (same and name.endswith("rows"))
+    ).run

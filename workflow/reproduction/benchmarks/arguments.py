@@ -1,11 +1,17 @@
-"""Benchmarks of kernels, layers and whole models on a GPU, with their peers and ceilings."""
+"""The arguments of the benchmarks: validated data, so that tables are read, checked and rendered without torch.
+
+A combination that cannot be measured is refused here. A shape is a name in `benchmarks.shapes.SHAPES`.
+"""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from reproduction.benchmarks import Size
 from rotquant.foundation.data import Frozen
+
+Size = Annotated[int, Field(gt=0)]
+
+# Kernels, layers and whole models on a GPU, with their peers and ceilings
 
 Arithmetic = Literal["none", "float32", "float16"]
 """The arithmetic of an online Hadamard transform."""
@@ -117,10 +123,10 @@ class TransformArguments(Frozen):
 
     rows: Size
     features: Size
-    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    dtype: Literal["float16"] = "float16"
     arithmetic: Literal["float32", "float16"] = "float32"
     heads: Annotated[int, Field(ge=0)] = 0
-    implementation: Literal["ours", "torch", "copy", "fast-hadamard-transform", "hadacore"]
+    implementation: Literal["ours", "copy", "fast-hadamard-transform", "hadacore"]
 
 
 class QuantizeArguments(Frozen):
@@ -135,7 +141,7 @@ class QuantizeArguments(Frozen):
     features: Size
     scale: Literal["dynamic", "static"] = "dynamic"
     output: Literal["packed", "held"] = "packed"
-    before: Literal["none", "hadamard", "swiglu", "swiglu-hadamard", "rms-norm", "residual-rms-norm"] = "none"
+    before: Literal["none", "hadamard", "rms-norm", "residual-rms-norm"] = "none"
     implementation: Literal["ours", "torch", "copy"]
 
 
@@ -215,8 +221,8 @@ class FakeQuantizeArguments(Frozen):
 
     kind, straight_through: of the quantizer (`qat.quantizers.make_quantizer`).
     phase: `backward` has the gradient of the value given, `both` are a step of training.
-    implementation: ours; torch, the same formulas in eager mode, and compiled by it; copy, of as many bytes of weights
-        as must be read and written, two weights for the forward pass and three for the backward one.
+    implementation: ours; torch, the same formulas in eager mode; copy, of as many bytes of weights as must be read and
+        written, two weights for the forward pass and three for the backward one.
     """
 
     out_features: Annotated[int, Field(gt=0, multiple_of=2)]
@@ -226,13 +232,13 @@ class FakeQuantizeArguments(Frozen):
     kind: Literal["range", "learned_range", "ldp", "n2uq", "nf3", "nf3_ldp"] = "ldp"
     straight_through: Literal["step", "ramp"] = "step"
     phase: Literal["forward", "backward", "both"]
-    implementation: Literal["ours", "torch", "compiled", "copy"]
+    implementation: Literal["ours", "torch", "copy"]
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "FakeQuantizeArguments":
         if self.in_features % self.group_size:
             raise ValueError(f"groups of {self.group_size} do not divide {self.in_features} input features")
-        if self.phase == "backward" and self.implementation in ("torch", "compiled"):
+        if self.phase == "backward" and self.implementation == "torch":
             raise ValueError("torch has no backward pass without the forward one: ask for both")
         return self
 
@@ -248,3 +254,175 @@ class RoundRowsArguments(Frozen):
     in_features: Annotated[int, Field(gt=0, multiple_of=_MULTIPLE)]
     phase: Literal["forward", "both"]
     implementation: Literal["ours", "torch", "copy"]
+
+
+# Learning and quantization on a GPU (SpinQuant Table 15, PrefixQuant Table 10, RCP Table 8)
+
+
+def _ascending(two: tuple[int, int]) -> tuple[int, int]:
+    if two[0] >= two[1]:
+        raise ValueError("give a number and a larger one")
+    return two
+
+
+Two = Annotated[tuple[Size, Size], AfterValidator(_ascending)]
+"""The fewer and the more of what is measured, whose difference gives the rest."""
+
+
+class LearnRotationsArguments(Frozen):
+    """Learning a model's rotations with random weights, on as many GPUs.
+
+    steps: of the whole learning; batch_size: sequences in each, `tokens` long.
+    taken: steps that are taken and timed, where not all of them are; the first warms up, so three at least.
+    """
+
+    shape: str
+    steps: Size = 100
+    batch_size: Size = 8
+    tokens: Size = 2048
+    taken: Size | None = None
+    gpus: Size = 1
+
+    @model_validator(mode="after")
+    def _a_step_can_be_timed(self) -> "LearnRotationsArguments":
+        if not 3 <= (self.taken or self.steps) <= self.steps:
+            raise ValueError("taken must be at least 3 steps, and no more than there are")
+        return self
+
+
+class CalibrateArguments(Frozen):
+    """GPTQ of a model with random weights on one GPU.
+
+    samples: calibration texts of `tokens` tokens. layers: the fewer and the more layers of two shortened models whose
+    times give those of all layers; None quantizes the whole model.
+    """
+
+    shape: str
+    samples: Size = 128
+    tokens: Size = 2048
+    layers: Two | None = None
+
+
+class PrefixQuantArguments(Frozen):
+    """A part of PrefixQuant W4A4KV4 on a model with random weights on one GPU, as its method's settings say.
+
+    part: `prefix`, finding the tokens; `grid`, both grid searches; `tuning`, of all blocks, grid searches with it.
+    samples: of `tokens` tokens, of the calibration text or, of `tuning`, of its own.
+    epochs: of `tuning`. taken: the fewer and the more epochs of two shortened tunings whose times give those of all.
+    layers: the fewer and the more layers of two shortened models whose times give those of all layers.
+    """
+
+    shape: str
+    part: Literal["prefix", "grid", "tuning"]
+    samples: Size = 8
+    tokens: Size = 1024
+    epochs: Size = 20
+    taken: Two = (1, 2)
+    layers: Two = (1, 2)
+
+
+class DistillArguments(Frozen):
+    """Quantization-aware training of a W2A4KV4 model with random weights on one GPU (RCP Table 8).
+
+    method: BitDistiller, the same in a rotated model, or RCP.
+    batch_size: sequences in each step, `tokens` long. samples: of the text, each seen `epochs` times.
+    taken: steps that are taken; the first two warm up, so four at least.
+    layers: the fewer and the more layers of two shortened models whose steps and memory give those of all layers; None
+        trains the whole model.
+    """
+
+    shape: str
+    method: Literal["BitDistiller", "BitDistiller rotated", "RCP"]
+    batch_size: Size = 8
+    tokens: Size = 1024
+    samples: Size = 8000
+    epochs: Size = 8
+    taken: Size = 6
+    layers: Two | None = None
+
+    @model_validator(mode="after")
+    def _a_step_can_be_timed(self) -> "DistillArguments":
+        if not 4 <= self.taken <= self.steps:
+            raise ValueError("taken must be at least 4 steps, and no more than there are")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the whole training."""
+        return self.epochs * (self.samples // self.batch_size)
+
+
+class SharedDistillArguments(DistillArguments):
+    """The same on one GPU or several of one host, which share each batch evenly; the model is whole.
+
+    at_once: sequences of its share that pass a GPU together; None for all.
+    """
+
+    gpus: Size = 2
+    at_once: Size | None = None
+
+    @model_validator(mode="after")
+    def _shares_are_equal(self) -> "SharedDistillArguments":
+        if self.batch_size % self.gpus:
+            raise ValueError(f"batches of {self.batch_size} have no equal shares for {self.gpus} GPUs")
+        if self.layers is not None:
+            raise ValueError("layers are not left out where GPUs share a model")
+        return self
+
+
+# Decoding on a CPU (SpinQuant Table 6)
+
+
+class CpuDecodeArguments(Frozen):
+    """One token through a whole decoder with random weights, with `context` tokens in the cache, including itself.
+
+    layers_in_memory: number of layers with their own weights, which the others reuse in turn; far more than the caches
+        hold.
+    """
+
+    shape: str
+    context: Size
+    layers_in_memory: Size
+
+
+class CpuLinearArguments(Frozen):
+    """One linear layer on one token, by every implementation there is."""
+
+    in_features: Size
+    out_features: Size
+
+
+class CpuTransformArguments(Frozen):
+    """The Hadamard transform of bfloat16 rows, ours and in torch operations."""
+
+    rows: Size
+    features: Size
+
+
+# Files on disk (RCP Table 6)
+
+#: Bits that a quantizer of weights has, by its name in `qat.quantizers`.
+_BITS = {"range": (2, 3), "ldp": (2,), "nf3": (3,), "nf3_ldp": (3,)}
+
+
+class CheckpointArguments(Frozen):
+    """Files of a model with random weights at a shape: linear layers quantized in groups of 128, the rest in 16 bits.
+
+    quantizer: of linear layers' weights; None leaves them in 16 bits. bits: of a code.
+    form: as the weights stage stores them, or as the decoder reads them.
+    tied: embedding and head are one tensor.
+    """
+
+    shape: str
+    quantizer: Literal["range", "ldp", "nf3", "nf3_ldp"] | None = None
+    bits: Literal[2, 3, 16] = 16
+    form: Literal["stored", "decoder"] = "stored"
+    tied: bool = False
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "CheckpointArguments":
+        if self.bits not in (_BITS[self.quantizer] if self.quantizer else (16,)):
+            raise ValueError(f"weights of {self.quantizer or 'no quantizer'} do not have {self.bits} bits")
+        if self.form == "decoder" and self.bits != 2:
+            raise ValueError("the decoder reads tables of 2-bit codes; other widths are simulated")
+        return self

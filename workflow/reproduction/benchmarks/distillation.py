@@ -8,19 +8,24 @@ a training that several GPUs share.
 import contextlib
 import itertools
 import statistics
+import tempfile
 import time
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks.learning import DistillArguments
-from reproduction.benchmarks.learning.benchmarks import free_all, random_tokens
-from reproduction.benchmarks.learning.models import random_model_on, shape_config
+from reproduction.benchmarks.arguments import DistillArguments, SharedDistillArguments
+from reproduction.benchmarks.learning import free_all, gpus, random_tokens
 from reproduction.benchmarks.records import Measurement
-from reproduction.benchmarks.timing.case import Measurements, gpu
+from reproduction.benchmarks.shapes import random_model_on, shape_config
+from reproduction.benchmarks.timing import Measurements, gpu
+from rotquant.foundation.files import read_json, write_json
 from rotquant.models.stream import memory_peak, reset_memory_peak
-from rotquant.qat.engine import Engine
+from rotquant.qat.engine import Engine, make_engine
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
@@ -41,10 +46,6 @@ def distill(arguments: DistillArguments) -> Measurements:
         seconds: of all steps of the training. step_seconds: of one, with the fastest and the slowest where the model is
         whole. peak_bytes: allocated by torch while steps are taken. layer_seconds, layer_bytes: what one decoder layer
         adds, where layers were left out.
-
-    Raises:
-        ConfigError: an unknown shape.
-        KernelError: there is no GPU.
     """
     a, layers = arguments, shape_config(arguments.shape).num_hidden_layers
     if a.layers is None:
@@ -137,3 +138,42 @@ class _Clock:
             reset_memory_peak(self.device)
         if len(self.times) == self.steps:
             raise _EnoughError
+
+
+_SEED = 0
+
+
+def distill_shared(arguments: SharedDistillArguments) -> Measurements:
+    """Seconds and memory of training a whole model of bfloat16 on one or more GPUs; see `distillation.distill`.
+
+    Returns:
+        seconds, step_seconds: of the first process, which waits for the others in each step. peak_bytes: allocated by
+        torch on the GPU that has most.
+    """
+    a, devices = arguments, gpus(arguments.gpus)
+    free_all()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        start_processes(_share, (a, shape_config(a.shape), devices, place), len(devices), start_method="spawn")
+        costs = [read_json(_found(place, rank), "costs of a process") for rank in range(len(devices))]
+    return of_steps(a, costs[0]["times"], max(one["peak"] for one in costs))
+
+
+def _share(rank: int, a: SharedDistillArguments, config: Any, devices: tuple[torch.device, ...], place: Path) -> None:
+    """In each process: take part in the training's first steps. The model begins on the host, as a loaded one does."""
+    device = devices[rank]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    meeting = f"file://{place.absolute()}/meeting"
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=len(devices))
+    try:
+        model = random_model_on((device,), config, torch.bfloat16, _SEED, host=torch.device("cpu"))
+        times, peak = take_steps(a, model, make_engine(device, a.at_once))
+        write_json(_found(place, rank), {"times": times, "peak": peak})
+    finally:
+        dist.destroy_process_group()
+
+
+def _found(place: Path, rank: int) -> Path:
+    return place / f"{rank}.json"

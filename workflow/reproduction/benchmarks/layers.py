@@ -1,7 +1,8 @@
 """Time of one linear layer, from 16-bit activations in to 16-bit activations out: ours and what torch offers.
 
 QuaRot Table 14 and Figure 7, PrefixQuant Table 9, RCP Tables 5 and 17-20. The 16-bit baseline is cuBLAS. The fp8 and
-int8 baselines get their inputs quantized beforehand and for free, which a model would have to pay for.
+int8 baselines get their inputs quantized beforehand and for free, which a model would have to pay for. `ceiling` is the
+GPU's maximum rates, of torch's own calls at a size that fills it: the kernels' reports are drawn against them.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from reproduction.benchmarks.gpu import LinearArguments
-from reproduction.benchmarks.gpu.baselines import (
-    fp8_linear,
-    int4pack_linear,
-    int4pack_weight,
-    int8_linear,
-    int8_product,
-)
-from reproduction.benchmarks.timing.case import Case, Measurements, gpu, measure
+from reproduction.benchmarks.arguments import CeilingArguments, LinearArguments
+from reproduction.benchmarks.timing import Case, Measurements, fastest, gpu, measure
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.launch.overlap import overlapping_launches
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, pack_rows, padded
@@ -32,11 +26,7 @@ _CLIP = 0.9
 
 
 def linear(arguments: LinearArguments) -> Measurements:
-    """Seconds of one layer; of int8 also `product_seconds`, without its dequantization.
-
-    Raises:
-        KernelError: there is no GPU, or a kernel refuses.
-    """
+    """Seconds of one layer; of int8 also `product_seconds`, without its dequantization."""
     case = linear_case(arguments, gpu())
     measured = measure(case)
     if arguments.implementation == "int8":
@@ -214,3 +204,68 @@ def _weight(a: LinearArguments, device: torch.device, dtype: torch.dtype = torch
 
 def _scales(device: torch.device, *shape: int) -> Tensor:
     return torch.rand(shape, device=device) * 1e-2 + 1e-3
+
+
+# The best baselines in torch without this library
+
+
+def copy_case(x: Tensor) -> Case:
+    """Reading and writing a tensor once, by which kernels that do as much are judged: a copy, or an elementwise kernel.
+
+    On an H200 the copy is up to 3 % faster, but in a CUDA graph it reaches 2.7 instead of 4.2 TB/s at some sizes.
+    """
+    target = torch.empty_like(x)
+    return fastest([Case(target.copy_, (x,)), Case(lambda x: torch.neg(x, out=target), (x,))])
+
+
+def fp8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:
+    """float8_e4m3fn [rows, in] and [out, in], float32 scales [rows, 1] and [1, out] -> bfloat16 [rows, out].
+
+    torch offers scales for each row with this output type alone.
+    """
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        x, weight.T, scale_a=row_scale, scale_b=column_scale, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def int8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """int8 [rows, in] and [out, in] -> int32 [rows, out]."""
+    return torch._int_mm(x, weight.T)  # pyright: ignore[reportPrivateImportUsage]  # no public name
+
+
+def int8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:
+    """int8 [rows, in] and [out, in], float32 scales [rows, 1] and [out] -> float16 [rows, out]."""
+    y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float16, device=x.device)
+    # Two passes over the sums; an expression of torch's that ends in .half() would need a third.
+    return torch.mul(int8_product(x, weight) * row_scale, column_scale, out=y)
+
+
+def int4pack_weight(out_features: int, in_features: int, device: torch.device) -> Tensor:
+    """Random codes in the order of `torch._weight_int4pack_mm`, eight 16-input tiles together: int32."""
+    shape = (out_features // 8, in_features // 128, 32, 4)
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
+
+
+def int4pack_linear(x: Tensor, weight: Tensor, scale_and_zero: Tensor) -> Tensor:
+    """bfloat16 [rows, in], an `int4pack_weight`, bfloat16 [groups, out, 2] -> bfloat16 [rows, out]; groups of 128."""
+    return torch._weight_int4pack_mm(  # pyright: ignore[reportPrivateImportUsage]  # no public name
+        x, weight, 128, scale_and_zero
+    )
+
+
+#: Elements of the float32 tensor that is copied or summed: its bytes are many times the L2 cache.
+_ELEMENTS = 2**28
+#: Elements that are summed at a time: of the readings tried, sums of rows were the fastest.
+_ROW = 2**16
+#: Rows, inputs and outputs of the product.
+_PRODUCT = 8192
+
+
+def ceiling(arguments: CeilingArguments) -> Measurements:
+    """Seconds with the bytes (copy: read and written) or operations (products) of which they make a rate."""
+    if arguments.what == "copy":
+        return measure(copy_case(torch.randn(_ELEMENTS, device=gpu())))
+    if arguments.what == "read":
+        return measure(Case(lambda x: x.sum(dim=1), (torch.randn(_ELEMENTS // _ROW, _ROW, device=gpu()),)))
+    size = dict.fromkeys(("tokens", "in_features", "out_features"), _PRODUCT)
+    return linear(LinearArguments(**size, implementation=arguments.what))

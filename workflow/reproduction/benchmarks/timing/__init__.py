@@ -1,1 +1,0 @@
-"""Timing of a case on a GPU and on a CPU."""
