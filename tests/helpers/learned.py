@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reproduction.identity.records import signed
+from reproduction.identity.run import signed
 from rotquant.foundation.environment import environment
 
 LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"methods": {"gptq": None}}}

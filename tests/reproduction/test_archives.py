@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD
-from reproduction.identity.records import signed
+from reproduction.identity.run import signed
 from reproduction.planning.expansion import make_plan
 from reproduction.run import archives
 from reproduction.run.plan import Plan

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from reproduction.benchmarks import attention, layers, rows
 from reproduction.benchmarks.arguments import (
     CalibrateArguments,
     DecodeAttentionArguments,
@@ -14,10 +15,6 @@ from reproduction.benchmarks.arguments import (
     LinearArguments,
     QuantizeArguments,
     RoundRowsArguments,
-    attention,
-    layers,
-    partition,
-    transforms,
 )
 from reproduction.benchmarks.shapes import decoder_config, shape_config
 from reproduction.sources import load_tables
@@ -44,7 +41,7 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             y = layers.linear_case(arguments, META)()
             assert y.shape == (arguments.tokens, arguments.out_features), arguments
         elif isinstance(arguments, QuantizeArguments) and arguments.implementation != "copy":
-            codes, *_ = transforms.quantize_case(arguments, META)()
+            codes, *_ = rows.quantize_case(arguments, META)()
             packed = arguments.output == "packed" and arguments.implementation == "ours"
             assert codes.shape == (arguments.rows, arguments.features // (2 if packed else 1)), arguments
         elif isinstance(arguments, DecodeAttentionArguments):
@@ -53,12 +50,12 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
                 assert y.shape == (arguments.batch, arguments.heads, arguments.head_dim), arguments
         elif isinstance(arguments, FakeQuantizeArguments):
             if arguments.implementation not in ("copy", "compiled"):
-                found = partition.fake_quantize_case(arguments, META)()
+                found = rows.fake_quantize_case(arguments, META)()
                 first = found if arguments.phase == "forward" else found[0]
                 assert first.shape == (arguments.out_features, arguments.in_features), arguments
         elif isinstance(arguments, RoundRowsArguments):
             if arguments.implementation == "torch":
-                first, *_ = partition.round_rows_case(arguments, META)()
+                first, *_ = rows.round_rows_case(arguments, META)()
                 assert first.shape == (arguments.out_features, arguments.in_features), arguments
         elif isinstance(arguments, LearnRotationsArguments | CalibrateArguments):
             assert shape_config(arguments.shape).num_hidden_layers
@@ -77,4 +74,4 @@ def test_no_peer_has_these_transforms(features: int) -> None:
     assert len(peers) == 2
     for a in peers:
         with pytest.raises(KernelError):
-            transforms.transform_call(a)
+            rows.transform_call(a)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from reproduction.commands import completion
+from reproduction.commands.runs import table_names
 from reproduction.sources import load_tables
 from rotquant.commands.root import cli
 from tests.helpers.commands import rotquant
@@ -24,11 +24,11 @@ def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def test_tables_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(REPOSITORY)
-    assert set(completion.tables()) == set(load_tables(REPOSITORY))
+    assert set(table_names()) == set(load_tables(REPOSITORY))
     words = "rotquant report page rcp_figure"
     environment = {"_ROTQUANT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
     found = CliRunner().invoke(cli, prog_name="rotquant", env=environment).stdout.split()
     assert "rcp_figure6" in found
     assert all(name.startswith("rcp_figure") for name in found)
     monkeypatch.chdir(tmp_path)
-    assert completion.tables() == []
+    assert table_names() == []

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reproduction.identity.corpora import expected_hashes
 from reproduction.run import packing
+from reproduction.run.stages.text import expected_hashes
 from reproduction.shipped.data import _train_tokenizer
 from rotquant.foundation.errors import CorpusError
 from rotquant.recipes.schemes import Calibration

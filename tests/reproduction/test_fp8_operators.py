@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from reproduction.benchmarks.gpu.fp8_operators import CODES, fp8_linear, quantize_fp8, rms_norm_quantize_fp8
+from reproduction.benchmarks.fp8_operators import CODES, fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 from rotquant.foundation.errors import KernelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")

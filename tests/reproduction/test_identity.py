@@ -17,8 +17,7 @@ import yaml
 
 from reproduction.identity import code
 from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD, key_in
-from reproduction.identity.records import signed
-from reproduction.identity.run import Run
+from reproduction.identity.run import Run, signed
 from reproduction.planning.current import current_plan
 from reproduction.run.execution import to_compute, wanted
 from reproduction.run.plan import Plan

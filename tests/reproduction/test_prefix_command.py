@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from reproduction.commands.prefix import _bar, _strip
 from rotquant import api
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.recipe import parse_recipe
@@ -108,7 +107,6 @@ def test_no_outlier_token_is_a_result(folder: Path, run: Any, tmp_path: Path) ->
     assert status == 0
     assert "no outlier token found at the input of down_proj, prefix of 1 token: `<s>` (" in printed
     assert "times the median: the first token 1 (layer 1)" in printed  # all of a planted model's tokens but the sink
-    assert "positions" not in printed
     assert "none elsewhere" in (tmp_path / "none.svg").read_text()
 
 
@@ -149,14 +147,6 @@ def test_a_tokenizer_without_bos_is_said(folder: Path, text: str, run: Any, tmp_
         "no outlier token found at the input of down_proj, and no prefix; no BOS"
         in run(str(tmp_path / "model"), "--corpus", quiet, *SMALL, "--threshold", "8")[1]
     )
-
-
-def test_bars_and_strips_are_as_long_as_what_they_show() -> None:
-    assert (_bar(64, 64), _bar(8, 64), _bar(1, 64), _bar(0.5, 64)) == ("█" * 12, "█" * 6, "", "")
-    assert _bar(float("inf"), 64) == _bar(float("nan"), 64) == ""
-    strip = _strip({"positions": [(0, 4), (127, 1)], "tokens": 128})
-    assert (len(strip), strip[0], strip[-1], set(strip[1:-1])) == (32, "█", "▂", {"·"})
-    assert set(_strip({"positions": [], "tokens": 128})) == {"·"}
 
 
 @torch.no_grad()

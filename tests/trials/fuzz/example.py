@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD
-from reproduction.identity.records import signed
+from reproduction.identity.run import signed
 from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult, write_result

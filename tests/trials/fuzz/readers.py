@@ -200,7 +200,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.tracking.logger:read": _MLFLOW,
     "reproduction.run.tracking.store:_alone": _WRITES,
     "reproduction.run.tracking.store:_started": _MLFLOW,
-    "reproduction.commands.completion:tables": "completes a command line; a file of a wrong form completes nothing",
+    "reproduction.commands.runs:table_names": "completes a command line; a file of a wrong form completes nothing",
     "rotquant.commands.root:": "loads the commands that an installed package registers",
     "reproduction.tasks.folders:_source_digest": _OURS,
     "rotquant.costs.time:records": _OURS,
@@ -221,7 +221,7 @@ ASIDE: dict[str, str] = {
     "rotquant.kernels.launch.loading:compile_source": (
         "reads names of compiled kernels in the user's cache, on a GPU alone"
     ),
-    "reproduction.identity.corpora:expected_hashes": _OURS,
+    "reproduction.run.stages.text:expected_hashes": _OURS,
     "rotquant.methods.block_ap.block_training:tune_block": _LOADS,
     "rotquant.qat.training:Training._teacher_outputs": _LOADS,
     "rotquant.training.loop:train": _LOADS,

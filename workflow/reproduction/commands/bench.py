@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reproduction.commands import completion
+from reproduction.commands.runs import table_names
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.completion import methods
@@ -48,9 +48,7 @@ def quantize(
 @bench_app.command()
 @answers({"every key of the record": "its cells, the GPU, the environment"})
 def measure(
-    table: Annotated[
-        str, typer.Argument(autocompletion=completion.tables, help="A speed table's id, e.g. quarot_table14.")
-    ],
+    table: Annotated[str, typer.Argument(autocompletion=table_names, help="A speed table's id, e.g. quarot_table14.")],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="The record (JSON); one that is there is continued."),

@@ -37,7 +37,7 @@ def corpus(
 
     Example: `rotquant corpus modules --split test -o corpus/`
     """
-    from reproduction.identity.corpora import expected_hashes
+    from reproduction.run.stages.text import expected_hashes
     from rotquant.foundation.files import check_output_file, write_text
     from rotquant.text import content_hash, load_rows
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
     from rotquant.models.outlier_tokens import TokenMaxima
 
-#: Characters of a bar, and of the strip of positions: tables fit into 80 columns.
-_BAR, _STRIP = 12, 32
-_HEIGHTS = " ▁▂▃▄▅▆▇█"
-
 Found = dict[str, Any]
 """What `reproduction.metrics.outlier_tokens.look` finds."""
 
@@ -65,7 +61,12 @@ def prefix(
 
     Example: `rotquant prefix workflow/resources/models/rq-7b --figure outliers.svg`
     """
-    _check(threshold, figure)
+    if not 1 < threshold < math.inf:
+        raise RecipeError(f"a threshold of {threshold:g} times the median makes no outlier token: take one above 1.")
+    if figure is not None:
+        check_output_file(figure)
+        if figure.suffix.lower() != ".svg":
+            raise RecipeError(f"{figure}: the figure is SVG; name a file that ends with .svg.")
     spec = corpus_spec(corpus)
     check_split(spec, "train")
     with task("starting"):
@@ -103,7 +104,7 @@ def prefix(
     settings = {"samples": samples, "sequence_length": length, "threshold": threshold, "seed": seed, "dtype": dtype}
     told = {"ids": chosen, "content": [decode(token) for token in chosen], "words": words}
     about = corpus_identity(spec, ["train"], max_characters=text.characters)
-    tables = [_layers(found, threshold), _residual_layers(residual)] + [_positions(found)] * bool(outliers)
+    tables = [_layers(found, residual, threshold)]
     tables += [_contents(found["no prefix"])] if found["no prefix"]["others"] else []
     data = {"model": model, "settings": settings, "text": about, "prefix": told, "found": found, "residual": residual}
     return CommandResult(data, (*tables, streams, f"{words}; {on}"))
@@ -130,16 +131,6 @@ def _in_the_residual_stream(residual: "Mapping[str, list[float]]", outliers: int
     )
 
 
-def _check(threshold: float, figure: Path | None) -> None:
-    """Refuse what cannot be, before anything is loaded."""
-    if not 1 < threshold < math.inf:
-        raise RecipeError(f"a threshold of {threshold:g} times the median makes no outlier token: take one above 1.")
-    if figure is not None:
-        check_output_file(figure)
-    if figure is not None and figure.suffix.lower() != ".svg":
-        raise RecipeError(f"{figure}: the figure is SVG; name a file that ends with .svg.")
-
-
 def _chosen(prefix: tuple[int, ...], decode: "Callable[[int], str]", outliers: int) -> str:
     """The result in words, and the tokens as a recipe is told them."""
     from rotquant.commands.diagnosis import token_text
@@ -152,69 +143,21 @@ def _chosen(prefix: tuple[int, ...], decode: "Callable[[int], str]", outliers: i
     return f"{said}prefix of {len(prefix)} token{'s' * (len(prefix) > 1)}: {tokens} ({ids})"
 
 
-def _layers(found: "Mapping[str, Found]", threshold: float) -> Table:
-    """The figure of the terminal: a bar for the largest ratio of each layer, and how many tokens are outliers."""
+def _layers(found: "Mapping[str, Found]", residual: "Mapping[str, list[float]]", threshold: float) -> Table:
+    """The largest ratio of each layer, at the input of down_proj and after the layer, and how many are outliers."""
     table = Table(
         "layer",
         title="outlier tokens by layer",
-        caption="largest ratio of a token's input of down_proj to the median of its window, bars by its logarithm; "
-        f"number of outlier tokens in a window, which are above {threshold:g}",
+        caption="largest ratio of a token's input of down_proj to the median of its window; in brackets the number of "
+        f"outlier tokens in a window, which are above {threshold:g}; then the same ratio in the residual stream after "
+        "the layer",
     )
-    for name in found:
-        table.add_column(name, width=_BAR)
-        for what in ("ratio", "number"):
-            table.add_column(what, justify="right")
-    finite = [ratio for one in found.values() for ratio in one["ratios"] if math.isfinite(ratio)]
-    most = max([threshold, *finite])
-    for layer in range(len(found["no prefix"]["ratios"])):
-        cells: list[str] = []
-        for one in found.values():
-            ratio, number = one["ratios"][layer], one["by_layer"][layer]
-            cells += [_bar(ratio, most), f"{ratio:.1f}", f"{number:.2f}" if number else ""]
-        table.add_row(str(layer + 1), *cells)
-    return table
-
-
-def _residual_layers(residual: "Mapping[str, list[float]]") -> Table:
-    """The largest ratios of the residual stream, layer by layer."""
-    table = Table(
-        "layer",
-        title="residual stream by layer",
-        caption="largest value of a token after the layer to the median value of its window",
-    )
-    for name in residual:
+    for name in (*found, *(f"residual, {name}" for name in residual)):
         table.add_column(name, justify="right")
-    for layer, ratios in enumerate(zip(*residual.values(), strict=True), 1):
-        table.add_row(str(layer), *(f"{ratio:,.1f}" for ratio in ratios))
+    for layer, stream in enumerate(zip(*residual.values(), strict=True)):
+        inputs = (f"{one['ratios'][layer]:.1f} ({one['by_layer'][layer]:.2f})" for one in found.values())
+        table.add_row(str(layer + 1), *inputs, *(f"{ratio:,.1f}" for ratio in stream))
     return table
-
-
-def _bar(ratio: float, most: float) -> str:
-    return "█" * round(_BAR * math.log(ratio) / math.log(most)) if 1 < ratio < math.inf else ""
-
-
-def _positions(found: "Mapping[str, Found]") -> Table:
-    """A strip for what stands in front of the text: where its outlier tokens are, from the first to the last."""
-    table = Table(
-        "in front",
-        "first",
-        "elsewhere",
-        "where",
-        title="positions",
-        caption="higher where more windows have one",
-    )
-    for name, one in found.items():
-        table.add_row(name, f"{one['first']} of {one['windows']}", str(one["others"]), _strip(one))
-    return table
-
-
-def _strip(one: Found) -> str:
-    """The windows' positions in a line of characters, each as high as its share of the fullest."""
-    counts = [0] * _STRIP
-    for position, count in one["positions"]:
-        counts[position * _STRIP // one["tokens"]] += count
-    most = max(counts)
-    return "".join(_HEIGHTS[math.ceil(8 * count / most)] if count else "·" for count in counts)
 
 
 def _contents(one: Found) -> Table:

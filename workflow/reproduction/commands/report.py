@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from reproduction.commands import completion
-from reproduction.commands.runs import Configs, Place, PlanFile, open_plan, open_project
+from reproduction.commands.runs import Configs, Place, PlanFile, open_plan, open_project, table_names
 from reproduction.run.results import FIGURES, REPORTS, table_path
 from reproduction.run.tracking.job import log_table
 from reproduction.sources import Source, source_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 report_app = typer.Typer(help="Tables, figures, pages and the scoreboard, from computed runs.", no_args_is_help=True)
 
-TableName = Annotated[str, typer.Argument(autocompletion=completion.tables, help="A table's id, e.g. quarot_table1.")]
+TableName = Annotated[str, typer.Argument(autocompletion=table_names, help="A table's id, e.g. quarot_table1.")]
 TableForm = Literal["latex", "markdown", "csv"]
 FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
 

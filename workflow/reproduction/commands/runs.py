@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from reproduction.commands import completion
 from reproduction.identity.names import placed
 from reproduction.planning.current import current_plan
 from reproduction.run import execution
@@ -22,14 +21,15 @@ from reproduction.run.plan import Plan, config_file, read_plan, write_plan
 from reproduction.run.results import read_result
 from reproduction.run.stages.jobs import make as make_result
 from reproduction.run.workers import usual_workers
-from reproduction.sources import load_project
+from reproduction.sources import load_project, patterns
 from reproduction.tables.configuration import find_root
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import FILE
-from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.errors import ConfigError, RotquantError
 from rotquant.foundation.files import json_text, read_json
+from rotquant.foundation.written import yaml_value
 
 runs_app = typer.Typer(
     help="The runs of the tables: list, show, compute, and show them in MLflow.", no_args_is_help=True
@@ -62,6 +62,17 @@ AllowCode = Annotated[
     ),
 ]
 Key = Annotated[str, typer.Argument(help="A run's key, as `rotquant runs list` prints it.")]
+
+
+def table_names() -> list[str]:
+    """What a shell completes: the ids of all tables around the working folder, read without validation; else none."""
+    try:
+        root = find_root()
+        files = {path for pattern, _ in patterns() for path in (root / "workflow").glob(pattern)}
+        data = [yaml_value(path.read_text(encoding="utf-8"), path.name) for path in sorted(files)]
+        return [table["id"] for one in data for table in one["tables"]]
+    except (RotquantError, OSError, KeyError, TypeError):  # a file that is being written completes nothing
+        return []
 
 
 def device_of(asked: str | None, configured: str) -> str:
@@ -122,7 +133,7 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
 def list_runs(
     table: Annotated[
         str | None,
-        typer.Argument(autocompletion=completion.tables, help="Only the runs of this table, e.g. quarot_table1."),
+        typer.Argument(autocompletion=table_names, help="Only the runs of this table, e.g. quarot_table1."),
     ] = None,
     config: Configs = None,
 ) -> CommandResult:
@@ -194,7 +205,7 @@ def execute(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            autocompletion=completion.tables,
+            autocompletion=table_names,
             help="Tables, papers, or keys of `rotquant runs list`: runs, weights, rotations. Default: all.",
         ),
     ] = None,

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from reproduction.frame.lines import COMPUTED, PUBLISHED, damaged, read_frame, to_frame, write_frame
-from reproduction.identity.records import same_tasks
+from reproduction.identity.run import same_tasks
 from reproduction.run.results import RunResult, read_result, table_path
 from reproduction.run.samples import flipped, observations
 from reproduction.tables.project import Cell, Project

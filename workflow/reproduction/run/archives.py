@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD, Results, key_in
-from reproduction.identity.records import check_signed
+from reproduction.identity.run import check_signed
 from reproduction.run.plan import Plan
 from reproduction.run.results import TASKS, read_result
 from rotquant.foundation.errors import ResultError

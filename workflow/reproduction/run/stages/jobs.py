@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from reproduction.identity.code import refuse_other_code
 from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD, Results
-from reproduction.identity.records import check_signed, signed
-from reproduction.identity.run import Run
+from reproduction.identity.run import Run, check_signed, signed
 from reproduction.run.plan import Plan
 from reproduction.run.results import RunResult, write_result
 from reproduction.run.tracking.job import logged

@@ -4,15 +4,16 @@ Tokenizing takes seconds, about as long as evaluating a small model, and all job
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reproduction.identity.corpora import expected_hashes
 from reproduction.identity.run import Run, named
 from reproduction.reading.arrays import read_array
 from rotquant.foundation.files import atomic_path
+from rotquant.recipes.corpus import INSTALLED
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     NO_BOS,
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 
 #: Folder of a project's token ids.
 TOKENS = Path("results") / "corpora" / "tokens"
+#: Recorded content hashes of the corpora that are read from installed packages, whose text depends on the version.
+EXPECTED_HASHES = Path(__file__).parents[3] / "resources" / "models" / "corpus.json"
+
+
+def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
+    """The recorded content hashes of a corpus from installed packages, by portion; empty for other corpora."""
+    if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
+        return {}
+    return json.loads(EXPECTED_HASHES.read_text(encoding="utf-8")).get(spec.source, {}).get("sha256", {})
 
 
 def token_ids(
