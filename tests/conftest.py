@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests' tensors are tiny: threads would mostly wait for each other, several times slower where cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In the background of a script Ctrl-C is ignored, and so would be by what tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Python's own thresholds cost a sixth of the time: tests make objects by the million, and hardly a cycle among them.
 gc.set_threshold(20_000, 20, 100)
 

@@ -65,12 +65,12 @@ def test_the_networks_ratio_is_the_mean_over_windows() -> None:
         expected.append(10 * math.log10(ratio))
     result = end_to_end_snr(Table(exact + noise), Table(exact), tokens, SNR(sequence_length=10))
     # The difference of two float32 logits is known to about 1e-7 / 0.1 of the noise.
-    assert result.snr == pytest.approx(sum(expected) / 3, abs=1e-4)
-    assert result.windows == 3
-    assert result.standard_error == pytest.approx(torch.tensor(expected).std().item() / math.sqrt(3), rel=1e-3)
+    assert result["snr"] == pytest.approx(sum(expected) / 3, abs=1e-4)
+    assert result["windows"] == 3
+    assert result["snr_standard_error"] == pytest.approx(torch.tensor(expected).std().item() / math.sqrt(3), rel=1e-3)
     one = end_to_end_snr(Table(exact + noise), Table(exact), tokens, SNR(sequence_length=10, max_windows=1))
-    assert one.snr == pytest.approx(expected[0], abs=1e-4)
-    assert math.isnan(one.standard_error)
+    assert one["snr"] == pytest.approx(expected[0], abs=1e-4)
+    assert math.isnan(one["snr_standard_error"])
     with pytest.raises(CorpusError, match="35 tokens, fewer than one window of 64"):
         end_to_end_snr(Table(exact), Table(exact), tokens, SNR(sequence_length=64))
 
@@ -93,7 +93,7 @@ def test_rotation_adds_no_noise_and_fewer_bits_add_more() -> None:
 def test_a_broken_network_has_no_ratio() -> None:
     broken = Table(torch.full((11, 11), math.nan))
     assert math.isnan(
-        end_to_end_snr(broken, Table(torch.ones(11, 11)), Tokens(torch.arange(10)), SNR(sequence_length=5)).snr
+        end_to_end_snr(broken, Table(torch.ones(11, 11)), Tokens(torch.arange(10)), SNR(sequence_length=5))["snr"]
     )
 
 

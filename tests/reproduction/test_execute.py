@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,7 @@ def until(what: Callable[[], object]) -> None:
 def started(project: Copy) -> subprocess.Popen:
     """The runner, once it makes weights, which take as long as the file `slow` is there."""
     (project.root / "slow").touch()
-    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # which a script's background ignores
-    process = project.start(*EXECUTE, "--jobs", "2", preexec_fn=heard)
+    process = project.start(*EXECUTE, "--jobs", "2")
     until((project.root / "started").exists)
     return process
 

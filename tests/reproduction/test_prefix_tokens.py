@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reproduction.frame.values import Text, Values, collect, read_values, write_values
-from reproduction.metrics.prefix_tokens import content_of, prefix_tokens
+from reproduction.metrics.counts import content_of, prefix_tokens
 from reproduction.metrics.settings import PrefixTokens
 from reproduction.run.results import RunResult, read_result, write_result
 from reproduction.run.stages import measures

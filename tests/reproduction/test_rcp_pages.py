@@ -13,9 +13,8 @@ import torch
 from reproduction.frame import values as collected
 from reproduction.frame.values import Number, Values, printed
 from reproduction.identity.names import HISTORY_FILE, Results
-from reproduction.metrics.model_size import model_size
+from reproduction.metrics.counts import model_size, training_loss
 from reproduction.metrics.settings import TrainingLoss
-from reproduction.metrics.training_loss import training_loss
 from reproduction.render.figures import draw as figures
 from reproduction.render.figures.scaling import ours, papers
 from reproduction.render.pages.markdown import markdown

@@ -4,8 +4,6 @@ The signal is the logits of the unquantized checkpoint, the noise what the quant
 adds none. The text is cut as for perplexity. Neither network is changed.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -16,19 +14,6 @@ from rotquant.models.limits import metric_windows
 from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import Tokens
-
-
-@dataclass(frozen=True)
-class SNRResult:
-    """snr: mean over windows, in dB; `standard_error` of that mean (nan for one window)."""
-
-    snr: float
-    standard_error: float
-    windows: int
-
-    def as_metrics(self) -> dict[str, float]:
-        """Flat numbers for a run file."""
-        return {"snr": self.snr, "snr_standard_error": self.standard_error, "windows": self.windows}
 
 
 @torch.no_grad()
@@ -49,13 +34,16 @@ def window_snr(model: nn.Module, reference: nn.Module, window: Tensor) -> float:
     return decibel(square_sum(exact), square_sum(noise)).item()
 
 
-def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metric: SNR) -> SNRResult:
+def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metric: SNR) -> dict[str, float]:
     """SNR of `model` against `reference`, the mean of `window_snr` over the windows of one text.
 
     Args:
         model, reference: causal language models with one vocabulary, on one device, in evaluation mode.
         tokens: the whole text that the metric names (`rotquant.text.tokenize`).
         metric: how it is cut into windows.
+
+    Returns:
+        `snr`, the mean in dB; `snr_standard_error` of that mean (nan for one window); `windows`, their number.
 
     Raises:
         CorpusError, RecipeError, CheckpointError: as `rotquant.metrics.perplexity.perplexity`.
@@ -66,4 +54,4 @@ def end_to_end_snr(model: nn.Module, reference: nn.Module, tokens: Tokens, metri
         [window_snr(model, reference, window.to(device)) for window in track(windows, "SNR", "window")],
         dtype=torch.float64,
     )
-    return SNRResult(ratios.mean().item(), standard_error(ratios), len(ratios))
+    return {"snr": ratios.mean().item(), "snr_standard_error": standard_error(ratios), "windows": len(ratios)}

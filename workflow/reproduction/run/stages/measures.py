@@ -122,7 +122,7 @@ def snr(metric: SNR, subject: Subject) -> MetricResult:
     from reproduction.metrics.snr import end_to_end_snr
 
     tokens, source = subject.tokens(metric)
-    return MetricResult(end_to_end_snr(subject.model, subject.reference(), tokens, metric).as_metrics(), source)
+    return MetricResult(end_to_end_snr(subject.model, subject.reference(), tokens, metric), source)
 
 
 def magnitudes(metric: Magnitudes, subject: Subject) -> MetricResult:
@@ -211,7 +211,7 @@ def prefix_tokens(metric: PrefixTokens, subject: Subject) -> MetricResult:
     Raises:
         RecipeError: no method of the recipe chooses such tokens.
     """
-    from reproduction.metrics.prefix_tokens import prefix_tokens
+    from reproduction.metrics.counts import prefix_tokens
     from rotquant.models.simulation.prefix import stored_ids
 
     methods = subject.run.recipe.methods.values()
@@ -226,7 +226,7 @@ def prefix_tokens(metric: PrefixTokens, subject: Subject) -> MetricResult:
 
 def model_size(metric: ModelSize, subject: Subject) -> MetricResult:
     """Parameters and bits of the checkpoint under the recipe."""
-    from reproduction.metrics.model_size import model_size
+    from reproduction.metrics.counts import model_size
 
     return MetricResult(model_size(subject.reference(), subject.run.recipe.weights), {"corpora": {}})
 
@@ -237,7 +237,7 @@ def training_loss(metric: TrainingLoss, subject: Subject) -> MetricResult:
     Raises:
         RecipeError: no method of the recipe trains weights by steps that have a loss.
     """
-    from reproduction.metrics.training_loss import training_loss
+    from reproduction.metrics.counts import training_loss
 
     path = subject.weights and subject.weights.parent / HISTORY_FILE
     history = read_json(path, "history of a training") if path and path.exists() else []

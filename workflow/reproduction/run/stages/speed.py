@@ -7,7 +7,6 @@ code is measured anew. The functions of `registry` do the work; nothing here kno
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,42 +45,33 @@ def measure(
         KernelError: torch sees no GPU, or there is no C++ compiler for a CPU. ResultError: an earlier record is
             damaged, or a benchmark broke down.
     """
-    device, partial = _device(table), output.with_suffix(".partial.json")
-    earlier = _earlier(table, device.name, partial) or _retried(
-        _earlier(table, device.name, output), table, device.name
-    )
+    (device, state), partial = _device(table), output.with_suffix(".partial.json")
+    earlier = _earlier(table, device, partial) or _earlier(table, device, output, without_gaps=True)
     circumstances = environment(root) | ({"note": note} if note else {})
-    sitting = Sitting(environment=circumstances, gpu_before=device.state())
-    attempt = _Attempt(table, partial, earlier, sitting)
+    sitting = Sitting(environment=circumstances, gpu_before=state())
+    empty = Record(table=table.id, gpu=device, sittings=(), cells=())
+    attempt = _Attempt(table, partial, earlier or empty, sitting)
     wanted = _wanted(table, patterns, quick)
     for number, cell in enumerate(wanted, 1):
         progress(number, len(wanted), cell, attempt.measure(cell))
-    record = attempt.finished(device.state())
+    record = attempt.finished(state())
     write_record(output, record)
     partial.unlink(missing_ok=True)
     return record
 
 
-@dataclass(frozen=True)
-class _Device:
-    """The measured device. A record holds it as `gpu`, and its states as `gpu_before` and `gpu_after`, a CPU too."""
-
-    name: str
-    state: Callable[[], dict[str, Any]]
-
-
-def _device(table: SpeedTable) -> _Device:
-    """This machine's GPU or CPU.
+def _device(table: SpeedTable) -> tuple[str, Callable[[], dict[str, Any]]]:
+    """The name of this machine's GPU or CPU, a record's `gpu`, and what says its state.
 
     Raises:
         KernelError: torch sees no GPU.
     """
     if table.device == "cpu":
-        return _Device(cpu_label(), cpu_state)
+        return cpu_label(), cpu_state
     if not torch.cuda.is_available():
         raise KernelError("measuring speed needs an NVIDIA GPU, and torch sees none.")
     device = torch.device("cuda", torch.cuda.current_device())
-    return _Device(torch.cuda.get_device_name(device), lambda: gpu_state(device))
+    return torch.cuda.get_device_name(device), lambda: gpu_state(device)
 
 
 class _Attempt:
@@ -150,22 +140,16 @@ def _gpu_failed(error: Exception) -> bool:
     return False
 
 
-def _earlier(table: SpeedTable, gpu: str, path: Path) -> Record | None:
-    """The cells of a file that were measured with the current code on such a GPU."""
-    if not path.exists():
-        return None
-    record = read_record(path, table.id)
-    if record.gpu != gpu:
-        return None
-    current = tuple(cell for cell in record.cells if cell.code == benchmark_digest(cell.benchmark))
-    return record.model_copy(update={"cells": current})
+def _earlier(table: SpeedTable, gpu: str, path: Path, without_gaps: bool = False) -> Record | None:
+    """The cells of a file that were measured with the current code on such a GPU.
 
-
-def _retried(record: Record | None, table: SpeedTable, gpu: str) -> Record:
-    """A finished record without the cells that have no number, which are tried again; an empty one without a record."""
-    if record is None:
-        return Record(table=table.id, gpu=gpu, sittings=(), cells=())
-    return record.model_copy(update={"cells": tuple(cell for cell in record.cells if cell.missing is None)})
+    Args:
+        without_gaps: leave out the cells that have no number, which are tried again.
+    """
+    if not path.exists() or (record := read_record(path, table.id)).gpu != gpu:
+        return None
+    current = (cell for cell in record.cells if cell.code == benchmark_digest(cell.benchmark))
+    return record.model_copy(update={"cells": tuple(cell for cell in current if not (without_gaps and cell.missing))})
 
 
 def _wanted(table: SpeedTable, patterns: tuple[str, ...], quick: bool) -> list[SpeedCell]:
