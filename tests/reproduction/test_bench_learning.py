@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from reproduction.benchmarks import learning
+from reproduction.benchmarks import distillation, learning
 from reproduction.benchmarks import shapes as learning_models
 from reproduction.benchmarks.arguments import (
     CalibrateArguments,
@@ -15,9 +15,6 @@ from reproduction.benchmarks.arguments import (
     LearnRotationsArguments,
     PrefixQuantArguments,
     SharedDistillArguments,
-    distillation,
-    sharing,
-    static,
 )
 from reproduction.benchmarks.learning import gptq, learn, learning_seconds
 from reproduction.benchmarks.shapes import SHAPES, random_model_on, shape_config
@@ -46,8 +43,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     monkeypatch.setattr(learning, "gpu", lambda: CPU)
     monkeypatch.setattr(learning, "gpus", lambda number: (CPU,) * number)
-    monkeypatch.setattr(sharing, "gpus", lambda number: (CPU,) * number)
-    monkeypatch.setattr(static, "gpu", lambda: CPU)
+    monkeypatch.setattr(distillation, "gpus", lambda number: (CPU,) * number)
     monkeypatch.setattr(distillation, "gpu", lambda: CPU)
 
 
@@ -187,11 +183,11 @@ def test_the_digest_of_a_time_covers_the_library_that_was_timed(monkeypatch: pyt
 
 def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkeypatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
-    monkeypatch.setattr(static, "_costs", lambda a, layers, epochs: (5.0 + 3.0 * layers + 2.0 * epochs, 7))
-    found = static.prefixquant(PrefixQuantArguments(shape="tiny", part="grid"))
+    monkeypatch.setattr(learning, "_costs", lambda a, layers, epochs: (5.0 + 3.0 * layers + 2.0 * epochs, 7))
+    found = learning.prefixquant(PrefixQuantArguments(shape="tiny", part="grid"))
     assert found["layer_seconds"].value == 3.0
     assert found["seconds"].value == 5.0 + 4 * 3.0 + 2.0  # of four layers
-    tuned = static.prefixquant(PrefixQuantArguments(shape="tiny", part="tuning"))
+    tuned = learning.prefixquant(PrefixQuantArguments(shape="tiny", part="tuning"))
     assert tuned["layer_seconds"].value == 5.0 + 3.0 + 20 * 2.0
     assert tuned["seconds"].value == 4 * tuned["layer_seconds"].value
     assert tuned["peak_bytes"].value == 7
@@ -199,14 +195,14 @@ def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkey
 
 @pytest.mark.parametrize("part", ["prefix", "grid", "tuning"])
 def test_the_parts_of_prefixquant_are_timed_alone(part, on_the_cpu, monkeypatch) -> None:
-    costs, built = static._costs, []
+    costs, built = learning._costs, []
 
     def watched(*arguments):
         built.append(costs(*arguments))
         return built[-1]
 
-    monkeypatch.setattr(static, "_costs", watched)
-    found = static.prefixquant(PrefixQuantArguments(shape="tiny", part=part, samples=4, tokens=16))
+    monkeypatch.setattr(learning, "_costs", watched)
+    found = learning.prefixquant(PrefixQuantArguments(shape="tiny", part=part, samples=4, tokens=16))
     assert len(built) == 3  # the first warms up
     assert all(seconds > 0.0 for seconds, _ in built)
     assert found["seconds"].unit == "s"
@@ -301,10 +297,11 @@ def test_a_shared_training_is_timed_by_its_processes(monkeypatch: pytest.MonkeyP
         assert (processes, start_method) == (1, "spawn")
         function(0, *arguments)
 
-    monkeypatch.setattr(sharing, "start_processes", start)
+    monkeypatch.setattr(distillation, "start_processes", start)
     monkeypatch.setitem(SHAPES, "tiny", TINY | {"hidden_size": 128, "intermediate_size": 128})
     amounts = {"batch_size": 4, "tokens": 16, "samples": 20, "epochs": 3, "taken": 5}
-    measured = sharing.distill_shared(SharedDistillArguments(shape="tiny", method="RCP", gpus=1, at_once=2, **amounts))
+    shared = SharedDistillArguments(shape="tiny", method="RCP", gpus=1, at_once=2, **amounts)
+    measured = distillation.distill_shared(shared)
     assert measured["step_seconds"].replays == 3
     assert measured["seconds"].value == pytest.approx(15 * measured["step_seconds"].value)
     assert measured["step_seconds"].low > 0
