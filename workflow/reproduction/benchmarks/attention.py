@@ -107,24 +107,21 @@ def decode_attentions() -> dict[str, Attention]:
     as long on an H200.
     """
 
-    def grouped(backend: SDPBackend) -> Attention:
+    def form(backend: SDPBackend, as_rows: bool) -> Attention:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            queries = q.view(q.shape[0], k.shape[1], -1, q.shape[3]) if as_rows else q
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
-
-        return attend
-
-    def rows(backend: SDPBackend) -> Attention:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(backend):
-                queries = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
-                return scaled_dot_product_attention(queries, k, v).reshape(q.shape)
+                y = scaled_dot_product_attention(queries, k, v, enable_gqa=queries.shape[1] != k.shape[1])
+            return y.reshape(q.shape)
 
         return attend
 
     backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+    forms = {"grouped": False, "rows": True}
     return {
-        f"{backend.name.lower()}, {form.__name__}": form(backend) for form in (grouped, rows) for backend in backends
+        f"{backend.name.lower()}, {name}": form(backend, as_rows)
+        for name, as_rows in forms.items()
+        for backend in backends
     }
 
 

@@ -21,7 +21,7 @@ from reproduction.benchmarks.arguments import (
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing import SETTLE, Measurements, elapsed, gpu, time_gpu
-from rotquant.decoder.config import KINDS, Precision
+from rotquant.decoder.config import KINDS, DecoderConfig, Precision
 from rotquant.decoder.generation import Generation
 from rotquant.decoder.model import Decoder
 from rotquant.decoder.random import random_decoder
@@ -133,19 +133,9 @@ def _measured(
 
 def first_token(arguments: FirstTokenArguments) -> Measurements:
     """Seconds from a batch of prompts to the logits of their first new tokens; bytes of the whole model."""
-    a, device = arguments, gpu()
-    memory = _Memory(device)
-    prefix = _PREFIX if a.implementation == "prefixquant" else 0
-    decoder = random_decoder(decoder_config(a.shape, prefix=prefix), _PRECISIONS[a.implementation], device=device)
-    cache = decoder.new_cache(a.batch, a.tokens)
-    prompt = _prompt(decoder, a.batch, a.tokens)
-
-    def prefill(_: int = 0) -> Tensor:
-        cache.reset()
-        return decoder.prefill(prompt, cache)
-
-    prefill()
-    return _measured(prefill, memory)
+    a = arguments
+    config = decoder_config(a.shape, prefix=_PREFIX if a.implementation == "prefixquant" else 0)
+    return _whole(config, _PRECISIONS[a.implementation], a.batch, a.tokens, decoded=0)
 
 
 def generate(arguments: GenerateArguments) -> Measurements:
@@ -178,12 +168,20 @@ def generate(arguments: GenerateArguments) -> Measurements:
 
 def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
     """Seconds from a batch of prompts to the logits of their first new tokens, or of one more token; bytes of all."""
-    a, device = arguments, gpu()
-    memory = _Memory(device)
+    a = arguments
     precision = _ACTIVATIONS[a.activations].model_copy(update={"cache": _CACHES[a.cache]})
-    decoder = random_decoder(decoder_config(a.shape, prefix=a.prefix), precision, device=device)
-    cache = decoder.new_cache(a.batch, a.tokens + 1)
-    prompt = _prompt(decoder, a.batch, a.tokens)
+    return _whole(decoder_config(a.shape, prefix=a.prefix), precision, a.batch, a.tokens, decoded=1, phase=a.phase)
+
+
+def _whole(
+    config: DecoderConfig, precision: Precision, batch: int, tokens: int, decoded: int, phase: str = "prefill"
+) -> Measurements:
+    """Time and memory of a phase of a whole model, whose cache has room for some decoded tokens too."""
+    device = gpu()
+    memory = _Memory(device)
+    decoder = random_decoder(config, precision, device=device)
+    cache = decoder.new_cache(batch, tokens + decoded)
+    prompt = _prompt(decoder, batch, tokens)
 
     def prefill(_: int = 0) -> Tensor:
         cache.reset()
@@ -196,7 +194,7 @@ def whole_decoder(arguments: WholeDecoderArguments) -> Measurements:
         token.copy_(logits.argmax(-1))
         return logits
 
-    if a.phase == "prefill":
+    if phase == "prefill":
         return _measured(prefill, memory)
     return _measured(decode, memory, overlapping_launches())
 

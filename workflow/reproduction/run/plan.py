@@ -7,9 +7,8 @@ import fcntl
 import functools
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,8 +18,6 @@ from rotquant.foundation.files import canonical_json, check_regular, short_hash,
 
 if TYPE_CHECKING:
     from reproduction.identity.run import Run
-
-T = TypeVar("T")
 
 Output = Literal["table", "figure", "page"]
 """The workflow's outputs of a table: its numbers as a file, its figure, its page."""
@@ -163,29 +160,17 @@ class Plan(PlanEntry):
         """Whether a run is of a small model."""
         return self.planned(run).fields["checkpoint"] in self.small
 
-    def stored(self, key: str) -> PlannedWeights:
-        """Find stored weights by key.
-
-        Raises:
-            ConfigError: no run uses them under this configuration.
-        """
-        return known(self.weights, key, "no run uses weights")
-
-    def rotation(self, key: str) -> PlannedRotation:
-        """Find learned rotations by key.
-
-        Raises:
-            ConfigError: when no run is on them under this configuration.
-        """
-        return known(self.rotations, key, "no run has learned rotations")
-
     def planned(self, key: str) -> PlannedRun:
         """Find a run's data in the plan.
 
         Raises:
             ConfigError: when no table asks for it under this configuration.
         """
-        return known(self.runs, key, "no table asks for a run")
+        if key not in self.runs:
+            raise ConfigError(
+                f"no table asks for a run {key!r} under this configuration; `rotquant runs list` prints all keys."
+            )
+        return self.runs[key]
 
     def run(self, key: str) -> "Run":
         """Build a run from the plan.
@@ -209,13 +194,6 @@ class Plan(PlanEntry):
 
 #: Fields of a run that many runs share.
 LARGE = ("recipe", "metric", "corpora")
-
-
-def known(found: Mapping[str, T], key: str, missing: str) -> T:
-    """Look up the entry of a key; `missing` begins the error message."""
-    if key not in found:
-        raise ConfigError(f"{missing} {key!r} under this configuration; `rotquant runs list` prints all keys.")
-    return found[key]
 
 
 def read_plan(path: Path) -> Plan:

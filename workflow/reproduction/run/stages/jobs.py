@@ -48,7 +48,7 @@ def make(plan: Plan, key: str, results: Results) -> str:
 
 def learn_rotations(plan: Plan, key: str, results: Results) -> str:
     """Learn rotations into their folder, where an interrupted learning continues, and record them."""
-    planned, folder = plan.rotation(key), results.rotation(key)
+    planned, folder = plan.rotations[key], results.rotation(key)
     run = plan.run(planned.run)
     check_output_file(folder / ROTATION_RECORD)
     _check_inputs(plan, "rotations", planned.code, run)
@@ -62,7 +62,7 @@ def learn_rotations(plan: Plan, key: str, results: Results) -> str:
 
 def make_weights(plan: Plan, key: str, results: Results) -> str:
     """Make stored weights: their tensors, the history of a training, and last the record of how they were made."""
-    planned, folder = plan.stored(key), results.weights(key)
+    planned, folder = plan.weights[key], results.weights(key)
     run = plan.run(planned.run)
     rotation = None if planned.rotation is None else results.rotation(planned.rotation)
     if rotation is not None:
@@ -95,7 +95,7 @@ def prepare_tasks(plan: Plan, key: str, results: Results) -> str:
 
 def measure(plan: Plan, key: str, results: Results) -> str:
     """Measure a run and write its file."""
-    planned, path = plan.planned(key), results.run(key)
+    planned, path = plan.runs[key], results.run(key)
     if not plan.allow_code_execution and runs_code(plan, key):
         raise ConfigError(NEEDS_PERMISSION)
     check_output_file(path)
