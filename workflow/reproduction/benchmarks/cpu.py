@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reproduction.benchmarks.arguments import CpuDecodeArguments, CpuLinearArguments, CpuTransformArguments
+from reproduction.benchmarks.cpu_kernels.layout import DotWeight
+from reproduction.benchmarks.cpu_kernels.operators import attention, hadamard, linear, linear16, read
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing import COLD_BYTES, time_cpu
 from rotquant.decoder.config import LINEARS, DecoderConfig
-from reproduction.benchmarks.cpu_kernels.layout import DotWeight
-from reproduction.benchmarks.cpu_kernels.operators import attention, hadamard, linear, linear16, read
 from rotquant.tensors.hadamard import hadamard_transform
 
 Weight = Tensor | DotWeight

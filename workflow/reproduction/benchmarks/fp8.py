@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.benchmarks.arguments import Fp8NetworkArguments
+from reproduction.benchmarks.fp8_operators import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 from reproduction.benchmarks.records import Measurement
 from reproduction.benchmarks.shapes import decoder_config
 from reproduction.benchmarks.timing import SETTLE, Measurements, elapsed, gpu, time_gpu
@@ -25,7 +26,6 @@ from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
 from rotquant.decoder.model import Decoder
 from rotquant.kernels.hadamard.operator import hadamard
 from rotquant.kernels.rows.elementwise import swiglu
-from reproduction.benchmarks.fp8_operators import fp8_linear, quantize_fp8, rms_norm_quantize_fp8
 
 #: Prefills are repeated so often, or for so many seconds: 32 prompts of a 70B shape take 17 s on an H200.
 _PREFILLS, _SECONDS = 12, 9.0

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reproduction.benchmarks.cpu_kernels.operators import instructions
 from reproduction.benchmarks.records import Measurement
 from rotquant.foundation.environment import cpu_name
 from rotquant.foundation.errors import KernelError
-from reproduction.benchmarks.cpu_kernels.operators import instructions
 
 #: Input sets together fill at least this multiple of the L2 cache.
 _L2_MULTIPLE = 3
