@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from rotquant.commands.answers import CommandResult, answers, note_and_sentences
 from rotquant.commands.options import (
@@ -401,7 +401,8 @@ def evaluate(
 
 def _of_tasks(model: str, found: dict[str, Any], note: str) -> CommandResult:
     """The answer about tasks: lm-eval's numbers, shares and not percent, as it writes them."""
-    table, judged = Table("task", "version", "n-shot", "items", "metric", "value", "stderr", title=model), {}
+    heads = ("task", "version", "n-shot", "items", "metric", "value", "stderr")
+    table, judged = Table(*(Column(head, no_wrap=True) for head in heads), title=model), {}
     for name, results in found["results"].items():
         about = (str(found["versions"].get(name, "")), str(found["n-shot"].get(name, "")))
         items = str(found["n-samples"].get(name, {}).get("effective", ""))

@@ -254,12 +254,12 @@ def _no_hub_code() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval's log to errors, and its bars to itself: `rotquant.foundation.progress` shows what is under way."""
+    """Keep lm-eval's log to errors, and its bars and words to itself: `rotquant.foundation.progress` shows what is under way."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         logger.setLevel(level)
