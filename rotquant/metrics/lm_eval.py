@@ -254,7 +254,7 @@ def _no_hub_code() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval's log to errors, and its bars and words to itself: `rotquant.foundation.progress` shows what is under way."""
+    """Keep lm-eval's log to errors, its bars and words to itself: `rotquant.foundation.progress` shows what goes on."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
