@@ -16,15 +16,22 @@ from typing import Any
 VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "lm_eval")
 
 
-def environment(root: Path = Path()) -> dict[str, Any]:
+#: This package's code, wherever the working folder is.
+CODE = Path(__file__).resolve()
+
+
+def environment(code: Path = CODE) -> dict[str, Any]:
     """The circumstances of a computation as plain data: time, commit, versions, machine. Imports nothing heavy.
 
     The GPU's name is added by the stages that use one.
+
+    Args:
+        code: a file of the code that computes, or the folder of its checkout.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": git_commit(root),
-        "git_dirty": git_dirty(root),
+        "git_commit": git_commit(code),
+        "git_dirty": git_dirty(code),
         "versions": versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -45,15 +52,21 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def git_commit(root: Path = Path()) -> str | None:
-    """The commit of the checkout; outside of one (a copy of the files) what GIT_COMMIT says, or None."""
-    return _git(root, "rev-parse", "HEAD") or os.environ.get("GIT_COMMIT")
+def git_commit(code: Path = CODE) -> str | None:
+    """The commit of the checkout that has the code; without one (a copy of the files) what GIT_COMMIT says, or None."""
+    known = _git(code, "rev-parse", "HEAD") if _is_tracked(code) else None
+    return known or os.environ.get("GIT_COMMIT")
 
 
-def git_dirty(root: Path = Path()) -> bool | None:
+def git_dirty(code: Path = CODE) -> bool | None:
     """Whether tracked files differ from the commit; None outside of a checkout."""
-    status = _git(root, "status", "--porcelain", "--untracked-files=no")
+    status = _git(code, "status", "--porcelain", "--untracked-files=no") if _is_tracked(code) else None
     return None if status is None else bool(status)
+
+
+def _is_tracked(code: Path) -> bool:
+    """Whether git has the code; an installed package may lie in the folder of another project."""
+    return code.is_dir() or _git(code, "ls-files", "--error-unmatch", code.name) is not None
 
 
 @functools.cache
@@ -68,9 +81,10 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+def _git(code: Path, *arguments: str) -> str | None:
+    folder = code if code.is_dir() else code.parent
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
