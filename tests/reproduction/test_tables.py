@@ -15,8 +15,6 @@ from reproduction.sources import load_project, sources
 from reproduction.tables import project as projects
 from reproduction.tables.configuration import plain
 from reproduction.tables.fitting import Fitting
-from reproduction.tables.project import Project
-from reproduction.tables.tables import RunTable
 from reproduction.tasks.suites import DEFAULT_TASKS
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
@@ -424,9 +422,3 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     assert stage_digest("weights", learned) == stage_digest("weights", drawn) == stage_digest("weights", full)
     assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
     assert len({stage_digest(stage) for stage in STAGES}) == len(STAGES)
-
-
-def test_the_rows_after_a_prefix_are_known(project: Project) -> None:
-    table = project.one(RunTable, "prefixquant_table6")
-    assert project.prefixed(table) == {"+ prefixed outliers", "+ block-wise fine-tuning"}
-    assert not project.prefixed(project.one(RunTable, "quarot_table1"))

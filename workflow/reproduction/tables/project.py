@@ -165,13 +165,6 @@ class Project:
         found = (quantity for cell in self.cells(table.id) for quantity in cell.endpoints)
         return tuple({quantity.name: quantity for quantity in found}.values())
 
-    def prefixed(self, table: RunTable) -> frozenset[str]:
-        """The rows of a table whose models read a prefix before every text."""
-        runs = ((cell.row, run) for cell in self.cells(table.id) for run in cell.runs[:1])
-        return frozenset(
-            row for row, run in runs if any("prefix" in method.roles for method in run.recipe.methods.values())
-        )
-
     def picture(self, table: RunTable) -> str | None:
         """The table whose figure a table shows: its own, or an earlier table's where both are the same.
 

@@ -215,19 +215,17 @@ def _grids(
     *,
     alone: bool = False,
 ) -> tuple[Grid, ...]:
-    """One grid of these quantities if a line can hold them, otherwise one per quantity under its own heading.
+    """One grid of these quantities if a line can hold them, otherwise one per quantity.
 
     Args:
         alone: whether no paper's number is next to ours.
     """
     together = len(mains) == 1 or len(_measured(project, table, mains)) * (1 if alone else 2) <= WIDTH + alone
     groups = [tuple(mains)] if together else [(quantity,) for quantity in mains]
-    return tuple(_grid(project, table, rows, pair, group, heading=not together) for group in groups)
+    return tuple(_grid(project, table, rows, pair, group) for group in groups)
 
 
-def _grid(
-    project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...], *, heading: bool
-) -> Grid:
+def _grid(project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, group: tuple[Quantity, ...]) -> Grid:
     """Ours by column and quantity, each followed by the paper's where it prints any."""
     measured = _measured(project, table, group)
     alike = _alike(project, table, dict.fromkeys(name for name, _ in measured))
@@ -244,7 +242,7 @@ def _grid(
     remarks = {name: _remark(project, table, name) for name in alike}
     names = [f"{name} ({remark})" if remark else name for name, remark in remarks.items()]
     labels = [[row.name, *map(str, row.labels)] for row in rows]
-    return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns, heading)
+    return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns)
 
 
 def _measured(project: Project, table: RunTable, group: Sequence[Quantity]) -> list[tuple[str, Quantity]]:

@@ -56,7 +56,7 @@ class GridColumn:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of numbers. caption: their description, or nothing; `heading`: shown above as a heading of its own.
+    """A table of numbers. caption: their description, or nothing.
 
     stub, labels: the headers of the rows' names and labels, and these row by row.
     name: the part of a report that the grid belongs to, where it names its parts.
@@ -68,7 +68,6 @@ class Grid:
     stub: Sequence[str]
     labels: Sequence[Sequence[str]]
     columns: Sequence[GridColumn]
-    heading: bool = False
     name: str = ""
     whose: Whose = "ours"
     chances: int = 0

@@ -93,7 +93,9 @@ def _word(answers: Mapping[About, Answer]) -> tuple[Word, Shown | None]:
 
     A fact's numbers agree or not. A claim disagrees where one of its checks does.
     """
-    shown = [answer.here for about, answer in answers.items() if about != "fact" or answer.ours.decision != "holds"]
+    shown: list[Shown] = [
+        answer.here for about, answer in answers.items() if about != "fact" or answer.ours.decision != "holds"
+    ]
     if not shown:
         return "agrees", None
     if set(answers) == {"fact"}:
