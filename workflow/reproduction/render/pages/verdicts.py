@@ -102,8 +102,8 @@ def _word(answers: Mapping[About, Answer]) -> tuple[Word, Shown | None]:
         return (
             "disagrees" if answers["fact"].ours.decision in ("contradicted", "no effect") else "not tested here"
         ), None
-    against = [one for one in shown if WORDS.get(one) == "disagrees"]
-    verdict = next(iter([*against, *shown]))
+    against: list[Shown] = [one for one in shown if WORDS.get(one) == "disagrees"]
+    verdict: Shown = against[0] if against else shown[0]
     word = WORDS.get(verdict, "not tested here")
     return word, None if verdict in ("reproduced", "not reproduced", "not tested here") else verdict
 
