@@ -273,8 +273,7 @@ def _recipes() -> tuple[tuple[str, str, str, Recipe], ...]:
         (name, one.title, row.name, row.computed(row.name))
         for name, one in load_project(root=ROOT).of(RunTable).items()
         if (ROOT / f"docs/gallery/{name}.md").is_file()
-        for row in one.computed_rows
-        if row.method is not None
+        for row in one.rows
     )
 
 

@@ -22,7 +22,7 @@ TABLE: dict[str, Any] = {
     ],
     "rows": [
         {"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}, "differs": {"Cache": "A misprint."}},
-        {"name": "Groups", "method": "quarot-128g", "recipe": {"activations": {"clip_ratio": 0.8}}},
+        {"name": "Groups", "method": "quarot-128g"},
     ],
     "published": "published/settings.csv",
     "claims": [

@@ -109,7 +109,7 @@ def resolved(project: Project, method: str) -> Recipe:
     rows = [
         (len(dict(flat(row.recipe))) + len(row.recipe) + len(row.columns) + bool(row.bits), table.id, row)
         for table in project.of(RunTable).values()
-        for row in table.computed_rows
+        for row in table.rows
         if row.method == method
     ]
     _, table, row = min(rows, key=lambda found: found[:2])

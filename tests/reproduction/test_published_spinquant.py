@@ -319,6 +319,6 @@ def test_each_computed_row_is_an_experiment_of_its_own(project: Project) -> None
     same = {11: {"800 training samples", "128 training samples"}}
     for table in AS_DATA:
         data = project.table(f"spinquant_table{table}")
-        rows = [row.name for row in data.computed_rows if row.name not in same.get(table, set())]
+        rows = [row.name for row in data.rows if row.name not in same.get(table, set())]
         keys = [tuple(first_runs(project, table, row).items()) for row in rows]
         assert len(set(keys)) == len(keys)

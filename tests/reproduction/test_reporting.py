@@ -17,7 +17,6 @@ from reproduction.claims import claims
 from reproduction.commands.report import report_app
 from reproduction.frame import values as collected
 from reproduction.frame.lines import read_frame
-from reproduction.render.figures import draw as figures
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.runs import runs_report
 from reproduction.run.results import read_result, table_path, write_result
@@ -129,26 +128,6 @@ def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project
         "| The baseline is better than QuaRot. | ✅ agrees: Llama-2-7B: 10.00 against 11.05 | *5.47 against 8.37* |"
         in text
     )
-
-
-def test_a_row_that_is_not_computed_shows_the_papers_numbers_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = [*TABLES["tables"][0]["rows"][:1], *rows("RTN INT4")[1:]]
-    quoted = {"name": "QuaRot", "not_computed": "The paper quotes it."}
-    for kind in ("relative_increase", "lines"):
-        figure = {"kind": kind, "caption": "Bits."}
-        project = load(tmp_path / kind, monkeypatch, table("table1", rows=[*both, quoted], figure=figure))
-        compute(project)
-        text = page(project)
-        assert "| QuaRot | - | *8.37* | - |" in text
-        assert "Not computed here: QuaRot. The paper quotes it." in text
-        assert "Change from Baseline" in text
-        assert "| QuaRot" not in text.partition("Change from Baseline")[2].partition("## ")[0]
-        assert "The baseline is better than QuaRot." in text
-        assert "| QuaRot, Llama-2-7B | - | - | no number | *-* |" in text or "no number for QuaRot" in text
-        chosen = project.table("quarot_table1")
-        figures.draw(project, chosen, collected.collect(project, chosen)[0], tmp_path / kind / "figure.svg")
 
 
 def test_published_numbers_have_the_papers_decimals_and_ours_at_least_two(

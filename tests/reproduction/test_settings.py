@@ -99,7 +99,7 @@ def test_cells_stand_beside_the_papers_and_what_differs_is_marked(tmp_path: Path
         ("QuaRot", "Clip"): ("0.9", None, None, None),
         ("Groups", "Weight"): ("per-group", None, None, None),
         ("Groups", "Cache"): ("Asym", "Asym", True, None),
-        ("Groups", "Clip"): ("0.8", None, None, None),
+        ("Groups", "Clip"): ("0.9", None, None, None),
     }
     facts = [one.answers["fact"] for one in outcomes(settings)]
     decisions = [(one.ours.decision, one.papers.decision) for one in facts]
@@ -115,20 +115,17 @@ def test_cells_stand_beside_the_papers_and_what_differs_is_marked(tmp_path: Path
 
 
 def test_a_row_follows_the_table_that_it_is_as_in(tmp_path: Path) -> None:
-    """Another preset in the one table, and columns with changes of their own, are another cell in the other."""
+    """Another recipe in the one table is another cell in the other."""
     copy = Copy(tmp_path)
     tables = json.loads(json.dumps(TABLES))
-    tables["tables"][0]["rows"][1] |= {"columns": {"Llama-2-13B": {"activations": {"clip_ratio": 0.7}}}}
+    tables["tables"][0]["rows"][1] |= {"recipe": {"activations": {"clip_ratio": 0.7}}}
     copy.set_tables(tables)
-    rows = [
-        {"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}},
-        {"name": "Groups", "as_in": {"table": "quarot_table1", "row": "QuaRot", "column": "Llama-2-13B"}},
-    ]
+    rows = [{"name": "QuaRot", "as_in": {"table": "quarot_table1", "row": "QuaRot"}}, TABLE["rows"][1]]
     file = {"paper": "quarot", "title": "-", "tables": [{**TABLE, "rows": rows}]}
     copy.write("workflow/papers/quarot/published/settings.csv", PUBLISHED)
     copy.write("workflow/papers/quarot/settings.yaml", yaml.safe_dump(file))
     settings = load_project(root=tmp_path).tables["quarot_table4"]
-    assert [settings.cell(row, "Clip").here for row in ("QuaRot", "Groups")] == ["0.9", "0.7"]
+    assert [settings.cell(row, "Clip").here for row in ("QuaRot", "Groups")] == ["0.7", "0.9"]
 
 
 def set_in(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -152,7 +149,6 @@ def set_in(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_in("rows", 0, "as_in", "row", value="QuaRat"), "unknown row 'QuaRat'"),
         (set_in("rows", 0, "as_in", "table", value="quarot_table9"), "unknown table 'quarot_table9'"),
         (set_in("rows", 0, "method", value="quarot"), "a row has a method, or is as in another table"),
-        (set_in("rows", 0, "recipe", value={"keys": None}), "changes to a recipe belong to the table"),
         (set_in("rows", 1, "part", value="weights"), "either rows or columns name a part"),
         (set_in("rows", 1, "name", value="Others"), "unknown row 'Groups'"),
         (set_in("columns", 0, "fact", value="colour"), "columns"),

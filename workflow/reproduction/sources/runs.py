@@ -58,7 +58,7 @@ class Runs(Source[RunTable, Collected]):
             for what, name, named in asked:
                 where = f"table {table.id}, claim {number}, {what}"
                 target = lookup(of_runs, name or table.id, f"{where}: unknown target")
-                rows = {row.name: row for row in target.computed_rows}
+                rows = {row.name: row for row in target.rows}
                 columns = {column.name: column for column in target.columns}
                 for kind, each in named:
                     lookup(rows if kind == "row" else columns, each, f"{where}: {target.id} computes no {kind}")

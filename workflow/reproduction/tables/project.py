@@ -199,7 +199,7 @@ class Project:
         cells: list[Cell] = []
         found: dict[bool, dict[tuple[str, str], str]] = {True: {}, False: {}}
         with _in_file(table):
-            for metric, row, place in itertools.product(table.metrics, table.computed_rows, self.columns(table)):
+            for metric, row, place in itertools.product(table.metrics, table.rows, self.columns(table)):
                 column = table.column(place)
                 if name_of(metric) not in (column.metrics or (name_of(metric),)):
                     continue

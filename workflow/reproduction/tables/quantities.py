@@ -6,7 +6,7 @@ weights a few statistics. The first quantity of a metric is its main one. Nothin
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from reproduction.metrics.settings import MaximaByToken, Metric, WeightKurtosis
 from reproduction.tasks.settings import ZeroShot
@@ -60,38 +60,39 @@ class Quantity:
         return all(math.isfinite(value) or (self.infinite is not None and value == math.inf) for value in values)
 
 
+def _described(name: str, title: str, better: Literal["lower", "higher"], unit: str = "", **more: Any) -> Quantity:
+    """A quantity whose rows are compared by differences, not by losses in percent of another row."""
+    return Quantity(name, title, better, unit, relative=False, **more)
+
+
 PERPLEXITY = Quantity("perplexity", "PPL", "lower", sampled=True)
 AVERAGE = Quantity("average", "Avg.", "higher", "%", sampled=True)
 ROUGE_L = Quantity("rouge_l", "ROUGE-L", "higher", "%", sampled=True)
-KL = Quantity("kl", "mean", "lower", "nats", relative=False, sampled=True, decides="perplexity")
-LOG_ODDS = Quantity("log_odds", "mean", "higher", "nats", relative=False, sampled=True, decides="average")
-ANSWER_FLIPS = Quantity("answer_flips", "flips", "lower", "%", relative=False, sampled=True)
+KL = _described("kl", "mean", "lower", "nats", sampled=True, decides="perplexity")
+LOG_ODDS = _described("log_odds", "mean", "higher", "nats", sampled=True, decides="average")
+ANSWER_FLIPS = _described("answer_flips", "flips", "lower", "%", sampled=True)
 OF_WINDOWS = (
     KL,
-    Quantity("kl_median", "median window", "lower", "nats", relative=False),
-    Quantity("flips", "flips", "lower", "%", relative=False, sampled=True),
+    _described("kl_median", "median window", "lower", "nats"),
+    _described("flips", "flips", "lower", "%", sampled=True),
 )
-OF_CHOICES = (
-    LOG_ODDS,
-    Quantity("log_odds_median", "median item", "higher", "nats", relative=False),
-    ANSWER_FLIPS,
-)
+OF_CHOICES = (LOG_ODDS, _described("log_odds_median", "median item", "higher", "nats"), ANSWER_FLIPS)
 """Answers that differ from the unquantized network's; known where its run file exists."""
-SNR_DB = Quantity("snr", "SNR", "higher", "dB", relative=False, infinite="the logits equal the unquantized network's")
+SNR_DB = _described("snr", "SNR", "higher", "dB", infinite="the logits equal the unquantized network's")
 MAGNITUDES = (
-    Quantity("peak_ratio", "max/median", "lower", relative=False),
-    Quantity("largest", "max", "lower", relative=False),
-    Quantity("median", "median", "lower", relative=False),
+    _described("peak_ratio", "max/median", "lower"),
+    _described("largest", "max", "lower"),
+    _described("median", "median", "lower"),
 )
 OUTLIERS = (
-    Quantity("kurtosis", "largest kurtosis", "lower", relative=False),
-    Quantity("mean_kurtosis", "mean kurtosis", "lower", relative=False),
+    _described("kurtosis", "largest kurtosis", "lower"),
+    _described("mean_kurtosis", "mean kurtosis", "lower"),
     Quantity("activation_error", "activation error", "lower", "%"),
     Quantity("weight_error", "weight error", "lower", "%"),
 )
 RANGE_USE = (
-    Quantity("range_use", "range use", "higher", "%", relative=False),
-    Quantity("largest_range", "largest range", "lower", relative=False),
+    _described("range_use", "range use", "higher", "%"),
+    _described("largest_range", "largest range", "lower"),
 )
 TENSOR_WORDS = {
     "inputs": {
@@ -104,82 +105,55 @@ TENSOR_WORDS = {
 }
 TOKEN_MAXIMA = {
     tensors: tuple(
-        Quantity(f"{name}_{end}", f"{words} {ratio}", "lower", relative=False)
+        _described(f"{name}_{end}", f"{words} {ratio}", "lower")
         for name, words in names.items()
         for end, ratio in (("top", "top-1/median"), ("bottom", "median/min-1"))
     )
     for tensors, names in TENSOR_WORDS.items()
 }
 OUTLIER_TOKENS = (
-    Quantity("number", "outlier tokens per window", "lower", relative=False),
-    Quantity("elsewhere", "not at the first position", "lower", "%", relative=False),
-    Quantity("meaningful", "neither there nor of low meaning", "lower", "%", relative=False),
-    Quantity("repeated", "of others, where one was before", "lower", "%", relative=False),
+    _described("number", "outlier tokens per window", "lower"),
+    _described("elsewhere", "not at the first position", "lower", "%"),
+    _described("meaningful", "neither there nor of low meaning", "lower", "%"),
+    _described("repeated", "of others, where one was before", "lower", "%"),
 )
-PREFIX_TOKENS = (
-    Quantity("tokens", "Number", "lower", relative=False),
-    Quantity("content", "Content", "lower", relative=False, text=True),
-)
+PREFIX_TOKENS = (_described("tokens", "Number", "lower"), _described("content", "Content", "lower", text=True))
 MODEL_SIZE = (
-    Quantity("megabits", "size", "lower", "Mbit", relative=False),
-    Quantity("parameters", "parameters", "lower", "million", relative=False),
+    _described("megabits", "size", "lower", "Mbit"),
+    _described("parameters", "parameters", "lower", "million"),
 )
 TRAINING_LOSS = (
-    Quantity("spikes", "spikes", "lower", relative=False),
-    Quantity("highest_spike", "highest", "lower", relative=False),
+    _described("spikes", "spikes", "lower"),
+    _described("highest_spike", "highest", "lower"),
     Quantity("final_loss", "loss at the end", "lower"),
-    Quantity("remaining", "share of the first loss", "lower", "%", relative=False),
+    _described("remaining", "share of the first loss", "lower", "%"),
 )
 WEIGHT_KURTOSIS = (
-    Quantity("correlation", "rank correlation", "higher", relative=False, absent="the kurtosis of no weight changes"),
-    Quantity("kurtosis_rise", "kurtosis rises by", "lower", relative=False),
-    Quantity("raised", "outputs whose kurtosis rises", "lower", "%", relative=False),
-    Quantity("error_rise", "error rises by", "lower", "%", relative=False),
-    Quantity("platykurtic", "p_platy before", "higher", "%", relative=False),
-    Quantity("normal", "p_platy of normal numbers", "higher", "%", relative=False),
+    _described("correlation", "rank correlation", "higher", absent="the kurtosis of no weight changes"),
+    _described("kurtosis_rise", "kurtosis rises by", "lower"),
+    _described("raised", "outputs whose kurtosis rises", "lower", "%"),
+    _described("error_rise", "error rises by", "lower", "%"),
+    _described("platykurtic", "p_platy before", "higher", "%"),
+    _described("normal", "p_platy of normal numbers", "higher", "%"),
 )
 """Quantities for one weight or more; the next ones need several."""
-WEIGHT_KURTOSIS_OF_SOME = (
-    Quantity(
-        "few_kurtosis_rise",
-        "kurtosis rises by, p_platy far below 50 %",
-        "lower",
-        relative=False,
-        absent="no weight has such a p_platy",
-    ),
-    Quantity(
-        "half_kurtosis_rise",
-        "kurtosis rises by, p_platy about 50 %",
-        "lower",
-        relative=False,
-        absent="no weight has such a p_platy",
-    ),
-    Quantity(
-        "half_error_rise",
-        "error rises by, p_platy about 50 %",
-        "lower",
-        "%",
-        relative=False,
-        absent="no weight has such a p_platy",
-    ),
+WEIGHT_KURTOSIS_OF_SOME = tuple(
+    _described(name, title, "lower", unit, absent="no weight has such a p_platy")
+    for name, title, unit in (
+        ("few_kurtosis_rise", "kurtosis rises by, p_platy far below 50 %", ""),
+        ("half_kurtosis_rise", "kurtosis rises by, p_platy about 50 %", ""),
+        ("half_error_rise", "error rises by, p_platy about 50 %", "%"),
+    )
 )
 HADAMARD_KURTOSIS = (
-    Quantity("largest_z", "largest distance", "lower", relative=False),
-    Quantity("adjusted_p", "adjusted p", "higher", "%", relative=False),
-    Quantity("least_rise", "least rise", "higher", relative=False),
-    Quantity("resolved", "resolved to n", "higher", relative=False),
+    _described("largest_z", "largest distance", "lower"),
+    _described("adjusted_p", "adjusted p", "higher", "%"),
+    _described("least_rise", "least rise", "higher"),
+    _described("resolved", "resolved to n", "higher"),
 )
 DESCRIPTIVE = (
-    *MODEL_SIZE,
-    *MAGNITUDES,
-    *OUTLIERS[:2],
-    *TOKEN_MAXIMA["inputs"],
-    *TOKEN_MAXIMA["attention"],
-    *OUTLIER_TOKENS,
-    *PREFIX_TOKENS,
-    *WEIGHT_KURTOSIS,
-    *WEIGHT_KURTOSIS_OF_SOME,
-    *HADAMARD_KURTOSIS,
+    *(*MODEL_SIZE, *MAGNITUDES, *OUTLIERS[:2], *TOKEN_MAXIMA["inputs"], *TOKEN_MAXIMA["attention"], *OUTLIER_TOKENS),
+    *(*PREFIX_TOKENS, *WEIGHT_KURTOSIS, *WEIGHT_KURTOSIS_OF_SOME, *HADAMARD_KURTOSIS),
 )
 """Quantities that describe a distribution, of which neither lower nor higher is better."""
 

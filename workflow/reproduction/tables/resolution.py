@@ -39,7 +39,8 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
             if scheme is not None and scheme.group_size is not None:
                 changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
         if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
-            size = slot.scaled(_groups(recipe), recipe.weights.scheme.group_size)
+            rounding = (method.groups for method in recipe.methods.values() if "rounding" in method.roles)
+            size = slot.scaled(next(rounding, Method.groups), recipe.weights.scheme.group_size)
             row = {"granularity": "channel", "group_size": None}
             changes["weights"] = {"scheme": {"group_size": size} if size else row}
         changes["methods"] = {
@@ -64,11 +65,6 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
 def _place_of_bos(slot: Slot) -> dict[str, Any]:
     """The slot's own place of BOS, as a field of texts and metrics; none where it has none."""
     return {} if slot.bos is None else {"bos": slot.bos}
-
-
-def _groups(recipe: Recipe) -> str:
-    """The section of a slot that maps the group size of a recipe's weights."""
-    return next((method.groups for method in recipe.methods.values() if "rounding" in method.roles), Method.groups)
 
 
 def _own(settings: dict[str, Any], slot: Slot) -> dict[str, Any]:

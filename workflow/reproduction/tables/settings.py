@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Names, OneCheck, Statement, headline
 from reproduction.tables.facts import FactName, Part, fact
-from reproduction.tables.tables import Changes, OfPaper, RunTable, Table, Titled, read_published
+from reproduction.tables.tables import OfPaper, RunTable, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe, override_all
+from rotquant.recipes.recipe import Recipe
 
 
 class RowOfTable(Written):
@@ -27,8 +27,6 @@ class RowOfTable(Written):
     """The table's id."""
     row: str
     """Its row."""
-    column: str | None = None
-    """The column whose changes to the recipe count too; default none."""
 
 
 class SettingsColumn(Written):
@@ -53,8 +51,6 @@ class SettingsRow(Written):
     """The row of another table with this recipe. A row has this or `method`."""
     method: str | None = None
     """A preset, see `rotquant methods`."""
-    recipe: Changes = Field(default_factory=dict)
-    """Changes to the preset."""
     part: Part | None = None
     """What the row is about, where columns do not say it."""
     differs: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
@@ -64,8 +60,6 @@ class SettingsRow(Written):
     def _has_one_recipe(self) -> Self:
         if (self.method is None) == (self.as_in is None):
             raise ValueError("a row has a method, or is as in another table")
-        if self.as_in is not None and self.recipe:
-            raise ValueError("changes to a recipe belong to the table that the row is as in")
         return self
 
 
@@ -195,14 +189,11 @@ def settle(table: SettingsTable, tables: Mapping[str, Table], root: Path) -> Set
 
 def _recipe(row: SettingsRow, tables: Mapping[str, Table], where: str) -> Recipe:
     if row.as_in is None:
-        return override_all(preset(str(row.method)), [row.recipe], f"table {where}, row {row.name}")
+        return preset(str(row.method))
     of_runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
     table = lookup(of_runs, row.as_in.table, f"rows.{row.name}.as_in: unknown table")
     source = table.row(row.as_in.row)
-    if source.method is None:
-        raise ConfigError(f"rows.{row.name}.as_in: row {source.name} of {table.id} is not computed and has no recipe.")
-    column = row.as_in.column and table.column(row.as_in.column).name
-    return source.computed(f"table {table.id}, row {source.name}", column)
+    return source.computed(f"table {table.id}, row {source.name}")
 
 
 def _printed(table: SettingsTable, root: Path) -> dict[tuple[str, str], str]:

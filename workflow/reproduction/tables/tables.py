@@ -83,9 +83,7 @@ class Row(Written):
     labels: Many[str | int | float] = ()
     """What stands in the label columns."""
     method: str | None = None
-    """A preset, see `rotquant methods`. A row has this or `not_computed`."""
-    not_computed: Annotated[str, Field(min_length=1)] | None = None
-    """Why this row shows the paper's numbers and none of ours."""
+    """A preset, see `rotquant methods`; needed but in a row that is like another."""
     like: str | None = None
     """A row before it, or of the table that this one is like: its fields are those of this row, but for its own."""
     bits: Bits | None = None
@@ -98,9 +96,9 @@ class Row(Written):
     """Changes to the table's metrics in this row, by kind."""
 
     @model_validator(mode="after")
-    def _has_a_method_or_a_reason(self) -> Self:
-        if (self.method is None) == (self.not_computed is None) and self.like is None:
-            raise ValueError("a row has a method, or says why it is not computed")
+    def _has_a_method(self) -> Self:
+        if self.method is None and self.like is None:
+            raise ValueError("a row has a method, or is like another")
         return self
 
     def changes(self, column: str | None = None) -> dict[str, Any]:
@@ -265,8 +263,7 @@ class RunTableFields(Titled):
             compared = (row for effect in self.figure.effects for row in (effect.row, effect.over))
             drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()), *compared)
         for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
-            if lookup(rows, name, f"{place}: unknown row").method is None:
-                raise ValueError(f"row {name!r} is not computed, so nothing can be relative to it or drawn")
+            lookup(rows, name, f"{place}: unknown row")
         kinds = {metric["kind"] for metric in self.metrics}
         names = dict.fromkeys(map(name_of, self.metrics), True)
         for column in self.columns:
@@ -306,11 +303,6 @@ class RunTable(RunTableFields, Table):
     def column_names(self) -> tuple[str, ...]:
         """All columns."""
         return tuple(column.name for column in self.columns)
-
-    @property
-    def computed_rows(self) -> tuple[Row, ...]:
-        """The rows with a recipe; the others only hold the paper's numbers."""
-        return tuple(row for row in self.rows if row.method is not None)
 
     def row(self, name: str) -> Row:
         """Find a row by name.

@@ -85,7 +85,7 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
     """Draw some lines of panels as a figure."""
     assert table.figure is not None
     over = table.figure.over or table.baseline
-    rows = list(table.figure.rows or [row.name for row in table.computed_rows if row.name != over])
+    rows = list(table.figure.rows or [row.name for row in table.rows if row.name != over])
     names, height = room_for(rows)
     drawn: list[Change] = []
     lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}

@@ -106,7 +106,7 @@ def _panels(project: Project, table: RunTable, values: Values, quantity: Quantit
     model and ours compare.
     """
     columns = project.columns(table)
-    rows = [row for row in table.computed_rows if row.name != table.baseline]
+    rows = [row for row in table.rows if row.name != table.baseline]
 
     if _columns_are_settings(project, table):
         cells = [[(row.name, column) for column in columns] for row in rows]

@@ -72,7 +72,7 @@ _SETTINGS: dict[Any, Any] = {
 def drawn_rows(table: "RunTable") -> list[str]:
     """The rows of a table's figure: those it names, or all computed ones."""
     named = table.figure.rows if table.figure else None
-    return list(named or [row.name for row in table.computed_rows])
+    return list(named or [row.name for row in table.rows])
 
 
 @contextmanager

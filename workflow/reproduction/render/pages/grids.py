@@ -115,7 +115,7 @@ def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Gri
         own = values.ours.get((row, column, quantity.name))
         return show_change(ours, loss.spread if own and own.deviation is not None else None), show_change(papers)
 
-    rows = [row for row in table.computed_rows if row.name != table.baseline]
+    rows = [row for row in table.rows if row.name != table.baseline]
     return _grids(project, table, rows, pair, mains) if mains and rows else ()
 
 

@@ -116,7 +116,7 @@ def row_settings(project: Project, table: RunTable) -> list[RowRecipe]:
     """The recipe of each row on the first slot; several if a row's recipe changes with the column."""
     first = project.slot(table, project.columns(table)[0])
     lines = []
-    for row in table.computed_rows:
+    for row in table.rows:
         found: dict[str, list[str]] = {}
         for cell in project.cells(table.id):
             if cell.row == row.name and project.slot(table, cell.column) == first:

@@ -47,7 +47,7 @@ def _sources(table: SettingsTable) -> list[RecipeLine]:
     rows: dict[tuple[str, str | None, str], list[str]] = {}
     for row in table.rows:
         place = row.as_in
-        where = f"`{row.method}`" if place is None else place.row + (f", {place.column}" if place.column else "")
+        where = f"`{row.method}`" if place is None else place.row
         recipe = settings(table.recipes[row.name])
         rows.setdefault((where, place and place.table, recipe), []).append(row.name)
     return [RecipeLine(names, *told) for told, names in rows.items()]
