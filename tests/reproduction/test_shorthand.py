@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from reproduction.tables.project import Project
 from reproduction.tables.shorthand import with_bits, written_out
-from reproduction.tables.tables import Row
+from reproduction.tables.tables import Row, RunTable, with_rows
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import preset
 
@@ -38,6 +39,12 @@ def test_a_row_has_the_fields_of_the_row_that_it_is_like_and_its_recipe_with_its
         "name": "Clipped", "like": "QuaRot", "labels": [4], "method": "quarot", "bits": "3-4-4",
         "recipe": {"activations": {"clip_ratio": 0.8, "bits": 8}},
     }  # fmt: skip
+
+
+def test_a_row_of_a_configuration_may_be_like_one_of_the_paper(project: Project) -> None:
+    own = Row.model_validate({"name": "3 bits", "like": "QuaRot", "bits": "3-4-4"})
+    row = with_rows(project.one(RunTable, "quarot_table1"), [own], "here").row("3 bits")
+    assert (row.labels, row.method, row.computed("here").rounded.scheme.bits) == (("GPTQ", 0), "quarot", 3)
 
 
 def test_claims_have_the_fields_next_to_them_and_their_tables_section() -> None:

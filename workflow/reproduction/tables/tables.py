@@ -376,9 +376,9 @@ def with_rows(table: RunTable, rows: Sequence[Row], where: str) -> RunTable:
     """
     labels = ("-",) * len(table.label_columns)
     known = {row.name: row.model_dump(exclude_unset=True) for row in table.rows}
-    added = ({"labels": labels, **row.model_dump(exclude_unset=True)} for row in rows)
     try:
-        more = [row_like(row, known, where) for row in added]
+        written = [row_like(row.model_dump(exclude_unset=True), known, where) for row in rows]
+        more = [{"labels": labels, **row} for row in written]
         return RunTable.model_validate({**dict(table), "rows": (*table.rows, *more)})
     except ValidationError as error:
         raise ConfigError(f"{where}: {first_problem(error)}.") from None
