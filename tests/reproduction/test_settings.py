@@ -16,9 +16,8 @@ from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.recipes import settings_report
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project
-from reproduction.tables.facts import FACTS, UNQUANTIZED, FactName, Part, fact
 from reproduction.tables.project import Project
-from reproduction.tables.settings import SettingsTable
+from reproduction.tables.settings import FACTS, UNQUANTIZED, FactName, Part, SettingsTable, fact
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override

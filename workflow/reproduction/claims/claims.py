@@ -218,7 +218,7 @@ def decided(
 
     Args:
         answers: to each check of a claim, by its source's numbers: with seeds and windows (`outcomes`),
-            percentiles of replays (`replays`), as facts (`facts`), or as printed elsewhere.
+            percentiles of replays (`replays`), or as facts.
         tested: verdict of a claim's experiment, requested where a check is not reproduced.
     """
     found = []

@@ -7,7 +7,7 @@ source or a changed checkpoint has another file. If the file exists, nothing is 
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,9 @@ def current_plan(
 
 def _said_digest(root: Path, overrides: Sequence[str | Path], options: Mapping[str, Any], code: str) -> str:
     """Digest of files' content: the package's sources, tables, published numbers and the configuration's layers."""
-    folders = (root / "workflow" / name for name in ("papers", "kernels"))
-    files = (path for folder in folders for path in below(folder))
-    layers = (root / "config/config.yaml", *overrides)
-    return _files_digest([FORMAT, code, repr(sorted(options.items()))], root, (*files, *layers))
-
-
-def _files_digest(basis: Any, root: Path, files: Iterable[str | Path]) -> str:
-    """Digest of a basis and of files, each with its path from `root`."""
-    digest = hashlib.sha256(canonical_json(basis).encode())
-    for path in files:
+    digest = hashlib.sha256(canonical_json([FORMAT, code, repr(sorted(options.items()))]).encode())
+    files = (path for name in ("papers", "kernels") for path in below(root / "workflow" / name))
+    for path in (*files, root / "config/config.yaml", *overrides):
         with contextlib.suppress(OSError, ResultError):  # reported when the file's content is read
             content = hashlib.sha256(_content(Path(path))).hexdigest()
             digest.update(f"{os.path.relpath(path, root)}:{content}\n".encode())

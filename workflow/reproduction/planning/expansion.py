@@ -61,9 +61,10 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         ConfigError, RecipeError, CheckpointError: an error in a table, a checkpoint or a source.
     """
     shared: dict[str, Any] = {}
-    impossible = {
-        table.id: project.remarks(table)[0] for table in project.of(RunTable).values() if _is_impossible(project, table)
-    }
+    tables = project.of(RunTable).values()
+    without_cells = (table for table in tables if project.columns(table) and not project.cells(table.id))
+    impossible = {table.id: project.remarks(table)[0] for table in without_cells}
+    renders = (type(source).__module__ for source in all_sources().values())  # which the scoreboard does
     return Plan(
         inputs=inputs,
         sources=sources,
@@ -71,7 +72,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         device=project.config.device,
         tracking=project.config.tracking,
         allow_code_execution=project.config.allow_code_execution,
-        codes={"tasks": stage_digest("tasks"), "index": _index_digest()},
+        codes={"tasks": stage_digest("tasks"), "index": code_digest(*stage_entries("index"), *renders)},
         local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
         small=tuple(sorted(filter(project.is_small, {run.checkpoint for run in project.runs.values()}))),
         names=project.names,
@@ -84,16 +85,6 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         left_out={**project.left_out, **impossible},
         fits={name: one.model_dump(mode="json") for name, one in project.fittings.items()},
     )
-
-
-def _is_impossible(project: Project, table: RunTable) -> bool:
-    """Whether a table has columns here, and no cell of them can be computed."""
-    return bool(project.columns(table)) and not project.cells(table.id)
-
-
-def _index_digest() -> str:
-    """Digest of the scoreboard's code, which renders reports of all sources."""
-    return code_digest(*stage_entries("index"), *(type(source).__module__ for source in all_sources().values()))
 
 
 def _local(project: Project, checkpoints: set[str]) -> set[str]:

@@ -263,7 +263,8 @@ def load_config(
         raise ConfigError(f"{named(layers, keys)}: {first_problem(error, data)}{others}.") from None
     slots = {}
     for name, slot in said.slots.items():
-        own = {name: _merged(getattr(said, name), getattr(slot, name)) for name in Amounts.model_fields}
+        both = ((name, getattr(said, name), getattr(slot, name)) for name in Amounts.model_fields)
+        own = {name: shared if one is None else merge(shared, one) for name, shared, one in both}
         width = hidden_size(root / slot.checkpoint)
         if width is None and any(own[rule] for rule in _RULES.values()):
             width = _hidden_size_on_hub(slot.checkpoint)
@@ -289,11 +290,6 @@ def _hidden_size_on_hub(checkpoint: str) -> int | None:
         if folder is None and (file := settings_of(name, revision)) is not None:
             return hidden_size(file.parent)
     return None
-
-
-def _merged(shared: Any, own: Any) -> Any:
-    """The section for all slots with a slot's own values on top; None adds nothing."""
-    return shared if own is None else merge(shared, own)
 
 
 def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[str, Any]]:

@@ -1,23 +1,82 @@
 """Tables of settings as data: a paper's settings of methods, compared with the recipes here.
 
-Rows name recipes and columns name facts (`facts`), or the reverse for a table about one method. Nothing is run: each
-cell follows from a recipe, preferably that of a row of another table, which is computed.
+Rows name recipes and columns name facts of a part of the network (its weights, inputs of linear layers or KV cache),
+or the reverse for a table about one method. Nothing is run: each cell follows from a recipe, preferably that of a row
+of another table, which is computed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from reproduction.reading.written import Many, Written
 from reproduction.tables.checks import Names, OneCheck, Statement, headline
-from reproduction.tables.facts import FactName, Part, fact
 from reproduction.tables.tables import OfPaper, RunTable, Table, Titled, read_published
 from rotquant.foundation.errors import ConfigError, lookup
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+
+Part = Literal["weights", "activations", "attention_output", "keys", "values", "cache"]
+"""The quantized part; `cache` is keys and values."""
+
+FactName = Literal["granularity", "group_size", "extent", "symmetry", "scales", "bits", "clipping"]
+
+#: Text for a part that a recipe does not quantize.
+UNQUANTIZED = "not quantized"
+
+
+def fact(recipe: Recipe, part: Part, name: FactName) -> str:
+    """One fact of a part, such as "per-token" or "asymmetric"; both keys' and values' where they differ."""
+    if part != "cache":
+        return _fact(recipe, part, name)
+    keys, values = (_fact(recipe, one, name) for one in ("keys", "values"))
+    return keys if keys == values else f"keys {keys}, values {values}"
+
+
+def _fact(recipe: Recipe, part: Part, name: FactName) -> str:
+    scheme = _scheme(recipe, part)
+    return UNQUANTIZED if scheme is None else FACTS[name](recipe, scheme, part)
+
+
+def _scheme(recipe: Recipe, part: Part) -> QuantizationScheme | None:
+    """The quantization scheme of a part; by default o_proj's input has the scheme of other layers' inputs."""
+    if part == "weights":
+        return recipe.weights and recipe.weights.scheme
+    if part == "attention_output" and recipe.attention_output is None:
+        return recipe.activations
+    return getattr(recipe, part)
+
+
+def _clipping(recipe: Recipe, scheme: QuantizationScheme, part: Part) -> str:
+    """The search or learning that clips the range, or the share of the range that is kept; "none" without clipping."""
+    if part == "weights":
+        chosen = (method.clips_weights(recipe) for method in recipe.methods.values())
+        searched = "search" if recipe.rounded.clip_search else None
+        way = next((way for way in (*chosen, searched) if way is not None), None)
+        if way is not None:
+            return way
+    if not (scheme.dynamic or part == "weights") and recipe.has_role("scales"):
+        return "search"
+    return "none" if scheme.clip_ratio == 1 else f"{scheme.clip_ratio:g}"
+
+
+FACTS: dict[FactName, Callable[[Recipe, QuantizationScheme, Part], str]] = {
+    "granularity": lambda recipe, scheme, part: f"per-{scheme.granularity}",
+    "group_size": lambda recipe, scheme, part: "-" if scheme.group_size is None else str(scheme.group_size),
+    "extent": lambda recipe, scheme, part: (
+        f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per-{scheme.granularity}"
+    ),
+    "symmetry": lambda recipe, scheme, part: "symmetric" if scheme.symmetric else "asymmetric",
+    "scales": lambda recipe, scheme, part: "dynamic" if scheme.dynamic and part != "weights" else "static",
+    "bits": lambda recipe, scheme, part: str(scheme.bits),
+    "clipping": _clipping,
+}
+"""Each fact of a part. granularity: the numbers that share a scale; extent: the same, with the size of groups; weights'
+scales are static."""
 
 
 class RowOfTable(Written):
@@ -37,7 +96,7 @@ class SettingsColumn(Written):
     part: Part | None = None
     """What it is about, where rows do not say it."""
     fact: FactName
-    """What is reported of it (`facts`)."""
+    """What is reported of it (`FACTS`)."""
     words: dict[str, str] = Field(default_factory=dict)
     """What the paper writes for a fact, where it has other words: {symmetric: Sym}."""
 
