@@ -386,7 +386,7 @@ def test_a_configuration_adds_rows_to_a_table_and_the_table_is_as_it_was_without
     for changes, sentence in (
         ({"name": "QuaRot"}, "rows.yaml: rows.quarot_table1: rows: a row name occurs twice"),
         ({"columns": {"Llama": {}}}, "unknown column 'Llama'"),
-        ({"method": None}, "a row has a method, or says why it is not computed"),
+        ({"method": None}, "a row has a method, or is like another"),
     ):
         small.write("rows.yaml", json.dumps({"rows": {"quarot_table1": [{**rows["quarot_table1"][0], **changes}]}}))
         with pytest.raises(ConfigError, match=sentence):
