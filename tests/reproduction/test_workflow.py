@@ -64,7 +64,7 @@ def test_a_dry_run_names_each_cell_and_without_a_target_everything_is_made(tmp_p
 def test_a_report_is_complete_and_nothing_is_left_to_do(computed: Copy) -> None:
     text = (computed.root / REPORT).read_text()
     assert "*5.47*" in text
-    assert "1 of 1 mechanisms reproduced" in text
+    assert "✅\u00a0agrees" in text
     assert "<svg" in (computed.root / "reports/figures/quarot_table1.svg").read_text()
     assert f"[quarot_table1]({Path(REPORT).name})" in (computed.root / "reports/index.md").read_text()
     assert DONE in computed.snakemake(REPORT, "reports/index.md")[1]
