@@ -208,8 +208,14 @@ def compiled() -> Path:
 
 @cache
 def shipped_project() -> projects.Project:
-    """This repository's project, expanded once in a process; tests leave it as it is."""
-    return load_project(root=REPOSITORY)
+    """This repository's project, expanded once in a process; tests leave it as it is.
+
+    Digests of checkpoints are found at once, so that none is kept that a test's `checkpoints_by_name` has given.
+    """
+    project = load_project(root=REPOSITORY)
+    for slot in project.config.slots:
+        project.digest(slot)
+    return project
 
 
 def packages_in(root: Path) -> dict[str, Path]:

@@ -27,7 +27,6 @@ CASES = {
     "evaluate M --dtype int4": "unknown dtype 'int4'",
     "evaluate M --split tests": "unknown split 'tests'",
     "evaluate M --corpus T --split sample": "unknown split 'sample'",
-    "evaluate M --metric speed": "unknown metric 'speed'",
     "compare M ./nothing": "model folder ./nothing does not exist",
     "diagnose Q": "holds quantized weights already",
     "diagnose M --corpus ./nothing": "there is no folder or file nothing",
@@ -92,4 +91,4 @@ def test_every_command_that_works_on_a_model_is_tried() -> None:
 
     commands = get_command(cli).commands  # pyright: ignore[reportAttributeAccessIssue]  # a group's
     of_models = {name for name, one in commands.items() if any(p.name in ("model", "models") for p in one.params)}
-    assert of_models - {"prefix"} == {line.split()[0] for line in CASES}
+    assert of_models - {"card", "prefix"} == {line.split()[0] for line in CASES}

@@ -29,7 +29,7 @@ WEIGHTS: dict[str, tuple[dict, set[str]]] = {
     "quarot-rtn": ({}, {"rotating: layer", "rounding to nearest: layer"}),
     "smoothquant": ({}, {"measuring inputs: layer", "rounding to nearest: layer"}),
     "awq": (CHANNELS, {"AWQ: layer"}),
-    "omniquant": (TRAINING, {"OmniQuant: layer", "training: step"}),
+    "omniquant": (TRAINING, {"OmniQuant: layer", "block 1: step"}),
     "cushioncache": (CHANNELS | PREFIX, {"prefix search: step", "prefix tuning: step 2 of 2, loss", "static scales"}),
     "qfep": ({"methods": {"qfep": {"contexts": 4}}}, {"activation spikes: layer", "the prefix: layer"}),
     "llm-qat": (GENERATION, {"LLM-QAT text: token", "LLM-QAT training: step 2 of 2, loss"}),

@@ -105,8 +105,6 @@ def test_two_configurations_have_two_plans_at_once(copy: Copy) -> None:
     ("kind", "sentence"),
     [
         ("run", "no table asks for a run 'feed' under this configuration"),
-        ("stored", "no run uses weights 'feed'"),
-        ("rotation", "no run has learned rotations 'feed'"),
         ("table", "unknown table 'feed'; known: quarot_table1"),
     ],
 )

@@ -16,7 +16,7 @@ from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan
 from reproduction.run.results import read_result, write_result
 from reproduction.run.tracking import entries
-from reproduction.run.tracking.store import KEY, LOGGER, Experiment, TrackingError, opened, printable
+from reproduction.run.tracking.store import KEY, LOGGER, PaperExperiment, TrackingError, opened, printable
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
@@ -199,7 +199,7 @@ def test_what_is_not_computed_is_passed_over(project: Project, capsys: pytest.Ca
 
 def test_what_a_dead_process_left_running_is_killed_and_then_gives_way(project: Project, plan: Plan) -> None:
     client, key = opened(), key_of(project, "QuaRot")
-    experiment = Experiment(client, True, "quarot")
+    experiment = PaperExperiment(client, True, "quarot")
     run, _ = experiment.begin(entries.begun(plan, key))
     client.set_tag(run, LOGGER, f"{socket.gethostname()} 1 0")  # process 1 was started at another time
     gone = entries.begun(plan, key_of(project, "Baseline"))
@@ -241,7 +241,7 @@ def test_a_project_without_a_name_writes_nothing_to_a_server(project: Project, m
     client = opened()
     monkeypatch.setenv(URI, "https://me:secret@host:5000")
     with pytest.raises(TrackingError, match=r"https://me:\*\*\*@host:5000 is a server.*`tracking: NAME`"):
-        Experiment(client, True, "quarot")
+        PaperExperiment(client, True, "quarot")
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,6 @@ def test_jobs_end_well_without_mlflow_and_a_later_sync_logs_them(
 
 def test_nothing_is_started_where_tracking_is_off(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     off = plan.model_copy(update={"tracking": False})
-    monkeypatch.setattr(job, "Line", None)
+    monkeypatch.setattr(job, "LogLine", None)
     monkeypatch.setattr(jobs, "measure", lambda *_: "measured")
     assert jobs.make(off, next(iter(plan.runs)), plan.results()) == "measured"

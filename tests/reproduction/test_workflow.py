@@ -252,7 +252,7 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     assert {status for _, status, _ in others} == {"FINISHED"}
     assert len(others) == 3 + 2 + 1  # runs, weights, the table
     assert all(f"{result.value:.2f}" in text for result in results.values())
-    assert "1 learned rotation, from the first step to the last" in text
+    assert "Learned rotations: 1, from the first step to the last" in text
 
     # without Snakemake, after a kill while rotations are learned: the same numbers, and the same rotations
     rotations = {

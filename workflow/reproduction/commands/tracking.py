@@ -35,13 +35,13 @@ def sync_tracking(
     Runs of an older result are deleted, and what a killed process has left running is marked so. Again, it changes
     nothing.
     """
-    from reproduction.run.tracking.store import Experiment, opened, refusing
+    from reproduction.run.tracking.store import PaperExperiment, opened, refusing
 
     plan = open_plan(config, None)
-    experiments, logged = dict[str, Experiment](), set[str]()
+    experiments, logged = dict[str, PaperExperiment](), set[str]()
+    tables = {name: plan.table(name) for name in table or plan.tables}
     client = opened()
-    for name in table or plan.tables:
-        planned = plan.table(name)
+    for name, planned in tables.items():
         if not (planned.runs or planned.benchmarks):
             continue
         entries = [*entries_of(plan, name, plan.results(), logged)]
@@ -52,7 +52,7 @@ def sync_tracking(
             for entry in track(entries, name, "run"):
                 for paper in entry.papers:
                     if paper not in experiments:
-                        experiments[paper] = Experiment(client, plan.tracking, paper)
+                        experiments[paper] = PaperExperiment(client, plan.tracking, paper)
                         experiments[paper].read_all()
                     experiments[paper].record(entry)
         there = len(logged.intersection(keys))

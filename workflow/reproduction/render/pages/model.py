@@ -126,7 +126,7 @@ class Comparison(NamedTuple):
     paper: str
 
 
-class Check(NamedTuple):
+class CheckLine(NamedTuple):
     """A check of a claim with its comparisons.
 
     papers: the verdict of the paper's own numbers. on: the quantity that is compared, "" where it is the claim's.
@@ -166,7 +166,7 @@ class ClaimLine:
     why: str
     cause: str
     same_as: int | None
-    checks: tuple[Check, ...]
+    checks: tuple[CheckLine, ...]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from reproduction.claims.claims import Answer, Outcome, Score, Shown, Verdict, repeated, score
 from reproduction.claims.findings import Finding
 from reproduction.render.pages.comparisons import asked, change, numbers, short
-from reproduction.render.pages.model import Check, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
+from reproduction.render.pages.model import CheckLine, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
 from reproduction.run.results import table_path
 from reproduction.tables.checks import About, Claim, Experiment, Explained
 from reproduction.tables.quantities import KL, LOG_ODDS
@@ -139,7 +139,7 @@ def _example(verdict: Verdict) -> tuple[str, str]:
     return one.place, f"{noun}{numbers(one, quantity)}{f' ({bound} asked)' if bound else ''}"
 
 
-def _checks(about: About, answer: Answer) -> Iterator[Check]:
+def _checks(about: About, answer: Answer) -> Iterator[CheckLine]:
     """A check with all comparisons: here with the paper's at the same places, then by the paper's quantity."""
     papers = {(one.place, one.device): one for one in answer.papers.findings}
     devices = list(dict.fromkeys(one.device for one in answer.papers.findings)) or [""]
@@ -151,10 +151,10 @@ def _checks(about: About, answer: Answer) -> Iterator[Check]:
         lines.append(_compared(place, ours, answer.ours, "; ".join(told) or "-"))
     lines += [Comparison(place, "-", "-", "no number", "-") for place in answer.ours.missing]
     on = "" if answer.on is None or not answer.judged else short(answer.on)
-    yield Check(about, answer.here, answer.papers.decision, on, tuple(lines))
+    yield CheckLine(about, answer.here, answer.papers.decision, on, tuple(lines))
     if answer.second is not None and answer.second.quantity is not None and answer.there is not None:
         lines = [_compared(one.place, one, answer.second, "-") for one in answer.second.findings]
-        yield Check(about, answer.there, None, short(answer.second.quantity), tuple(lines), decides=False)
+        yield CheckLine(about, answer.there, None, short(answer.second.quantity), tuple(lines), decides=False)
 
 
 def _compared(place: str, ours: Finding | None, verdict: Verdict, paper: str) -> Comparison:

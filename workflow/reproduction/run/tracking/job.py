@@ -9,7 +9,7 @@ from pathlib import Path
 from reproduction.identity.names import Results
 from reproduction.run.plan import Plan, read_plan
 from reproduction.run.tracking.entries import begun, curve, entries_of, finished, of_table
-from reproduction.run.tracking.line import Line
+from reproduction.run.tracking.line import LogLine
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import heard_by
 
@@ -23,7 +23,7 @@ def logged(plan: Plan, key: str, results: Results) -> Iterator[None]:
     if not plan.tracking or key in plan.tasks:
         yield
         return
-    entry, line = begun(plan, key), Line()
+    entry, line = begun(plan, key), LogLine()
     line.say(entry=entry.text())
     try:
         with heard_by(lambda training, record: line.say(steps=[*curve(training, record)])):
@@ -42,7 +42,7 @@ def log_table(plan: Plan, name: str, results: Results) -> None:
     """Log a table whose page was rendered, with the results behind it, of which most are logged already."""
     table = plan.table(name)
     if plan.tracking and (table.runs or table.benchmarks):
-        line = Line()
+        line = LogLine()
         for entry in entries_of(plan, name, results):
             line.say(entry=entry.text())
         line.close()
@@ -56,7 +56,7 @@ def timed(table: str) -> Iterator[None]:
     if plan is None or not plan.tracking or table not in plan.tables:
         yield
         return
-    entry, line = replace(of_table(plan, table), status="RUNNING", metrics={}, files=()), Line()
+    entry, line = replace(of_table(plan, table), status="RUNNING", metrics={}, files=()), LogLine()
     line.say(entry=entry.text())
     with heard_by(lambda training, record: line.say(steps=[*curve(training, record)])):
         yield

@@ -30,7 +30,7 @@ def address(owner: int | None = None) -> str:
     return f"\0rotquant-{os.getuid()}-{ends_with}-{short_hash(f'{Path.cwd()} {os.environ.get(STORE)}')}"
 
 
-class Line:
+class LogLine:
     """A connection to the process that logs, which is started unless it has another `owner`; without one, nothing."""
 
     def __init__(self, owner: int | None = None) -> None:
@@ -95,7 +95,7 @@ def _start() -> None:
 
 def settled(owner: int) -> str:
     """Wait some seconds until what the jobs of an owner have said is logged; a sentence on what is not, or nothing."""
-    line = Line(owner)
+    line = LogLine(owner)
     said = line.ask()
     line.close()
     return said

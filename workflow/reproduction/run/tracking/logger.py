@@ -20,7 +20,7 @@ from typing import Any
 
 from reproduction.run.tracking.entries import Entry
 from reproduction.run.tracking.line import OWNER
-from reproduction.run.tracking.store import Experiment, TrackingError, opened, refusing
+from reproduction.run.tracking.store import PaperExperiment, TrackingError, opened, refusing
 
 #: Seconds between two attempts to reach a store, between two writings, and after the owner's end.
 AGAIN, PAUSE, LAST = 5.0, 0.5, 15.0
@@ -47,7 +47,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.client: Any = None
-        self.experiments: dict[str, Experiment] = {}
+        self.experiments: dict[str, PaperExperiment] = {}
         self.running: dict[int, list[Running]] = {}
         self.problem = self.lost = ""
 
@@ -99,7 +99,7 @@ class Writer:
         for paper in entry.papers:
             experiment = self.experiments.get(paper)
             if experiment is None:
-                experiment = self.experiments[paper] = Experiment(self.client, entry.project, paper)
+                experiment = self.experiments[paper] = PaperExperiment(self.client, entry.project, paper)
             if paper not in one.runs:
                 one.runs[paper], one.known[paper] = experiment.begin(entry)
             experiment.log(one.runs[paper], one.known[paper], entry, one.steps)

@@ -156,7 +156,7 @@ def _is_over(run: "Run") -> bool:
     return time.time() - (run.info.start_time or 0) / 1000 > _ABANDONED
 
 
-class Experiment:
+class PaperExperiment:
     """A paper's experiment.
 
     Args:
