@@ -1,6 +1,6 @@
 """Files as trees of plain data and back, by their kind, so that a case can change what a file says.
 
-A kind is a file's suffix or a name that a format gives (`plan`, whose first line is a digest of the rest).
+A kind is a file's suffix or a name that a format gives (`plan`, JSON with a digest of the plan).
 """
 
 import csv
@@ -38,7 +38,7 @@ def decode(kind: str, content: bytes) -> Any:
         header = json.loads(content[8 : 8 + length])
         return header | {name: json.loads(text) for name, text in _metadata(header).items()}
     if kind == "plan":
-        return json.loads(content.partition(b"\n")[2])
+        return json.loads(content)["plan"]
     if kind == "parquet":
         import pyarrow.parquet
 
@@ -58,7 +58,7 @@ def encode(kind: str, tree: Any, original: bytes) -> bytes:
         return _safetensors(tree, original)
     if kind == "plan":
         text = _json(tree)
-        return short_hash(text.decode(errors="replace")).encode() + b"\n" + text
+        return b'{"digest": "%s", "plan": %s}\n' % (short_hash(text.decode(errors="replace")).encode(), text)
     if kind == "parquet":
         return _parquet(tree, original)
     if kind == "lines":
