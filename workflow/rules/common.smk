@@ -13,7 +13,6 @@ from reproduction.planning.current import current_plan
 from reproduction.run.plan import occupied
 from reproduction.run.tracking.line import settled
 
-
 # Snakemake makes objects by the million, and hardly a cycle among them.
 gc.set_threshold(100_000, 50, 100)
 
