@@ -75,3 +75,11 @@ def text() -> torch.Tensor:
     ids = torch.randint(22, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(0))
     ids[:3, 0], ids[:2, 5], ids[3, 9] = SINK, SINK, SINK
     return ids
+
+
+def windows_with_sinks() -> torch.Tensor:
+    """Four windows of 32 tokens: SINK stands first in all, elsewhere twice in the first window, once in the second."""
+    ids = torch.randint(10, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = SINK
+    ids[0, 5] = ids[0, 20] = ids[1, 31] = SINK
+    return ids

@@ -19,16 +19,12 @@ from rotquant.recipes.schemes import Calibration
 from tests.helpers.checkpoints import save_tiny
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY
-from tests.helpers.sinks import BOS, COSTS, SINK, expected_ratio, planted, result
+from tests.helpers.sinks import BOS, COSTS, expected_ratio, planted, result, windows_with_sinks
 
 
 @pytest.fixture
 def windows() -> torch.Tensor:
-    """Four windows of 32 tokens: SINK stands first in all, elsewhere twice in the first window, once in the second."""
-    ids = torch.randint(10, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(0))
-    ids[:, 0] = SINK
-    ids[0, 5] = ids[0, 20] = ids[1, 31] = SINK
-    return ids
+    return windows_with_sinks()
 
 
 def test_points_have_the_errors_of_paired_items():
