@@ -70,7 +70,7 @@ def evaluate(
             program of the hub's.
     """
     check_tasks(tasks, include_path, task_data)
-    with task("lm-eval tasks"), _quiet(), _no_hub_code(), tempfile.TemporaryDirectory() as local:
+    with task("lm-eval tasks"), quiet(), _no_hub_code(), tempfile.TemporaryDirectory() as local:
         from lm_eval.evaluator import evaluate as run_tasks
 
         keep_to_files()
@@ -99,7 +99,7 @@ def check_tasks(tasks: Sequence[str], include_path: Path | None = None, task_dat
     for folder in (include_path, task_data):
         if folder is not None and not folder.is_dir():
             raise TaskError(f"there is no folder {folder} with definitions or data of tasks.")
-    with task("reading lm-eval's tasks"), _quiet():
+    with task("reading lm-eval's tasks"), quiet():
         _known(_manager([] if include_path is None else [include_path.resolve()], tasks), tasks)
 
 
@@ -253,7 +253,7 @@ def _no_hub_code() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep lm-eval's log to errors, its bars and words to itself: `rotquant.foundation.progress` shows what goes on."""
     logger = logging.getLogger("lm_eval")
     level = logger.level

@@ -3,10 +3,7 @@
 QuaRot Table 2 and the other papers' zero-shot tables; SpinQuant Table 18, with examples (few-shot).
 """
 
-import contextlib
 import functools
-import io
-import logging
 import math
 import statistics
 from collections.abc import Iterator
@@ -27,6 +24,7 @@ from reproduction.tasks.suites import (
     task_names,
 )
 from rotquant.foundation import progress
+from rotquant.metrics.lm_eval import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -113,7 +111,7 @@ def scores(
 
 def _by_lm_eval(scorer: "Scorer", metric: ZeroShot, folder: Path) -> "dict[str, list[Measures]]":
     """What each item scores by task; the items of a task are those of all its parts, in order."""
-    with _quiet():
+    with quiet():
         from lm_eval.evaluator import evaluate as run_tasks
 
         from reproduction.tasks.harness import Harness, choice_scores, load_tasks, set_shots
@@ -196,16 +194,3 @@ def _of_task(name: str, items: "list[Measures]") -> dict[str, float]:
         many = len(values) > 1
         metrics[f"{name}.{measure}_stderr"] = math.sqrt(squares / (len(values) - 1) / len(values)) if many else math.nan
     return metrics
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep lm-eval's log to errors, and its bars to itself: `rotquant.foundation.progress` shows what is under way."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
