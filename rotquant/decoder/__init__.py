@@ -3,7 +3,7 @@
 from rotquant.decoder.config import KINDS, CacheScheme, DecoderConfig, InputScheme, Precision
 from rotquant.decoder.conversion import convert
 from rotquant.decoder.generation import Generation
-from rotquant.decoder.linear import QuantizedLinear
+from rotquant.decoder.linear import PackedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.decoder.random import random_decoder
 from rotquant.decoder.storage import load_decoder, save_decoder
@@ -15,8 +15,8 @@ __all__ = [
     "DecoderConfig",
     "Generation",
     "InputScheme",
+    "PackedLinear",
     "Precision",
-    "QuantizedLinear",
     "convert",
     "load_decoder",
     "random_decoder",

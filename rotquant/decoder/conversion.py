@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.decoder.config import LINEARS, CacheScheme, DecoderConfig, InputScheme, LinearName, Precision
-from rotquant.decoder.linear import HalfLinear, LutLinear, QuantizedLinear
+from rotquant.decoder.linear import PackedLinear
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight
@@ -305,13 +305,13 @@ class _Conversion:
         """The tensors of one decoder layer by the decoder's names."""
         tensors = {}
         for name, site in self._sites():
-            linear: QuantizedLinear | HalfLinear | LutLinear = getattr(layer, name)
+            linear: PackedLinear = getattr(layer, name)
             names = [self._name(index, part, "weight") for part in site.linears]
             packed = _packed({weight: self.stored.weights[weight] for weight in names}, self.precision)
             tensors |= {f"{name}.{buffer}": tensor for buffer, tensor in packed.items()}
             if linear.bias is not None:
                 tensors[f"{name}.bias"] = self._bias(index, site)
-            if getattr(linear.inputs, "static_scale", None) is not None:
+            if linear.inputs.static_scale is not None:
                 qparams: QParams = self.stored.state.static[index, site.name]
                 tensors[f"{name}.inputs.static_scale"] = qparams.scale.float().reshape(1)
             if site.norm is not None and not self.stored.state.recipe.fuses_norms:

@@ -1,4 +1,4 @@
-"""Linear layers of a decoder: floats, 4-bit weights on quantized inputs (QuaRot Sec. 4) or on floats (W4A16), 2-bit
+"""The linear layer of a decoder: floats, 4-bit weights on quantized inputs (QuaRot Sec. 4) or on floats (W4A16), 2-bit
 look-up tables (RCP).
 
 A layer is two halves. Its `inputs` turn what arises before it (a residual stream, gate and up projections, attention's
@@ -6,8 +6,9 @@ output) into what it multiplies, each in one fused operation; `product` multipli
 does both. A tensor is never quantized twice, and no layer keeps a second copy of its weight.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,38 +17,13 @@ from torch.nn.functional import linear
 from rotquant.decoder.config import SITE_OF, DecoderConfig, InputScheme, Precision
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.hadamard.operator import hadamard
-from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, codes_shape, quantized_linear
-from rotquant.kernels.products.lut import LutWeight, lut_linear, packed_shapes, spread, spread_features
+from rotquant.kernels.layouts.weights import padded
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, packed_shapes, quantized_linear
+from rotquant.kernels.products.lut import LutWeight, lut_linear, spread, spread_features, table_shapes
 from rotquant.kernels.products.w4a16 import HalfWeight, half_linear, half_shapes
 from rotquant.kernels.rows.activations import NO_TRANSFORM, hadamard_quantize, quantize_rows, rms_norm_quantize
 from rotquant.kernels.rows.elementwise import add_rms_norm, swiglu
 from rotquant.recipes.transforms import at_site
-
-if TYPE_CHECKING:
-
-    class Inputs(Protocol):
-        """The first half of a linear layer; what it gives, the second half takes."""
-
-        def after_norm(
-            self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
-        ) -> tuple[Tensor, Any]: ...
-
-        def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Any]: ...
-
-        def after_gate(self, gate_up: Tensor) -> Any: ...
-
-        def __call__(self, x: Tensor, /) -> Any: ...
-
-    class Linear(Protocol):
-        """A linear layer as `DecoderLayer` runs it."""
-
-        @property
-        def inputs(self) -> Inputs: ...
-
-        def product(self, x: Any) -> Tensor: ...
-
-        def __call__(self, x: Tensor, /) -> Tensor: ...
-
 
 #: Value of `transform` in addition to NO_TRANSFORM and a number of heads.
 WHOLE_AXIS = 0
@@ -61,47 +37,13 @@ class Quantized:
     scale: Tensor
 
 
-class FloatInputs(nn.Module):
-    """Inputs that stay floating-point numbers.
+class Inputs(nn.Module):
+    """The first half of a linear layer: its inputs after an online transform, as integers or as floats.
 
+    scheme: how they become integers; None leaves them floats.
     transform: the online Hadamard transform before the layer: NO_TRANSFORM, WHOLE_AXIS, or a number of heads.
     half: its arithmetic is float16.
     matrix: [features, features] in place of that transform, a buffer, or None.
-    """
-
-    matrix: Tensor | None
-
-    def __init__(self, transform: int = NO_TRANSFORM, half: bool = False, matrix: Tensor | None = None) -> None:
-        super().__init__()
-        self.transform, self.half = transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
-        self.register_buffer("matrix", matrix)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [rows, features], transformed."""
-        x = x if self.matrix is None else x @ self.matrix
-        return x if self.transform == NO_TRANSFORM else hadamard(x, self.transform, False, self.half)
-
-    def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
-        """hidden + update [rows, hidden], and the same transformed."""
-        total = hidden if update is None else hidden + update
-        return total, self(total)
-
-    def after_norm(
-        self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """hidden + update [rows, hidden], and its RMS norm."""
-        normed, total = add_rms_norm(hidden, update, gain, eps)
-        return hidden if update is None else total, self(normed)
-
-    def after_gate(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up of [rows, 2 * features]."""
-        return self(swiglu(gate_up))
-
-
-class QuantizedInputs(nn.Module):
-    """Inputs that become integers, after an online Hadamard transform if there is one.
-
-    transform, half, matrix: as in `FloatInputs`.
     static_scale: float32 [1], a buffer, where the scheme is static.
     """
 
@@ -110,255 +52,156 @@ class QuantizedInputs(nn.Module):
 
     def __init__(
         self,
-        scheme: InputScheme,
+        scheme: InputScheme | None = None,
         transform: int = NO_TRANSFORM,
         half: bool = False,
         matrix: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.register_buffer("matrix", matrix)
         self.scheme, self.transform, self.half = scheme, transform, half  # pyright: ignore[reportAttributeAccessIssue]  # hides nn.Module.half()
-        self.register_buffer("static_scale", torch.ones(1, device=device) if scheme.static else None)
+        self.register_buffer("matrix", matrix)
+        static = scheme is not None and scheme.static
+        self.register_buffer("static_scale", torch.ones(1, device=device) if static else None)
 
-    @property
-    def _how(self) -> tuple[float, int, bool, Tensor | None]:
-        return self.scheme.clip_ratio, self.scheme.bits, self.scheme.packed, self.static_scale
-
-    def forward(self, x: Tensor) -> Quantized:
+    def forward(self, x: Tensor) -> Tensor | Quantized:
         """x [rows, features], transformed and quantized."""
         x = x if self.matrix is None else x @ self.matrix
+        if self.scheme is None:
+            return x if self.transform == NO_TRANSFORM else hadamard(x, self.transform, False, self.half)
         if self.transform == NO_TRANSFORM:
-            return Quantized(*quantize_rows(x, *self._how))
-        return Quantized(*hadamard_quantize(x, self.transform, self.half, False, *self._how))
+            return Quantized(*quantize_rows(x, *self._rounding(self.scheme)))
+        return Quantized(*hadamard_quantize(x, self.transform, self.half, False, *self._rounding(self.scheme)))
 
     def after_norm(
         self, hidden: Tensor, update: Tensor | None, gain: Tensor | None, eps: float
-    ) -> tuple[Tensor, Quantized]:
+    ) -> tuple[Tensor, Tensor | Quantized]:
         """hidden + update [rows, hidden], and its RMS norm, transformed and quantized.
 
         No kernel has norm and transform together: with a transform the normed row is written once, in the type of x.
         """
-        if self.transform != NO_TRANSFORM or self.matrix is not None:
+        if self.scheme is None or self.transform != NO_TRANSFORM or self.matrix is not None:
             normed, total = add_rms_norm(hidden, update, gain, eps)
             return hidden if update is None else total, self(normed)
-        codes, scale, total = rms_norm_quantize(hidden, update, gain, eps, *self._how)
+        codes, scale, total = rms_norm_quantize(hidden, update, gain, eps, *self._rounding(self.scheme))
         return hidden if update is None else total, Quantized(codes, scale)
 
-    def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Quantized]:
+    def after_sum(self, hidden: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor | Quantized]:
         """hidden + update [rows, hidden], and the same transformed and quantized."""
         total = hidden if update is None else hidden + update
         return total, self(total)
 
-    def after_gate(self, gate_up: Tensor) -> Quantized:
+    def after_gate(self, gate_up: Tensor) -> Tensor | Quantized:
         """silu(gate) * up of [rows, 2 * features], transformed and quantized."""
-        return Quantized(*hadamard_quantize(gate_up, self.transform, self.half, True, *self._how))
+        if self.scheme is None:
+            return self(swiglu(gate_up))
+        return Quantized(*hadamard_quantize(gate_up, self.transform, self.half, True, *self._rounding(self.scheme)))
+
+    def _rounding(self, scheme: InputScheme) -> tuple[float, int, bool, Tensor | None]:
+        return scheme.clip_ratio, scheme.bits, scheme.packed, self.static_scale
 
 
-class FloatLinear(nn.Module):
-    """A linear layer as it is: weight [out, in] of the decoder's type."""
+class PackedLinear(nn.Module):
+    """Inputs and a weight as its kernel reads it.
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: [out, in] of the decoder's type; 4 bits, for quantized inputs or for floats; or 2 bits with tables, for
+        either. Few rows read tables packed, many the weight written out in 16 bits (`lut_linear`).
+    bias: [out] of `dtype`, or None.
+    dtype: of the outputs.
+    table_group: input features that share a table. Where it is no multiple of the kernel's 128, the weight and what it
+        reads are spread (`lut.spread`).
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        inputs: FloatInputs,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__()
-        self.inputs = inputs
-        self.register_buffer("weight", torch.empty(out_features, in_features, dtype=dtype, device=device))
-        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
-
-    def product(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
-        return linear(x, self.weight, self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`product` of the transformed input."""
-        return self.product(self.inputs(x))
-
-
-class QuantizedLinear(nn.Module):
-    """A linear layer of 4-bit weights and quantized inputs: exact integer sums, scaled once.
-
-    Buffers: codes and scale as in `PackedWeight`, bias [out] of `dtype` or None.
-
-    Raises:
-        KernelError: groups that do not divide the input features.
+    Buffers: the weight's tensors by their names (`weight`, or `codes` and `scale` or `table`), and `bias`.
     """
 
-    codes: Tensor
-    scale: Tensor
     bias: Tensor | None
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        inputs: QuantizedInputs,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        grouped: bool = False,
-        device: torch.device | str = "cpu",
+        inputs: Inputs,
+        weight: Tensor | PackedWeight | HalfWeight | LutWeight,
+        bias: Tensor | None = None,
+        dtype: torch.dtype = torch.float16,
+        table_group: int = GROUP_SIZE,
     ) -> None:
         super().__init__()
-        codes = codes_shape(out_features, in_features, grouped)
-        self.inputs, self.shape, self.dtype = inputs, (out_features, in_features), dtype
-        groups = (in_features // GROUP_SIZE,) if grouped else ()
-        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
-        self.register_buffer("scale", torch.empty(out_features, *groups, device=device))
-        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+        self.inputs, self.dtype, self.table_group = inputs, dtype, table_group
+        self.shape = tuple(weight.shape)
+        self._kind: Callable[..., Any] = type(weight)
+        tensors = {"weight": weight} if isinstance(weight, Tensor) else vars(weight)
+        self._names = [name for name, tensor in tensors.items() if isinstance(tensor, Tensor)]
+        for name in self._names:
+            self.register_buffer(name, tensors[name])
+        self.register_buffer("bias", bias)
 
     @property
-    def weight(self) -> PackedWeight:
+    def packed(self) -> Tensor | PackedWeight | HalfWeight | LutWeight:
         """The weight as the kernels read it."""
-        return PackedWeight(self.codes, self.scale, self.shape)
-
-    def product(self, x: Quantized) -> Tensor:
-        """Quantized [rows, in] -> [rows, out] of `dtype`."""
-        return quantized_linear(x.codes, x.scale, self.weight, self.bias, self.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`product` of the transformed and quantized input [rows, in]."""
-        return self.product(self.inputs(x))
-
-
-class HalfLinear(nn.Module):
-    """A linear layer of 4-bit weights and inputs that stay floats (W4A16).
-
-    grouped: scales for groups of 128 input features; otherwise one for each output feature.
-
-    Buffers: codes and scale as in `HalfWeight`, bias [out] of `dtype` or None.
-
-    Raises:
-        KernelError: groups that do not divide the input features.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        inputs: FloatInputs,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        grouped: bool,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__()
-        self.inputs, self.shape = inputs, (out_features, in_features)
-        codes, scale = half_shapes(out_features, in_features, grouped)
-        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
-        self.register_buffer("scale", torch.empty(scale, device=device))
-        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
-
-    @property
-    def weight(self) -> HalfWeight:
-        """The weight as the kernel reads it."""
-        return HalfWeight(self.codes, self.scale, self.shape)
-
-    def product(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
-        return half_linear(x, self.weight, self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`product` of the transformed input."""
-        return self.product(self.inputs(x))
-
-
-class LutLinear(nn.Module):
-    """A linear layer of 2-bit codes into tables of four levels (RCP Sec. 4.4), inputs quantized or not.
-
-    Few rows read the packed weight, many the weight written out in 16 bits (`lut_linear`).
-
-    group_size: input features that share a table; where it is no multiple of the kernel's 128, weight and inputs are
-        spread (`lut.spread`).
-
-    Buffers: codes and table as in `LutWeight`, bias [out] of `dtype` or None.
-
-    Raises:
-        KernelError: groups that do not divide the input features.
-    """
-
-    codes: Tensor
-    table: Tensor
-    bias: Tensor | None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        inputs: FloatInputs | QuantizedInputs,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        group_size: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__()
-        if in_features % group_size:
-            raise KernelError(f"look-up tables of {group_size} weights do not divide {in_features} input features.")
-        self.inputs, self.dtype, self.in_features, self.group_size = inputs, dtype, in_features, group_size
-        self.shape = (out_features, spread_features(in_features, group_size))
-        codes, table = packed_shapes(*self.shape)
-        self.register_buffer("codes", torch.empty(codes, dtype=torch.uint8, device=device))
-        self.register_buffer("table", torch.empty(table, dtype=torch.float16, device=device))
-        self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
-
-    @property
-    def weight(self) -> LutWeight:
-        """The weight as the kernel reads it, spread."""
-        return LutWeight(self.codes, self.table, self.shape)
+        tensors: list[Any] = [getattr(self, name) for name in self._names]
+        return self._kind(*tensors, self.shape) if len(tensors) > 1 else tensors[0]
 
     def product(self, x: Tensor | Quantized) -> Tensor:
         """[rows, in], quantized or not -> [rows, out] of `dtype`."""
-        values, scale = (x.codes, x.scale) if isinstance(x, Quantized) else (x, None)
-        # Codes are padded to whole blocks of the 4-bit kernels.
-        values = spread(values[:, : self.in_features], self.group_size)
-        return lut_linear(values, self.weight, scale, self.bias, self.dtype)
+        weight, scale = self.packed, None
+        if isinstance(x, Quantized):
+            x, scale = x.codes, x.scale
+        if isinstance(weight, Tensor):
+            return linear(x, weight, self.bias)
+        if isinstance(weight, HalfWeight):
+            return half_linear(x, weight, self.bias)
+        if isinstance(weight, LutWeight):  # codes are padded to whole blocks of the 4-bit kernels
+            features = self.shape[1] * self.table_group // padded(self.table_group, GROUP_SIZE)
+            x = spread(x[:, :features], self.table_group)
+            return lut_linear(x, weight, scale, self.bias, self.dtype)
+        return quantized_linear(x, cast(Tensor, scale), weight, self.bias, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """`product` of the transformed (and quantized) input [rows, in]."""
         return self.product(self.inputs(x))
 
 
-def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> "Linear":
-    """The empty linear layer called `name` in `config.LINEARS`, with its inputs."""
-    dtype, features = getattr(torch, precision.dtype), config.features(name)
+def make_linear(config: DecoderConfig, precision: Precision, name: str, device: torch.device | str) -> PackedLinear:
+    """The empty linear layer called `name` in `config.LINEARS`, with its inputs.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+    dtype, (in_features, out_features) = getattr(torch, precision.dtype), config.features(name)
     transform, half, matrix = NO_TRANSFORM, False, None
     for one in at_site(precision.transforms, SITE_OF[name]):
         if one.tensors:
-            matrix = torch.empty(features[0], features[0], dtype=dtype, device=device)
+            matrix = torch.empty(in_features, in_features, dtype=dtype, device=device)
         else:
             transform = config.heads if one.location == "across_heads" else WHOLE_AXIS
         half = one.dtype == "float16"
-    inputs: FloatInputs | QuantizedInputs
-    if precision.inputs is not None:
-        inputs = QuantizedInputs(precision.inputs, transform, half, matrix, device)
-    else:
-        inputs = FloatInputs(transform, half, matrix)
-    common = {
-        "inputs": inputs,
-        "bias": name in config.biases,
-        "dtype": dtype,
-        "device": device,
-    }
+    inputs = Inputs(precision.inputs, transform, half, matrix, device)
+    bias = torch.empty(out_features, dtype=dtype, device=device) if name in config.biases else None
+    table_group = precision.table_group or in_features
+    weight = empty_weight(precision, in_features, out_features, device)
+    return PackedLinear(inputs, weight, bias, dtype, table_group)
+
+
+def empty_weight(
+    precision: Precision, in_features: int, out_features: int, device: torch.device | str = "cpu"
+) -> Tensor | PackedWeight | HalfWeight | LutWeight:
+    """Room for a weight [out, in] in a precision.
+
+    Raises:
+        KernelError: groups that do not divide the input features.
+    """
+    shape, grouped = (out_features, in_features), precision.weights == "int4-grouped"
     if precision.weights == "float":
-        return FloatLinear(*features, **common)
+        return torch.empty(shape, dtype=getattr(torch, precision.dtype), device=device)
     if precision.weights == "lut2":
-        inputs_of_table = precision.table_group or features[0]
-        return LutLinear(*features, group_size=inputs_of_table, **common)
-    kind = HalfLinear if precision.inputs is None else QuantizedLinear
-    return kind(*features, grouped=precision.weights == "int4-grouped", **common)
+        group = precision.table_group or in_features
+        if in_features % group:
+            raise KernelError(f"look-up tables of {group} weights do not divide {in_features} input features.")
+        shape = (out_features, spread_features(in_features, group))
+        kind, dtype, (codes, scales) = LutWeight, torch.float16, table_shapes(*shape)
+    elif precision.inputs is None:
+        kind, dtype, (codes, scales) = HalfWeight, torch.float32, half_shapes(*shape, grouped)
+    else:
+        kind, dtype, (codes, scales) = PackedWeight, torch.float32, packed_shapes(*shape, grouped)
+    return kind(
+        torch.empty(codes, dtype=torch.uint8, device=device), torch.empty(scales, dtype=dtype, device=device), shape
+    )

@@ -4,7 +4,7 @@ The residual stream is carried as (hidden, update), because every norm first add
 happen in one pass. Nothing here waits for the GPU, so a step of decoding is one CUDA graph (`generation`).
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,8 @@ from torch.nn.functional import embedding, gelu, linear, rms_norm
 
 from rotquant.decoder.cache import Cache, CacheInit, Step
 from rotquant.decoder.config import LINEARS, DecoderConfig, Precision
-from rotquant.decoder.linear import make_linear
+from rotquant.decoder.linear import PackedLinear, Quantized, make_linear
 from rotquant.foundation.errors import KernelError
-
-if TYPE_CHECKING:
-    from rotquant.decoder.linear import Linear
 
 
 class DecoderLayer(nn.Module):
@@ -28,10 +25,10 @@ class DecoderLayer(nn.Module):
         where the cache's scales are static.
     """
 
-    qkv: "Linear"
-    o: "Linear"
-    gate_up: "Linear"
-    down: "Linear"
+    qkv: PackedLinear
+    o: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
     attention_norm: Tensor | None
     mlp_norm: Tensor | None
     attention_post_norm: Tensor | None
@@ -76,8 +73,8 @@ class DecoderLayer(nn.Module):
         step = step.local if self.local and step.local is not None else step
         hidden, x = self._read(self.qkv, hidden, update, self.attention_norm)
         heads = self._normed(self.qkv.product(x))  # [rows, (heads + 2 kv_heads) * head_dim]
-        update = self.o(cache.layers[index].attend(heads, step))  # [rows, heads * head_dim] -> [rows, hidden]
-        hidden, x = self._read(self.gate_up, hidden, self._written(update, self.attention_post_norm), self.mlp_norm)
+        update = self._written(self.o(cache.layers[index].attend(heads, step)), self.attention_post_norm)
+        hidden, x = self._read(self.gate_up, hidden, update, self.mlp_norm)
         gate_up = self.gate_up.product(x)  # [rows, 2 * intermediate]
         if self.config.activation == "silu":
             x = self.down.inputs.after_gate(gate_up)
@@ -86,7 +83,9 @@ class DecoderLayer(nn.Module):
             x = self.down.inputs(gelu(gate, approximate="tanh") * up)
         return hidden, self._written(self.down.product(x), self.mlp_post_norm)
 
-    def _read(self, linear: "Linear", hidden: Tensor, update: Tensor | None, gain: Tensor | None) -> tuple[Tensor, Any]:
+    def _read(
+        self, linear: PackedLinear, hidden: Tensor, update: Tensor | None, gain: Tensor | None
+    ) -> tuple[Tensor, Tensor | Quantized]:
         """The residual stream, and what a linear layer reads of it."""
         if self.config.input_norms:
             return linear.inputs.after_norm(hidden, update, gain, self.config.norm_eps)

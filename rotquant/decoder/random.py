@@ -3,7 +3,7 @@
 import torch
 
 from rotquant.decoder.config import KINDS, DecoderConfig, Precision
-from rotquant.decoder.linear import FloatLinear, HalfLinear, LutLinear, QuantizedInputs, QuantizedLinear
+from rotquant.decoder.linear import Inputs, PackedLinear
 from rotquant.decoder.model import Decoder, DecoderLayer
 from rotquant.foundation.errors import RecipeError, nearest
 
@@ -50,15 +50,13 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
             part.normal_(generator=generator)
         for scale in module.cache_init.scales or ():
             scale.fill_(_STEP)
-    if isinstance(module, FloatLinear):
-        module.weight.normal_(0.0, _SPREAD, generator=generator)
-    elif isinstance(module, QuantizedLinear | HalfLinear | LutLinear):
-        module.codes.random_(0, 256, generator=generator)  # every byte is a valid pair of codes
-    if isinstance(module, QuantizedLinear | HalfLinear):
-        module.scale.fill_(_SPREAD * _STEP)
-    elif isinstance(module, LutLinear):
-        module.table.normal_(0.0, _SPREAD, generator=generator)
-    elif isinstance(module, QuantizedInputs) and module.static_scale is not None:
+    if isinstance(module, PackedLinear):
+        for name, buffer in module.named_buffers(recurse=False):
+            if name == "codes":
+                buffer.random_(0, 256, generator=generator)  # every byte is a valid pair of codes
+            elif name in ("scale", "bias"):
+                buffer.fill_(_SPREAD * _STEP if name == "scale" else 0.0)
+            else:
+                buffer.normal_(0.0, _SPREAD, generator=generator)
+    elif isinstance(module, Inputs) and module.static_scale is not None:
         module.static_scale.fill_(_STEP)
-    if isinstance(getattr(module, "bias", None), torch.Tensor):
-        module.bias.zero_()  # pyright: ignore[reportCallIssue, reportOptionalMemberAccess]  # a tensor

@@ -22,15 +22,16 @@ from rotquant.kernels.products.output import check_output
 GROUP_SIZE = 128
 
 
-def codes_shape(out_features: int, in_features: int, grouped: bool) -> tuple[int, int, int, int]:
-    """Shape of the packed codes of a 4-bit weight.
+def packed_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and of the scale of a `PackedWeight`.
 
     Raises:
         KernelError: groups that do not divide the input features.
     """
     if grouped and in_features % GROUP_SIZE:
         raise KernelError(f"groups of {GROUP_SIZE} weights do not divide {in_features} input features.")
-    return padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16
+    codes = padded(out_features, STRIP) // STRIP, padded(in_features, K_BLOCK) // K_BLOCK, 32, 16
+    return codes, (out_features, in_features // GROUP_SIZE) if grouped else (out_features,)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ GROUP_SIZE = 128
 MAX_ROWS = {torch.int8: 32, torch.float16: 8, torch.bfloat16: 8}
 
 
-def packed_shapes(out_features: int, in_features: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def table_shapes(out_features: int, in_features: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the codes and of the table of a `LutWeight`."""
     strips, groups = padded(out_features, STRIP) // STRIP, padded(in_features, 2 * GROUP_SIZE) // GROUP_SIZE
     return (strips, groups, 32, 16), (strips, groups, 8, 2, 4)
@@ -204,7 +204,7 @@ def _check(a: W2Linear) -> None:
     rows, columns = a.x.shape
     if columns % GROUP_SIZE or columns == 0:
         raise KernelError(f"activations have {columns} columns, and look-up tables serve groups of {GROUP_SIZE}.")
-    codes_shape, table_shape = packed_shapes(a.out_features, columns)
+    codes_shape, table_shape = table_shapes(a.out_features, columns)
     check_tensor(a.codes, "packed codes", dtypes=(torch.uint8,), shape=codes_shape)
     check_tensor(a.table, "packed table", dtypes=(torch.float16,), shape=table_shape)
     if (a.row_scale is None) != (a.x.dtype != torch.int8):

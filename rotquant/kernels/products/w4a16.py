@@ -22,7 +22,7 @@ from rotquant.kernels.launch.operators import check_same_device, check_tensor, l
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_weight, padded, unpack_weight
 from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, GemvPlan, spreading_bytes
-from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, codes_shape
+from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, packed_shapes
 from rotquant.kernels.products.output import OUTPUTS, check_output
 
 #: Rows that one launch has room for.
@@ -82,7 +82,7 @@ def half_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tup
     Raises:
         KernelError: groups that do not divide the input features.
     """
-    codes = codes_shape(out_features, in_features, grouped)
+    codes, _ = packed_shapes(out_features, in_features, grouped)
     return codes, (in_features // GROUP_SIZE if grouped else 1, out_features)
 
 

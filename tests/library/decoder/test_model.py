@@ -9,11 +9,11 @@ from rotquant.decoder import (
     DecoderConfig,
     Generation,
     InputScheme,
+    PackedLinear,
     Precision,
-    QuantizedLinear,
     random_decoder,
 )
-from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, FloatInputs, HalfLinear, QuantizedInputs
+from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, Inputs, empty_weight
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.kernels.products.linear import PackedWeight
 from rotquant.recipes.schemes import QuantizationScheme
@@ -33,15 +33,11 @@ WIDE = {"dtype": "float64"}  # nothing but codes is rounded, so prefill and deco
 def test_a_quantized_linear_layer_multiplies_what_it_says(grouped: bool, static: bool, transform: int) -> None:
     rows, ins, outs = 5, 384, 40
     scheme = InputScheme(bits=4, clip_ratio=0.9, static=static)
-    layer = QuantizedLinear(
-        ins, outs, QuantizedInputs(scheme, transform), bias=True, dtype=torch.float32, grouped=grouped
-    )
     codes = torch.randint(-8, 8, (outs, ins), dtype=torch.int8)
     weight = PackedWeight.pack(codes, torch.rand(outs, *((3,) if grouped else ())) + 0.1)
-    layer.load_state_dict(
-        {"codes": weight.codes, "scale": weight.scale, "bias": torch.randn(outs)}
-        | ({"inputs.static_scale": torch.tensor([0.3])} if static else {})
-    )
+    layer = PackedLinear(Inputs(scheme, transform), weight, torch.randn(outs), torch.float32)
+    if static:
+        layer.inputs.static_scale = torch.tensor([0.3])
     x = torch.randn(rows, ins)
     transformed = x if transform == NO_TRANSFORM else hadamard_transform(x)
     if static:
@@ -139,11 +135,9 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         generation.generate(torch.zeros(1, 3, dtype=torch.long), 4)
     with pytest.raises(RecipeError, match="unknown kind of decoder 'qarot'"):
         random_decoder(CONFIG, "qarot", device="cpu")
-    inputs = QuantizedInputs(InputScheme())
-    with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
-        QuantizedLinear(100, 16, inputs, bias=False, dtype=torch.float16, grouped=True)
-    with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
-        HalfLinear(100, 16, FloatInputs(), bias=False, dtype=torch.float16, grouped=True)
+    for inputs in (None, InputScheme()):
+        with pytest.raises(KernelError, match="groups of 128 weights do not divide 100"):
+            empty_weight(Precision(weights="int4-grouped", inputs=inputs), 100, 16)
 
 
 def lost(logits: torch.Tensor, chosen: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ from rotquant.commands.root import cli
 from rotquant.decoder import Decoder, Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.config import LINEARS, InputScheme, Precision
 from rotquant.decoder.conversion import check_convertible, pack_tables, precision_of
-from rotquant.decoder.linear import LutLinear, QuantizedInputs
+from rotquant.decoder.linear import Inputs, PackedLinear, empty_weight
 from rotquant.decoder.network import Network
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.foundation.files import folder_size
@@ -121,7 +121,7 @@ def test_codes_and_tables_are_those_that_were_stored() -> None:
     for index, layer in enumerate(decoder.layers):
         for name, site in zip(LINEARS, architecture_of(stored.model).sites, strict=True):
             parts = [stored.weights[f"model.layers.{index}.{part}.weight"] for part in site.linears]
-            codes, table = getattr(layer, name).weight.unpack()
+            codes, table = getattr(layer, name).packed.unpack()
             assert torch.equal(codes, torch.cat([part.codes for part in parts]))
             assert torch.equal(table, torch.cat([part.levels for part in parts]))
 
@@ -244,7 +244,7 @@ def test_levels_that_float16_does_not_hold_are_refused() -> None:
 
 def test_a_layer_of_wrong_groups_or_inputs_is_one_sentence() -> None:
     with pytest.raises(KernelError, match="tables of 128 weights do not divide 100"):
-        LutLinear(100, 16, torch.nn.Identity(), bias=False, dtype=torch.float16, group_size=128)
+        empty_weight(Precision(weights="lut2"), 100, 16)
     for scheme in (InputScheme(bits=8), InputScheme(packed=True)):
         with pytest.raises(ValueError, match="look-up tables take 4-bit inputs, a byte each"):
             Precision(weights="lut2", inputs=scheme)
@@ -259,11 +259,10 @@ def test_few_rows_and_many_multiply_alike(group_size: int, rows: int) -> None:
     levels = 0.02 * torch.randn(outs, ins // group_size, 4, device="cuda")
     codes = torch.randint(0, 4, (outs, ins), dtype=torch.uint8, device="cuda")
     stored = CodebookWeight(codes, levels.sort().values.half())
-    inputs = QuantizedInputs(InputScheme(clip_ratio=0.9), device="cuda")
-    layer = LutLinear(ins, outs, inputs, bias=False, dtype=torch.float32, group_size=group_size, device="cuda")
+    inputs = Inputs(InputScheme(clip_ratio=0.9))
     lut: LutWeight = pack_tables({"it": stored})
     assert lut.shape == (outs, spread_features(ins, group_size))
-    layer.load_state_dict({"codes": lut.codes, "table": lut.table})
+    layer = PackedLinear(inputs, lut, dtype=torch.float32, table_group=group_size)
     x = torch.randn(rows, ins, device="cuda", dtype=torch.float16)
     quantized = inputs(x)
     expected = (quantized.codes[:, :ins].double() * quantized.scale.double()[:, None]) @ stored.dequantize(

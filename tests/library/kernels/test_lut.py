@@ -11,11 +11,11 @@ from rotquant.kernels.products.lut import (
     choose_plan,
     launch_dequantize,
     lut_linear,
-    packed_shapes,
     sources,
     spread,
     spread_features,
     spread_weight,
+    table_shapes,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -52,7 +52,7 @@ def test_a_packed_weight_unpacks_to_itself(shape: tuple[int, int]) -> None:
     codes = torch.randint(0, 4, shape, dtype=torch.uint8)
     levels = torch.randn(shape[0], shape[1] // 128, 4)
     weight = LutWeight.pack(codes, levels)
-    assert (weight.codes.shape, weight.table.shape) == packed_shapes(*shape)
+    assert (weight.codes.shape, weight.table.shape) == table_shapes(*shape)
     unpacked = weight.unpack()
     assert torch.equal(unpacked[0], codes)
     assert torch.equal(unpacked[1], levels.half())
