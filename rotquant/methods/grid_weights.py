@@ -1,11 +1,9 @@
 """Weights rounded to nearest, with scales by which a layer's outputs change least (PrefixQuant Sec. 6.1)."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, ClassVar
 
 from rotquant.recipes.recipe import Method, Recipe, Role
-from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.weights.grids import WeightGrid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from rotquant.weights.context import QuantizationContext
 
 
-class GridWeights(Method):
+class GridWeights(WeightGrid, Method):
     """Round-to-nearest with clip ratios from a grid, each the one of least squared error of a layer's outputs.
 
     PrefixQuant's grid search of per-channel scales, after AWQ's search of clipping. Inputs are those of layers that are
@@ -29,29 +27,9 @@ class GridWeights(Method):
     calibrates: ClassVar[bool] = True
     clipping: ClassVar[str | None] = "search"
 
-    smallest: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """The least share of a weight's range that is tried; the paper has no number, its authors' code 0.55."""
-    steps: Annotated[int, Field(gt=0)] = 50
-    """How many shares are tried, evenly from 1 down to it, without it; the authors' code tries ten."""
-
-    covering: Literal["largest_code", "all_steps"] = "largest_code"
-    """The scale of share 1: `largest_code`, max|w| / (2^(b-1) - 1), with which the largest weight has the largest code;
-    `all_steps`, 2 max|w| / (2^b - 1), as the authors' code has it. The paper does not say."""
-
     def check(self, recipe: Recipe) -> None:
         """Weights without another search."""
         self.refuse_clip_search(recipe)
-
-    def describe(self, recipe: Recipe) -> str:
-        steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
-        return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
-
-    def ratios(self, scheme: QuantizationScheme) -> tuple[float, ...]:
-        """The shares of the scale that covers the weights by `scheme`, the largest first."""
-        from rotquant.tensors.quantization import share_of_all_steps
-
-        first = 1.0 if self.covering == "largest_code" else share_of_all_steps(scheme)
-        return tuple(first * (1 - step * (1 - self.smallest) / self.steps) for step in range(self.steps))
 
 
 def apply(settings: GridWeights, context: "QuantizationContext") -> None:

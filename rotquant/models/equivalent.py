@@ -14,6 +14,8 @@ from rotquant.models.architectures import Architecture, Projection, Site, norm_o
 from rotquant.recipes.transforms import Transform, at_site
 
 Parameters = MutableMapping[str, Tensor]
+#: Smallest factor and smallest weight maximum, so that a dead channel divides nothing by zero.
+SMALLEST = 1e-5
 
 
 class InPlace(Parameters):
@@ -152,6 +154,23 @@ def producers(
     if site.name != "attention_output" or shared or at_site(transforms, site.name):
         return None
     return {architecture.attention_output: architecture.value}
+
+
+def smoothing_scale(activation_maxima: Tensor, weight_maxima: Tensor, alpha: float) -> Tensor:
+    """SmoothQuant's scale (Xiao et al. 2023, Eq. 4): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), at least 1e-5.
+
+    Args:
+        activation_maxima: max |x| over the calibration tokens, [features].
+        weight_maxima: max |w| over the outputs of every linear layer that reads these features, [features].
+        alpha: migration strength in [0, 1]; 0 leaves all difficulty to the activations.
+    """
+    weight_maxima = weight_maxima.clamp(min=SMALLEST)
+    return (activation_maxima**alpha / weight_maxima ** (1 - alpha)).clamp(min=SMALLEST)
+
+
+def weight_maxima(linears: Iterable[nn.Linear]) -> Tensor:
+    """max |w| of each input feature over all linear layers that share one input: [features]."""
+    return torch.stack([linear.weight.detach().abs().amax(dim=0) for linear in linears]).amax(dim=0)
 
 
 def per_query_head(scale: Tensor, architecture: Architecture) -> Tensor:

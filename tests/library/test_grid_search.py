@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.grid_scales import GridScales
-from rotquant.methods.grid_scales.static_scale_search import attention_weights, best_factors
 from rotquant.methods.grid_weights import GridWeights
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.simulation.queries import ScoreRule, observed_queries
@@ -20,6 +19,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.output_error import output_error, search_ratios
+from rotquant.weights.scale_search import attention_weights, best_factors
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=3)

@@ -7,8 +7,14 @@ import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.lwc import LearnedClipping
-from rotquant.methods.omniquant.block_reconstruction import (
-    BlockTraining,
+from rotquant.models.architectures import architecture_of
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.models.stream import capture_layer_inputs
+from rotquant.recipes.recipe import Recipe, parse_recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.quantization import quantize
+from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.reconstruction import (
     DecoderBlock,
     LearnedTransformation,
     clipped_qparams,
@@ -18,13 +24,6 @@ from rotquant.methods.omniquant.block_reconstruction import (
     quantized_parameters,
     train,
 )
-from rotquant.models.architectures import architecture_of
-from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.models.stream import capture_layer_inputs
-from rotquant.recipes.recipe import Recipe, parse_recipe
-from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import quantize
-from rotquant.weights.build import build_weights, quantized_forward
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 WEIGHTS = QuantizationScheme(bits=3, symmetric=False, granularity="channel")
@@ -72,7 +71,7 @@ def test_training_lowers_the_error_of_the_blocks_output() -> None:
 
         with wrap(model, RuntimeQuantization(activations=INPUTS, scale_gradients=True)):
             before = error(block, learned, hidden, targets)
-            train(block, parameters, learned, hidden, targets, WEIGHTS, BlockTraining.of(settings), seed)
+            train(block, parameters, learned, hidden, targets, WEIGHTS, settings, seed)
             shares.append(error(block, learned, hidden, targets) / before)
     assert sum(shares) / 3 < 0.9, shares
 
@@ -83,7 +82,7 @@ def test_the_weights_are_those_that_were_clipped_by_what_was_learned() -> None:
     parameters = {name: value.clone() for name, value in exact_parameters(block.layer, block.architecture).items()}
     learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
     settings = LearnedClipping(steps=24, batch_size=4, learning_rate=0.1)
-    train(block, parameters, learned, hidden, block.map(parameters, hidden, 8), WEIGHTS, BlockTraining.of(settings), 0)
+    train(block, parameters, learned, hidden, block.map(parameters, hidden, 8), WEIGHTS, settings, 0)
     found = fuse(block, learned, WEIGHTS)
     for name, (upper, lower) in learned.clipping.items():
         weight = parameters[f"{name}.weight"]
@@ -130,6 +129,6 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
     block, hidden = first_block(model, tiny_tokens(4))
     parameters = exact_parameters(block.layer, block.architecture)
     learned = LearnedTransformation({}, initial_clipping(parameters, block.architecture.linears, WEIGHTS))
-    training = BlockTraining.of(LearnedClipping(steps=2))
+    training = LearnedClipping(steps=2)
     with pytest.raises(RotquantError, match=r"a block of LWC is nan after 0 steps: lower methods\.lwc\.learning_rate"):
         train(block, parameters, learned, hidden, hidden * torch.nan, WEIGHTS, training, 0)

@@ -8,7 +8,6 @@ import torch
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.omniquant import OmniQuant
 from rotquant.methods.omniquant import block_reconstruction as omniquant
-from rotquant.methods.omniquant.block_reconstruction import DecoderBlock, clipped_qparams, transformed
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.equivalent import rotary_pairs
 from rotquant.models.rotation.fusing import rotate
@@ -18,7 +17,9 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights import reconstruction
 from rotquant.weights.context import QuantizationContext
+from rotquant.weights.reconstruction import DecoderBlock, clipped_qparams, transformed
 from rotquant.weights.rtn import quantize_rtn
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 from tests.helpers.weights import weights_by_layer
@@ -203,10 +204,9 @@ def test_stored_integers_are_exactly_the_weights_that_training_saw(symmetric):
     maxima = {site.name: torch.rand(site.features) + 0.5 for site in block.architecture.sites}
     learned = omniquant.initial(parameters, block.architecture, maxima, settings, block.rotary_dim)
     scheme = settings.weights.scheme
-    training = omniquant.BlockTraining.of(OmniQuant.of(settings))
-    omniquant.train(block, parameters, learned, hidden, hidden, scheme, training, seed=0)
-    seen = omniquant.quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
-    weights = omniquant.fuse(block, learned, scheme)
+    reconstruction.train(block, parameters, learned, hidden, hidden, scheme, OmniQuant.of(settings), seed=0)
+    seen = reconstruction.quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
+    weights = reconstruction.fuse(block, learned, scheme)
     for name in block.architecture.linears:
         assert torch.equal(weights[name].dequantize(torch.float32), seen[f"{name}.weight"])
     for name, parameter in block.layer.named_parameters():

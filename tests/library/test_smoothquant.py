@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rotquant.methods.smoothquant import SmoothQuant
-from rotquant.methods.smoothquant.scaling import SMALLEST, smooth, smoothing_scale, weight_maxima
+from rotquant.methods.smoothquant.scaling import smooth
 from rotquant.models.architectures import architecture_of, decoder_layers
-from rotquant.models.equivalent import InPlace, divide_norm
+from rotquant.models.equivalent import SMALLEST, InPlace, divide_norm, smoothing_scale, weight_maxima
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.statistics import collect_statistics
 from rotquant.models.stream import capture_layer_inputs

@@ -4,10 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rotquant.methods.grid_scales import GridScales
-from rotquant.methods.grid_weights import GridWeights
 from rotquant.recipes.recipe import Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration
+from rotquant.weights.grids import ScaleGrid, WeightGrid
 
 
 class BlockAP(Method):
@@ -48,9 +47,9 @@ class BlockAP(Method):
     norms: bool = False
     """Whether the norms' gains are trained with the weights, as the authors' code does; the paper names weights and
     quantization parameters."""
-    weights: GridWeights | None = GridWeights()
+    weights: WeightGrid | None = WeightGrid()
     """The grid search by which weights' scales begin; null: they cover the weights (EfficientQAT)."""
-    scales: GridScales = GridScales()
+    scales: ScaleGrid = ScaleGrid()
     """The grid search by which static scales begin."""
 
     def check(self, recipe: Recipe) -> None:

@@ -16,7 +16,6 @@ from torch.func import functional_call
 
 from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.block_ap import BlockAP
-from rotquant.methods.grid_scales.static_scale_search import ScaleSearch
 from rotquant.models.architectures import linear_of, norm_of
 from rotquant.models.batches import shuffled_batches
 from rotquant.models.experts import stack_experts
@@ -31,6 +30,7 @@ from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
 from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.scale_search import ScaleSearch
 
 #: A learned scale stays above this share of where it begins.
 _LEAST_SHARE = 1e-3

@@ -14,9 +14,16 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import RotquantError
 from rotquant.methods.duquant import DuQuant
 from rotquant.methods.duquant.rotation_and_permutation import find_transform
-from rotquant.methods.smoothquant.scaling import smoothing_scale, weight_maxima
 from rotquant.models.architectures import Architecture, Site, decoder_layers, linear_of
-from rotquant.models.equivalent import InPlace, divide_norm, divide_rows, held_scale, producers
+from rotquant.models.equivalent import (
+    InPlace,
+    divide_norm,
+    divide_rows,
+    held_scale,
+    producers,
+    smoothing_scale,
+    weight_maxima,
+)
 from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.queries import quantized_queries
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap

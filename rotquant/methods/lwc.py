@@ -1,10 +1,14 @@
-"""Learnable weight clipping as a method of a recipe: its settings and what they need; `clipping_alone` trains it."""
+"""Learnable weight clipping (OmniQuant, Shao et al. 2023, Eq. 2) without its equivalent transformation."""
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
+
+if TYPE_CHECKING:
+    from rotquant.weights.context import QuantizationContext
+    from rotquant.weights.reconstruction import DecoderBlock, LearnedTransformation, Parameters
 
 
 class LearnedClipping(Method):
@@ -14,7 +18,7 @@ class LearnedClipping(Method):
     """
 
     name: ClassVar[str] = "lwc"
-    actions: ClassVar[str] = "rotquant.methods.lwc.clipping_alone"
+    actions: ClassVar[str] = __name__
     title: ClassVar[str] = "LWC"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-2; Lin et al. 2024 (DuQuant+LWC)"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
@@ -37,3 +41,15 @@ class LearnedClipping(Method):
 
     def describe(self, recipe: Recipe) -> str:
         return f"LWC {self.steps} steps of {self.batch_size} a block, lr {self.learning_rate:g}"
+
+
+def apply(settings: LearnedClipping, context: "QuantizationContext") -> None:
+    """Train and round block by block, along a full-precision and a quantized stream of hidden states."""
+    from rotquant.weights.reconstruction import LearnedTransformation, initial_clipping, quantize_blocks
+
+    linears, scheme = context.architecture.linears, context.recipe.rounded.scheme
+
+    def start(_block: "DecoderBlock", parameters: "Parameters", _maxima: "Parameters") -> "LearnedTransformation":
+        return LearnedTransformation({}, initial_clipping(parameters, linears, scheme))
+
+    context.keep_layers(quantize_blocks(context, settings, start))

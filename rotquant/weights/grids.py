@@ -1,26 +1,50 @@
-"""Grid search of static scales as a method of a recipe: its settings; `static_scale_search` has the mathematics."""
+"""Grids of a search of scales (PrefixQuant Secs. 3 and 6.1), as data: of weights, and of static scales of activations.
 
-from typing import Annotated, ClassVar, Literal
+The methods that search, and those whose training begins at what a search finds, have them among their settings.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from rotquant.recipes.recipe import Budget, Method, Recipe, Role
+from rotquant.foundation.data import Frozen
+from rotquant.recipes.schemes import QuantizationScheme
+
+if TYPE_CHECKING:
+    from rotquant.recipes.recipe import Recipe
 
 
-class GridScales(Method):
-    """Static scales by grid search: each is a share of the range, the one that changes least what it is judged by.
+class WeightGrid(Frozen):
+    """Shares of the scale that covers a weight, among which the one of least error of the layer's outputs is taken."""
+
+    smallest: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """The least share of a weight's range that is tried; the paper has no number, its authors' code 0.55."""
+    steps: Annotated[int, Field(gt=0)] = 50
+    """How many shares are tried, evenly from 1 down to it, without it; the authors' code tries ten."""
+
+    covering: Literal["largest_code", "all_steps"] = "largest_code"
+    """The scale of share 1: `largest_code`, max|w| / (2^(b-1) - 1), with which the largest weight has the largest code;
+    `all_steps`, 2 max|w| / (2^b - 1), as the authors' code has it. The paper does not say."""
+
+    def describe(self, recipe: "Recipe") -> str:
+        """The grid in words."""
+        steps = "" if self.covering == "largest_code" else " of 2 max / (2^b - 1)"
+        return f"scales by layer outputs, {self.steps} shares from 1 to {self.smallest:g}{steps}"
+
+    def ratios(self, scheme: QuantizationScheme) -> tuple[float, ...]:
+        """The shares of the scale that covers the weights by `scheme`, the largest first."""
+        from rotquant.tensors.quantization import share_of_all_steps
+
+        first = 1.0 if self.covering == "largest_code" else share_of_all_steps(scheme)
+        return tuple(first * (1 - step * (1 - self.smallest) / self.steps) for step in range(self.steps))
+
+
+class ScaleGrid(Frozen):
+    """Shares of the range that covers the calibration text, and what each is judged by.
 
     A scale of a whole tensor is judged by the outputs of its decoder layer, one of a head of keys or values by those of
-    attention. Each is searched with all else in full precision, on inputs from layers that are quantized already.
+    attention.
     """
-
-    name: ClassVar[str] = "grid_scales"
-    actions: ClassVar[str] = "rotquant.methods.grid_scales.static_scale_search"
-    title: ClassVar[str] = "grid search of static scales"
-    source: ClassVar[str] = "PrefixQuant, Secs. 3 and 6.1"
-    roles: ClassVar[frozenset[Role]] = frozenset({"scales"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
-    calibrates: ClassVar[bool] = True
 
     samples: Annotated[int, Field(gt=0)] = 8
     """Number of calibration samples, the first ones."""
@@ -48,18 +72,8 @@ class GridScales(Method):
     causal: bool = True
     """Whether these weights are those of a causal model; the authors' code lets every query see every key."""
 
-    def check(self, recipe: Recipe) -> None:
-        """Raise ValueError unless something is static, and symmetric."""
-        if not recipe.has_static_scales:
-            raise ValueError("grid_scales searches static scales: set dynamic to false in activations, keys or values")
-        self.refuse_asymmetric_static(recipe)
-
-    def budget(self, recipe: Recipe) -> Budget:
-        """Tokens of the calibration text that the search reads."""
-        text = recipe.calibration
-        return Budget(0) if text is None else self._budget(min(self.samples, text.samples), text.sequence_length)
-
-    def describe(self, recipe: Recipe) -> str:
+    def describe(self, recipe: "Recipe") -> str:
+        """The grid in words."""
         by = {"outputs": "attention's outputs", "attention": "its weights", "own": "their own error"}
         keys = f", keys by {by[self.keys]}" if recipe.keys else ""
         values = f", values by {by[self.values]}" if recipe.values else ""

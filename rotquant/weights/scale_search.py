@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rotquant.methods.grid_scales import GridScales
 from rotquant.models.simulation.queries import ScoreRule, observed_queries
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import LayerStream
@@ -19,10 +18,11 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.grid_search import search_grid
+from rotquant.weights.grids import ScaleGrid
 
 
 @torch.no_grad()
-def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: GridScales) -> Tensor:
+def best_factors(cost: Callable[[Tensor], Tensor], like: Tensor, settings: ScaleGrid) -> Tensor:
     """The factors of least cost, each by itself.
 
     Args:
@@ -67,7 +67,7 @@ class ScaleSearch:
         samples: how many of the stream's samples are looked at, the first ones; default, the settings'.
     """
 
-    def __init__(self, context: QuantizationContext, stream: LayerStream, settings: GridScales) -> None:
+    def __init__(self, context: QuantizationContext, stream: LayerStream, settings: ScaleGrid) -> None:
         self.context, self.stream, self.settings = context, stream, settings
         recipe = context.recipe
         self.cache = context.online.cache(keys=recipe.keys, values=recipe.values)
@@ -157,15 +157,3 @@ class ScaleSearch:
                         change = change @ values[row].unsqueeze(1).float()
                 total += change.square().sum(dim=(1, 2, 3))
         return total.view_as(factors).to(factors)
-
-
-def apply(settings: GridScales, context: QuantizationContext) -> None:
-    """Search layer by layer."""
-    with wrap(context.model, context.online):
-        stream = context.capture(context.calibration_samples[: settings.samples])
-    search = ScaleSearch(context, stream, settings)
-    for index, _ in stream.layers(settings.title):
-        scales = search.of_layer(index)
-        context.keep_scales(index, scales)
-        with wrap(context.model, context.quantized(scales)):
-            stream.advance(index)
