@@ -1,33 +1,35 @@
 """Memory on the device, phase by phase: what lies there at the same time while a recipe is applied to a model.
 
 Each part is a number of elements times their size, from the shapes and from the bounds of the code that holds it. Bytes
-that torch allocates are counted; its context and the fragments between tensors are not (`RESERVE`). Recorded peaks
+that torch allocates are counted; its context and the fragments between tensors are not (`LIBRARIES`). Recorded peaks
 (`results/bench`) are met within 5 % (`tests/reproduction/test_costs.py`). A self-distillation has the estimate by which
 it chooses its way (`qat.estimate`): the context is in it, and it exceeds recorded peaks by 7 to 25 %.
 """
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 
-from rotquant.costs.training import training_way
 from rotquant.costs.work import Way, Work, online_matrices, text_of, way_of
-from rotquant.models.batches import KEPT_BYTES, kept_width
-from rotquant.models.rotation.fusing import _BLOCK_ELEMENTS
-from rotquant.models.stream import _RECORD_BYTES, _SHARE_OF_FREE_MEMORY, _TOKENS_AT_ONCE
+from rotquant.models.memory import (
+    BLOCK_ELEMENTS,
+    KEPT_BYTES,
+    LIBRARIES,
+    LOGITS_AT_ONCE,
+    RECORD_BYTES,
+    SHARE_OF_HIDDEN,
+    TOKENS_AT_ONCE,
+    kept_width,
+)
+from rotquant.qat.estimate import Way as TrainingWay
+from rotquant.qat.estimate import chosen_way
 from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.recipe import Method
 from rotquant.recipes.schemes import Calibration
-from rotquant.tensors.devices import of_device
+from rotquant.tensors.devices import of_device, torch_dtype
 from rotquant.tensors.stiefel import learning_bytes
-
-#: Bytes of a GPU that torch's context, its libraries and fragments take.
-RESERVE = 2**30
-#: Logits that a method holds at once, where its module has no bound of its own.
-_LOGITS = {"cpu": 2**23, "cuda": 2**30}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Phase:
     name: str
     parts: tuple[Part, ...]
     on_host: tuple[Part, ...] = ()
-    reserve: int = RESERVE
+    reserve: int = LIBRARIES
     way: str = ""
 
     @property
@@ -93,7 +95,7 @@ def _rotation(work: Work) -> Phase:
     """
     hidden, largest = work.shapes.architecture.hidden_size, work.shapes.largest
     residual = any(one.location == "residual" for one in work.recipe.transforms)
-    elements = min(max(largest, work.shapes.embedding), max(_BLOCK_ELEMENTS, largest)) if residual else largest
+    elements = min(max(largest, work.shapes.embedding), max(BLOCK_ELEMENTS, largest)) if residual else largest
     parts = (
         Part("a weight in float64", 4 * 8 * elements, f"4 copies of {elements:,} numbers"),
         Part("R1" if residual else "a rotation", 8 * hidden**2, f"{hidden} x {hidden} in float64"),
@@ -144,7 +146,7 @@ def _kept_inputs(work: Work, text: Calibration | None, itemsize: int, last: str 
     tokens = 0 if text is None else text.samples * text.sequence_length
     for site in work.shapes.architecture.sites:
         size = tokens * site.features * itemsize
-        if site.name.endswith("_output") and not site.experts and 0 < size <= of_device(_RECORD_BYTES, _device(work)):
+        if site.name.endswith("_output") and not site.experts and 0 < size <= of_device(RECORD_BYTES, _device(work)):
             yield Part(f"inputs of {site.name}", size, f"{tokens:,} tokens, kept until the layer is done")
         if site.name == last:
             return
@@ -213,8 +215,7 @@ def _network(work: Work, method: Method) -> Phase:
     parts = [Part("the network", shapes.parameters * work.itemsize, f"{shapes.parameters:,} numbers of {work.dtype}")]
     if text is not None:
         length, device = text.sequence_length, _device(work)
-        bound = getattr(importlib.import_module(method.actions), "_LOGITS_AT_ONCE", _LOGITS)
-        room = max(1, of_device(bound, device) // (length * shapes.vocabulary))
+        room = max(1, of_device(LOGITS_AT_ONCE, device) // (length * shapes.vocabulary))
         tokens = min(getattr(method, "batch_size", 1), room) * length
         logits = Part("logits", 3 * 4 * tokens * shapes.vocabulary, f"3 x {tokens:,} tokens x {shapes.vocabulary:,}")
         parts += _kept(work, tokens, logits)
@@ -263,13 +264,16 @@ def _training(work: Work, method: Method) -> Phase:
 def _distillation(work: Work, method: SelfDistillation, begin: tuple[Part, ...]) -> Phase:
     """The way that a training chooses on this device; on the host `begin`, or later what training keeps there."""
     way, gpu = training_way(work, method), work.device == "cuda"
+    sequences = way.at_once or method.batch_size
+    together = "1 sequence" if sequences == 1 else f"{sequences} sequences"
+    words = f"{together} at once{', moments and teacher on the host' if way.offloaded else ''}"
     held = "float32, gradient" if way.offloaded else "float32, gradient, two moments of AdamW"
     teacher = "of the teacher what is not on the host" if way.offloaded else f"the teacher in {work.dtype}"
     parts = (
         Part("student and teacher", way.networks, f"{work.parameters:,} parameters: {held}; {teacher}"),
         Part("quantizers", way.quantizers, f"their parameters: {held}"),
-        Part("activations and loss", way.activations, f"{way.sequences} x {method.text.sequence_length:,} tokens"),
-        Part("libraries", way.libraries if gpu else 0, "CUDA's context and libraries"),
+        Part("activations and loss", way.activations, f"{sequences} x {method.text.sequence_length:,} tokens"),
+        Part("libraries", LIBRARIES if gpu else 0, "CUDA's context and libraries"),
     )
     later = (
         Part("moments of AdamW", way.moments, "they come to the GPU in each step"),
@@ -277,7 +281,15 @@ def _distillation(work: Work, method: SelfDistillation, begin: tuple[Part, ...])
     )
     on_host = max(begin, later, key=total)
     filled = (tuple(part for part in one if part.bytes) for one in (parts, on_host))
-    return Phase(method.title, *filled, reserve=0 if gpu else RESERVE, way=str(way))
+    return Phase(method.title, *filled, reserve=0 if gpu else LIBRARIES, way=words)
+
+
+def training_way(work: Work, method: SelfDistillation) -> TrainingWay:
+    """The way that a self-distillation chooses on the work's device, which need not be here."""
+    device, memory = _device(work), work.memory if work.device == "cuda" else None
+    untied = work.parameters - work.shapes.parameters
+    dtype = torch_dtype(work.dtype)
+    return chosen_way(work.shapes.model, work.recipe, method, device, dtype, memory, untied=untied)
 
 
 _OF_WAY: dict[Way, Callable[[Work, Any], Phase]] = {
@@ -318,14 +330,14 @@ def _hidden(
         f"{streams} x {text.samples} samples x {text.sequence_length} tokens x {width:,} features x {itemsize} bytes"
     )
     found = (Part("hidden states", streams * one, follows),)
-    fits = work.device == "cpu" or one <= _SHARE_OF_FREE_MEMORY * work.memory
+    fits = work.device == "cpu" or one <= SHARE_OF_HIDDEN * work.memory
     return (found, ()) if fits else ((), found)
 
 
 def _batch_tokens(work: Work, text: Calibration) -> int:
     """Tokens that pass a layer at a time."""
     length = text.sequence_length
-    bound = max(1, of_device(_TOKENS_AT_ONCE, _device(work)) // length) * length
+    bound = max(1, of_device(TOKENS_AT_ONCE, _device(work)) // length) * length
     return min(bound, text.samples * length)
 
 

@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from rotquant.costs.training import training_way
+from rotquant.costs.memory import training_way
 from rotquant.costs.work import Work, text_of
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.files import read_json

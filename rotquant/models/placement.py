@@ -13,15 +13,12 @@ from torch import nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
+from rotquant.models.memory import ON_THEIR_WAY, USABLE, free_memory, size_in_bytes
 from rotquant.models.offload import matrices, offloaded
 from rotquant.models.stream import on_device
 
 #: Share of each GPU's free memory that weights may take; the rest is for activations and gradients.
 _SHARE_OF_FREE_MEMORY = 0.7
-#: Share of a GPU's memory that tensors may take; the rest is lost between them.
-USABLE = 0.92
-#: Layers of the host that a GPU has at a time: the one that runs, the next one, and one whose memory is not free yet.
-ON_THEIR_WAY = 3
 
 
 @contextmanager
@@ -79,7 +76,7 @@ def current_gpu(device: torch.device | str) -> Iterator[None]:
 def fits(model: nn.Module, device: torch.device | str) -> bool:
     """Whether a device has room for a model's weights and for running it; a CPU always has."""
     device = torch.device(device)
-    return device.type != "cuda" or size_in_bytes(model) <= USABLE * torch.cuda.mem_get_info(device)[0]
+    return device.type != "cuda" or size_in_bytes(model) <= USABLE * free_memory(device)
 
 
 def bytes_without_layers(model: nn.Module) -> int:
@@ -141,11 +138,6 @@ def device_map(model: nn.Module, memory: Mapping[int, int]) -> dict[str, int]:
             "take more GPUs or a smaller dtype."
         )
     return cast("dict[str, int]", places)
-
-
-def size_in_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters; those that share memory count once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _index(device: torch.device) -> int:

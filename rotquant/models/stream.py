@@ -15,15 +15,10 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import Architecture, Site, architecture_of, base_model, decoder_layers, epsilon_of
 from rotquant.models.limits import ModelLimits
+from rotquant.models.memory import RECORD_BYTES, SHARE_OF_HIDDEN, TOKENS_AT_ONCE, free_memory
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 
-#: Tokens that pass a layer at once when the caller does not say.
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
-#: Inputs of o_proj and down_proj up to this size are kept until their layer is done, so that nothing is computed twice.
-_RECORD_BYTES = {"cpu": 2**30, "cuda": 8 * 2**30}
-#: Share of the accelerator's free memory that hidden states may take; beyond it they stay on the host.
-_SHARE_OF_FREE_MEMORY = 0.25
 #: What an observer of a layer gives.
 Observed = TypeVar("Observed")
 
@@ -124,7 +119,7 @@ class LayerStream:
         self._recorded.pop(site.name, None)
         inputs: list[Tensor] = []
         size = self.hidden[..., 0].numel() * site.features * self.hidden.element_size()
-        keep = site.name.endswith("_output") and size <= of_device(_RECORD_BYTES, self.device)
+        keep = site.name.endswith("_output") and size <= of_device(RECORD_BYTES, self.device)
 
         def reached(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             receive(arguments[0])
@@ -284,7 +279,7 @@ def capture_layer_inputs(
     ModelLimits.of(model.config).check(samples, "samples")
     device = torch.device(device)
     if batch_size is None:
-        tokens = of_device(_TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
+        tokens = of_device(TOKENS_AT_ONCE, device) // (2 if dtype == torch.float64 else 1)
         batch_size = max(1, tokens // samples.shape[1])
     base = base_model(model)
     layers, home = base.layers, base.embed_tokens.weight.device
@@ -350,5 +345,5 @@ def reset_memory_peak(device: torch.device) -> None:
 def _allocate(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Room for the hidden states: on the accelerator unless they would take too much of its free memory."""
     hidden = torch.empty(size, dtype=dtype, device="meta")
-    fits = device.type != "cuda" or hidden.nbytes <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
+    fits = device.type != "cuda" or hidden.nbytes <= SHARE_OF_HIDDEN * free_memory(device)
     return torch.empty(size, dtype=dtype, device=device if fits else "cpu")

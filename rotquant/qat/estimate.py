@@ -24,32 +24,27 @@ would save 25.1 and add noise larger than RCP's steps of 1e-6.
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
-from rotquant.models.batches import KEPT_BYTES, kept_bytes
-from rotquant.models.placement import ON_THEIR_WAY, USABLE
+from rotquant.models.memory import KEPT_BYTES, LIBRARIES, ON_THEIR_WAY, USABLE, free_memory, kept_bytes
 from rotquant.qat.loss import logits_at_once
 from rotquant.qat.method import SelfDistillation
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
 
-#: A parameter in training: itself, its gradient and two moments, in float32.
-_TRAINED = 16
-#: Of these the moments.
-_MOMENTS = 8
-#: What offloading holds of moments on the device.
+#: Bytes of a parameter in training: itself, its gradient and two moments, in float32. Of these the moments.
+_TRAINED, _MOMENTS = 16, 8
+#: Bytes that offloading holds of moments on the device.
 _TILES = 6 * 4 * 2**24
 #: Parameters that a group of weights has at most.
 _LEARNED = 4
 #: Tensors of the size of a chunk's logits that the loss holds together.
 _LOGITS = 6
-#: What libraries and a CUDA context take.
-_LIBRARIES = 2**30
 #: Share of a large matrix product's rate that training reaches; the rest are quantizers, norms, attention.
 _SHARE = 0.4
 
@@ -100,6 +95,124 @@ class TrainingEstimate:
         )
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way in which a process can train, and what it holds, in bytes of its device unless stated otherwise.
+
+    at_once: sequences that pass the model together, None for all of a batch; tokens: of these.
+    offloaded: whether moments and the teacher's layers lie on the host. processes: that share a training.
+    layers, learned, rest, widest: parameters of all decoder layers, of their quantizers, outside of both, and of the
+        largest layer. teacher: bytes of one of the teacher's.
+    validated: whether the step's best parameters so far are kept.
+    """
+
+    model: nn.Module
+    device: torch.device
+    at_once: int | None
+    tokens: int
+    offloaded: bool
+    processes: int
+    layers: int
+    learned: int
+    rest: int
+    widest: int
+    teacher: int
+    validated: bool
+
+    @property
+    def needed(self) -> int:
+        """All together."""
+        return self.networks + self.quantizers + self.activations + LIBRARIES
+
+    @property
+    def networks(self) -> int:
+        """Student, gradients, moments and teacher."""
+        return self._trained(self.layers)
+
+    @property
+    def quantizers(self) -> int:
+        """What the quantizers' parameters add to it."""
+        return self._trained(self.layers + self.learned) - self.networks
+
+    @property
+    def moments(self) -> int:
+        """AdamW's moments on the host."""
+        return _MOMENTS * (self.layers + self.learned + self.rest) if self.offloaded else 0
+
+    @property
+    def best(self) -> int:
+        """The step's best parameters so far, on the host."""
+        return 4 * (self.layers + self.learned + self.rest) if self.validated else 0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers are computed again in the backward pass."""
+        return kept_bytes(self.model, self.tokens) > of_device(KEPT_BYTES, self.device)
+
+    @property
+    def activations(self) -> int:
+        """Kept for the backward pass, a layer's quantized weights with what their gradient needs, and the loss."""
+        config: Any = self.model.config
+        kept, hidden = kept_bytes(self.model, self.tokens), 4 * self.tokens * config.hidden_size
+        layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.recomputes else kept
+        quantized = 12 * self.widest * (1 if self.recomputes else config.num_hidden_layers)
+        chunk = min(logits_at_once(self.device), self.tokens * config.vocab_size)
+        loss = 4 * _LOGITS * chunk + 4 * config.vocab_size * config.hidden_size + 2 * hidden
+        return layers + quantized + loss
+
+    def _trained(self, layers: int) -> int:
+        """Student and teacher with so many parameters in all decoder layers."""
+        if self.offloaded:
+            teacher = self.teacher * (self.rest + ON_THEIR_WAY * self.widest)
+            return (_TRAINED - _MOMENTS) * (layers + self.rest) + _TILES + teacher
+        trained = _TRAINED * (layers + self.rest) // self.processes
+        teacher = self.teacher * (layers // self.processes + self.rest)
+        # embedding and head with their gradients, two layers of the student and two of the teacher are whole meanwhile
+        whole = 8 * self.rest + (2 * 8 + 2 * self.teacher) * self.widest if self.processes > 1 else 0
+        return trained + teacher + whole
+
+
+def chosen_way(
+    model: nn.Module,
+    recipe: Recipe,
+    settings: SelfDistillation,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: int | None,
+    processes: int = 1,
+    at_once: int | None = None,
+    untied: int = 0,
+) -> Way:
+    """The first way of a training that fits so much memory of each device, else the last; without a bound the first.
+
+    Ways are: as asked; then, where `at_once` is None, fewer and fewer sequences together; then the same with
+    offloading, by one process.
+
+    Args:
+        model: without weights. dtype: in which it is loaded.
+        memory: all of a GPU's, not what is free of it, so that a training continues in the way in which it began.
+        at_once: sequences that pass the model together.
+        untied: parameters that a training has in addition, as embedding and head become two.
+    """
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in decoder_layers(model)]
+    layers, every = sum(counts), sum(parameter.numel() for parameter in model.parameters())
+    own, gpu = -(-settings.batch_size // processes), device.type == "cuda"
+    size = recipe.rounded.scheme.group_size or cast(Any, model).config.hidden_size
+    learned = _LEARNED * (layers // size) if "quantizer_lr" in type(settings).model_fields else 0
+    sizes = [at_once]
+    while at_once is None and gpu and (smaller := (sizes[-1] or own) // 2):
+        sizes.append(smaller)
+    ways = [
+        Way(
+            *(model, device, together, min(own, together or own) * settings.text.sequence_length, offloaded, processes),
+            *(layers, learned, every - layers + untied, max(counts), dtype.itemsize, settings.validated > 0),
+        )
+        for offloaded in ((False, True) if processes == 1 and gpu else (False,))
+        for together in sizes
+    ]
+    return next((way for way in ways if memory is None or way.needed <= USABLE * memory), ways[-1])
+
+
 def estimate(
     config: Any,
     recipe: Recipe,
@@ -109,95 +222,29 @@ def estimate(
     processes: int = 1,
     at_once: int | None = None,
 ) -> TrainingEstimate:
-    """Estimate a training on equal devices, in the first way that fits a GPU, else in the last.
-
-    Ways are: as asked; then, where `at_once` is None, fewer and fewer sequences together; then the same with
-    offloading, by one process. Which fits is a matter of a GPU's whole memory, so that a training continues in the way
-    in which it began.
+    """Estimate a training on equal devices, in its `chosen_way`.
 
     Args:
         config: of the model. dtype: in which it is loaded.
         at_once: sequences that pass the model together.
     """
-    model = _empty(config)
-    layers, rest, widest = _parameters(model)
-    own = -(-settings.batch_size // processes)
-    size = recipe.rounded.scheme.group_size or config.hidden_size
-    groups = layers // size if "quantizer_lr" in type(settings).model_fields else 0
-    trained = layers + _LEARNED * groups
-    room = USABLE * torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
-    ways = []
-    for offloaded, chosen in _ways(at_once, own, processes, device):
-        tokens = min(own, chosen or own) * settings.text.sequence_length
-        memory = Memory(model, device, dtype, processes, tokens, offloaded)
-        needed = memory.parameters(trained, rest, widest) + memory.activations(widest)
-        ways.append((memory, chosen, needed))
-    memory, chosen, needed = next((way for way in ways if room is None or way[2] <= room), ways[-1])
-    passes = 4 if memory.recomputes else 3  # forward, backward twice as much, and forward once more
-    flops = 2 * (layers + rest) * (passes + 1) * own * settings.text.sequence_length
-    seconds = settings.steps * flops / (_SHARE * _rate(device, dtype))
-    every, free = settings.batch_size * settings.text.sequence_length, free_memory(device)
-    host = (_MOMENTS + (4 if settings.validated else 0)) * (trained + rest) + dtype.itemsize * layers
-    counts = layers + rest, settings.steps, every, processes
-    return TrainingEstimate(*counts, needed, free, seconds, chosen, memory.offloaded, host)
-
-
-def _ways(at_once: int | None, own: int, processes: int, device: torch.device) -> list[tuple[bool, int | None]]:
-    """Whether to offload, and sequences at once, in the order in which they are tried."""
-    sizes = [at_once]
-    while at_once is None and device.type == "cuda" and (smaller := (sizes[-1] or own) // 2):
-        sizes.append(smaller)
-    either = (False, True) if processes == 1 and device.type == "cuda" else (False,)
-    return [(offloaded, chosen) for offloaded in either for chosen in sizes]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on the device of a process whose model passes `tokens` at once, with moments and teacher or without."""
-
-    model: nn.Module
-    device: torch.device
-    dtype: torch.dtype
-    processes: int
-    tokens: int
-    offloaded: bool = False
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether layers are computed again in the backward pass."""
-        return kept_bytes(self.model, self.tokens) > of_device(KEPT_BYTES, self.device)
-
-    def parameters(self, layers: int, rest: int, widest: int) -> int:
-        """Parameters of student and teacher: numbers of parameters in all decoder layers, outside of them, and in one
-        layer."""
-        if self.offloaded:
-            teacher = self.dtype.itemsize * (rest + ON_THEIR_WAY * widest)
-            return (_TRAINED - _MOMENTS) * (layers + rest) + _TILES + teacher
-        trained = _TRAINED * (layers + rest) // self.processes
-        teacher = self.dtype.itemsize * (layers // self.processes + rest)
-        # embedding and head with their gradients, two layers of the student and two of the teacher are whole meanwhile
-        whole = 8 * rest + (2 * 8 + 2 * self.dtype.itemsize) * widest if self.processes > 1 else 0
-        return trained + teacher + whole
-
-    def activations(self, widest: int) -> int:
-        """Bytes kept for the backward pass: a layer's quantized weights with what their gradient needs, and the
-        loss."""
-        config: Any = self.model.config
-        kept, hidden = kept_bytes(self.model, self.tokens), 4 * self.tokens * config.hidden_size
-        layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.recomputes else kept
-        quantized = 12 * widest * (1 if self.recomputes else config.num_hidden_layers)
-        chunk = min(logits_at_once(self.device), self.tokens * config.vocab_size)
-        loss = 4 * _LOGITS * chunk + 4 * config.vocab_size * config.hidden_size + 2 * hidden
-        return layers + quantized + loss + _LIBRARIES
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, or on the host."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    import psutil
-
-    return psutil.virtual_memory().available
+    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    way = chosen_way(_empty(config), recipe, settings, device, dtype, memory, processes, at_once)
+    own, length, parameters = -(-settings.batch_size // processes), settings.text.sequence_length, way.layers + way.rest
+    passes = 4 if way.recomputes else 3  # forward, backward twice as much, and forward once more
+    flops = 2 * parameters * (passes + 1) * own * length
+    return TrainingEstimate(
+        parameters=parameters,
+        steps=settings.steps,
+        tokens=settings.batch_size * length,
+        processes=processes,
+        needed=way.needed,
+        free=free_memory(device),
+        seconds=settings.steps * flops / (_SHARE * _rate(device, dtype)),
+        at_once=way.at_once,
+        offloaded=way.offloaded,
+        host=way.moments + way.best + dtype.itemsize * way.layers if way.offloaded else 0,
+    )
 
 
 def _empty(config: Any) -> nn.Module:
@@ -206,12 +253,6 @@ def _empty(config: Any) -> nn.Module:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def _parameters(model: nn.Module) -> tuple[int, int, int]:
-    """Numbers of parameters in all decoder layers, outside of them, and in the largest layer."""
-    layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in decoder_layers(model)]
-    return sum(layers), sum(parameter.numel() for parameter in model.parameters()) - sum(layers), max(layers)
 
 
 def _rate(device: torch.device, dtype: torch.dtype) -> float:

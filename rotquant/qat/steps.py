@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.batches import shuffled_batches
 from rotquant.qat.engine import Engine, local
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer
@@ -20,7 +19,7 @@ from rotquant.qat.student import Distillation
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.host import host_tensors
 from rotquant.tensors.partition import partitions
-from rotquant.training.loop import GradientStep
+from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Record
 
 #: Tokens that pass a model at once where no gradient is asked for.

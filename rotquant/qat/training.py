@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head, logit_cap
-from rotquant.models.batches import KEPT_BYTES, kept_bytes
 from rotquant.models.limits import ModelLimits
+from rotquant.models.memory import KEPT_BYTES, kept_bytes
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device

@@ -2,8 +2,7 @@
 
 `train` repeats a function of the step's number, which does whatever a step is and says its values; a method composes it
 from `GradientStep` and what is its own. A step depends on its number and on the parts of the state alone, so a training
-that was killed continues from its checkpoint with equal bits. Nothing here draws a random number, and no optimizer,
-model or tracking server is known.
+that was killed continues from its checkpoint with equal bits. No optimizer, model or tracking server is known.
 
 Where things lie is the caller's: optimizer states lie with their parameters, autocast belongs into the loss, and
 
@@ -164,3 +163,18 @@ def recomputed(model: nn.Module, active: bool = True, **settings: Any) -> Iterat
             for name in names:
                 vars(layer).pop(name, None)
             vars(layer).update(values)
+
+
+def shuffled_batches(samples: int, batch_size: int, steps: int, seed: int) -> list[Tensor]:
+    """Indices of the samples of each step, int64 [min(batch_size, samples)]; equal seeds give equal batches.
+
+    Every sample comes once before any comes again.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size, order, batches = min(batch_size, samples), torch.empty(0, dtype=torch.long), []
+    for _ in range(steps):
+        if len(order) < size:
+            order = torch.cat([order, torch.randperm(samples, generator=generator)])
+        batches.append(order[:size])
+        order = order[size:]
+    return batches

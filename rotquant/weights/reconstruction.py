@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rotquant.models.architectures import Architecture, linear_of
-from rotquant.models.batches import shuffled_batches
 from rotquant.models.equivalent import (
     divide_norm,
     divide_values,
@@ -30,7 +29,7 @@ from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
-from rotquant.training.loop import GradientStep
+from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight

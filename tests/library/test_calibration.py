@@ -65,7 +65,7 @@ def test_later_sites_see_weights_that_were_changed_at_earlier_ones(
     remember: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not remember:
-        monkeypatch.setattr("rotquant.models.stream._RECORD_BYTES", {"cpu": 0, "cuda": 0})
+        monkeypatch.setattr("rotquant.models.stream.RECORD_BYTES", {"cpu": 0, "cuda": 0})
     model, samples = tiny_model(), tiny_tokens(batch=3, tokens=10)
     stream = capture_layer_inputs(model, samples, batch_size=2)
     fed: dict[tuple[int, str], torch.Tensor] = {}

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from rotquant.models.memory import size_in_bytes
 from rotquant.models.offload import matrices, offloaded
-from rotquant.models.placement import size_in_bytes
 from rotquant.tensors.host import host_tensors
 from rotquant.training.offload import OffloadedAdamW
 from rotquant.training.state import Checkpoint

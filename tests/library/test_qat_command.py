@@ -212,7 +212,7 @@ def test_the_estimate_follows_what_it_is_made_of(place, monkeypatch):
 def test_a_gpu_takes_the_first_way_that_fits(place, monkeypatch):
     """From as asked to fewer sequences at once and to offloading, by the size of the GPU alone."""
     monkeypatch.setattr(estimates, "_rate", lambda *_: 1e12)
-    monkeypatch.setattr(estimates, "_LIBRARIES", 0)
+    monkeypatch.setattr(estimates, "LIBRARIES", 0)
     monkeypatch.setattr(estimates, "_TILES", 0)
     of = override(preset("rcp"), {"methods": {"rcp": {"batch_size": 8, "text": {"sequence_length": 64}}}}, "test")
     config = config_of(place / "model")

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models import placement as sharding
-from rotquant.models.placement import device_map, placed, size_in_bytes
+from rotquant.models.memory import size_in_bytes
+from rotquant.models.placement import device_map, placed
 from tests.helpers.models import tiny_model, tiny_tokens
 
 

@@ -23,8 +23,8 @@ from rotquant.methods.spinquant import quantized_network as spinquant_network
 from rotquant.methods.spinquant.cayley_training import learn_rotations, learning_rate
 from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
+from rotquant.models.memory import USABLE, size_in_bytes
 from rotquant.models.offload import matrices
-from rotquant.models.placement import USABLE, size_in_bytes
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -328,7 +328,7 @@ def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: p
     of = recipe(learning={"batch_size": 2, "network": network, "targets": "predictions"})
     model = tiny_model(num_layers=4)
     monkeypatch.setitem(learning_memory.KEPT_BYTES, "cpu", 0)
-    monkeypatch.setattr(learning_memory, "_LIBRARIES", 0)
+    monkeypatch.setattr(learning_memory, "LIBRARIES", 0)
     expected, weights = learn(model, of, batch_size=1), [*model.parameters()]
     plan = learning_memory.plan_memory(model, SpinQuant.of(of), SAMPLES.shape[1], torch.device("cpu"), 1)
     layer = sum(matrix.nbytes for matrix in matrices(decoder_layers(model)[0]))

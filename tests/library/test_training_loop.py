@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rotquant.foundation.errors import ResultError, RotquantError
 from rotquant.training import state as state_file
-from rotquant.training.loop import GradientStep, recomputed, train
+from rotquant.training.loop import GradientStep, recomputed, shuffled_batches, train
 from rotquant.training.state import Checkpoint
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.processes import run_elsewhere
@@ -329,3 +329,19 @@ def test_the_steps_of_two_trainings_do_not_touch_global_random_state() -> None:
     for optimizer in itertools.islice(OPTIMIZERS, 2):
         Toy(optimizer).train()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_sample_is_used_before_any_comes_again() -> None:
+    batches = list(shuffled_batches(6, batch_size=2, steps=6, seed=0))
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(6))
+
+
+def test_the_seed_decides_the_order() -> None:
+    first, again, other = (torch.cat(list(shuffled_batches(20, 5, 4, seed))) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_batch_holds_no_more_than_there_is() -> None:
+    assert [len(batch) for batch in shuffled_batches(3, batch_size=8, steps=2, seed=0)] == [3, 3]

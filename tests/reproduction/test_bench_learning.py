@@ -23,7 +23,7 @@ from rotquant.methods.gptq import GPTQ
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant import cayley_training as spinquant
 from rotquant.models.architectures import decoder_layers
-from rotquant.models.placement import size_in_bytes
+from rotquant.models.memory import size_in_bytes
 from tests.helpers.speed import files_timed
 
 CPU = torch.device("cpu")

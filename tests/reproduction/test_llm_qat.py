@@ -162,7 +162,7 @@ def test_gradients_are_those_of_the_quantized_network(family):
 def test_a_batch_may_pass_in_parts(monkeypatch):
     trained = []
     for limit in (2**23, 1):
-        monkeypatch.setitem(llm_qat._LOGITS_AT_ONCE, "cpu", limit)
+        monkeypatch.setitem(llm_qat.LOGITS_AT_ONCE, "cpu", limit)
         model = tiny_model(dtype=torch.float64)
         train(model, tiny_model(dtype=torch.float64), tiny_tokens(batch=8), recipe())
         trained.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())

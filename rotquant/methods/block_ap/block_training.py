@@ -17,14 +17,13 @@ from torch.func import functional_call
 from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.block_ap import BlockAP
 from rotquant.models.architectures import linear_of, norm_of
-from rotquant.models.batches import shuffled_batches
 from rotquant.models.experts import stack_experts
 from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
-from rotquant.training.loop import GradientStep
+from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians

@@ -19,7 +19,6 @@ from rotquant.methods.cushioncache import CushionCache
 from rotquant.methods.cushioncache.activation_errors import ActivationErrors, dynamic, measured
 from rotquant.methods.cushioncache.greedy_prefix_search import search
 from rotquant.models.architectures import Architecture, config_of
-from rotquant.models.batches import shuffled_batches
 from rotquant.models.limits import ModelLimits
 from rotquant.models.simulation.prefix import Prefix, bos_of, stored_prefix, stored_shapes, stored_tensors, without_bos
 from rotquant.models.simulation.runtime import RuntimeQuantization
@@ -27,7 +26,7 @@ from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.training import loop
-from rotquant.training.loop import GradientStep
+from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Record
 from rotquant.weights.context import QuantizationContext
 

@@ -24,9 +24,9 @@ from rotquant.models.architectures import (
     embedding,
     linear_of,
 )
-from rotquant.models.batches import shuffled_batches
 from rotquant.models.experts import stack_experts
 from rotquant.models.limits import ModelLimits
+from rotquant.models.memory import LOGITS_AT_ONCE
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.qat.writing import write, written_once
@@ -36,14 +36,12 @@ from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
-from rotquant.training.loop import GradientStep
+from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 
 #: Up to the third, fourth or fifth token of a sequence the likeliest is taken, then they are drawn (Sec. 2.1).
 GREEDY = range(3, 6)
-#: Logits of one forward pass, in elements; generation and training hold a few tensors of this size.
-_LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
 
 
 def generate(model: nn.Module, samples: int, length: int, seed: int) -> Tensor:
@@ -128,7 +126,7 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed + seed)
 
-    room = of_device(_LOGITS_AT_ONCE, embedding(model).weight.device)
+    room = of_device(LOGITS_AT_ONCE, embedding(model).weight.device)
     at_once = max(1, room // (ids.shape[1] * config_of(model).vocab_size))
 
     def loss(part: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.memory import plan_memory
 from rotquant.methods.spinquant.quantized_network import LearningNetwork, RoundingErrors, quantized_network
 from rotquant.models.architectures import Architecture, architecture_of, base_model, capped, embedding, lm_head
-from rotquant.models.batches import shuffled_batches
 from rotquant.models.fitting import check_transforms
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import ModelLimits
@@ -39,7 +38,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
-from rotquant.training.loop import GradientStep, train
+from rotquant.training.loop import GradientStep, shuffled_batches, train
 from rotquant.training.state import Checkpoint, Record
 
 #: What float networks gave to their heads, by what decides it: all bit widths of a model and seed share it.

@@ -24,15 +24,10 @@ from torch import nn
 
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import config_of, embedding
-from rotquant.models.batches import KEPT_BYTES, kept_bytes
-from rotquant.models.placement import USABLE, bytes_without_layers, size_in_bytes
+from rotquant.models.memory import KEPT_BYTES, LIBRARIES, LOGITS_AT_ONCE, USABLE, kept_bytes, size_in_bytes
+from rotquant.models.placement import bytes_without_layers
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.stiefel import learning_bytes
-
-#: Logits held at once, in elements; training holds about three float32 tensors of this size.
-_LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
-#: What libraries take.
-_LIBRARIES = 2**30
 
 
 @dataclass(frozen=True)
@@ -63,14 +58,14 @@ def plan_memory(
         memory: bytes of a GPU that may be used; default, all.
         rotations: how many of the size of R1 are learned: one, or two of each layer in its place.
     """
-    at_once = max(1, of_device(_LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
+    at_once = max(1, of_device(LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
     at_once, kept = min(settings.batch_size, at_once), of_device(KEPT_BYTES, device)
     if memory is None and device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]  # all: what is free now would split batches in another way
     if memory is None:
         return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
     usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
-    fixed = _LIBRARIES + learning_bytes(config_of(model).hidden_size, rotations)
+    fixed = LIBRARIES + learning_bytes(config_of(model).hidden_size, rotations)
     spare = usable - size_in_bytes(model) - fixed
     if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
         spare = (usable - bytes_without_layers(model) - fixed) // 2

@@ -29,6 +29,7 @@ from rotquant.models.architectures import (
     norm_of,
 )
 from rotquant.models.fitting import check_transforms
+from rotquant.models.memory import BLOCK_ELEMENTS
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
 from rotquant.models.transforms import Chain
 from rotquant.recipes.schemes import RotationScheme
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 #: No transform.
 NOTHING = Chain(())
-#: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
-_BLOCK_ELEMENTS = 2**26
 
 
 @torch.no_grad()
@@ -204,7 +203,7 @@ class _Fusion:
 
     def _update_rows(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         """`_update` for a change that acts on each row alone, in blocks: bounds the memory of large vocabularies."""
-        for rows in weight.split(max(1, _BLOCK_ELEMENTS // weight.shape[-1])):
+        for rows in weight.split(max(1, BLOCK_ELEMENTS // weight.shape[-1])):
             self._update(rows, change)
 
     def _update(self, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:

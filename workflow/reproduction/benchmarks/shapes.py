@@ -14,7 +14,8 @@ from torch import nn
 from rotquant.decoder.config import DecoderConfig
 from rotquant.foundation.errors import lookup
 from rotquant.models.architectures import decoder_layers
-from rotquant.models.placement import device_map, size_in_bytes
+from rotquant.models.memory import size_in_bytes
+from rotquant.models.placement import device_map
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
