@@ -17,30 +17,38 @@ from rotquant.foundation.errors import RecipeError
 from rotquant.kernels.hadamard.choice import hadamard_transform, head_hadamard_transform
 from rotquant.models.architectures import Architecture
 from rotquant.recipes.transforms import Location, SiteName, Transform
+from rotquant.tensors.onednn import linear
 
 #: What is done with M: x M, x M^-1, and W M^-T.
 Use = Literal["apply", "undo", "dual"]
+_Step = Callable[[Tensor, Use], Tensor]
 
 
 class Chain:
     """Transforms one after another, M = M_1 M_2 ..., of tensors [..., features]; without any, the identity.
 
     Activations are widened to the type of the stored tensors, transformed, and rounded to their own type once. Tensors
-    follow the activations from device to device, since layers stream.
+    follow the activations from device to device, since layers stream. It is differentiable by both.
 
     Args:
         transforms: in the order in which they act.
         tensors: of one layer, by name; others are left alone.
         heads: of attention, for transforms across them.
+        learned: whether the tensors are being trained: each time it runs, they are taken as they are then, in the
+            activations' type, and multiplied by `onednn.linear`, as all that is trained.
     """
 
     def __init__(
-        self, transforms: Iterable[Transform], tensors: Mapping[str, Tensor] | None = None, heads: int = 1
+        self,
+        transforms: Iterable[Transform],
+        tensors: Mapping[str, Tensor] | None = None,
+        heads: int = 1,
+        learned: bool = False,
     ) -> None:
-        self.transforms, self._heads = tuple(transforms), heads
+        self.transforms, self._heads, self._learned = tuple(transforms), heads, learned
         names = {name for one in self.transforms for name in one.tensors}
         self._tensors = {name: tensor for name, tensor in (tensors or {}).items() if name in names}
-        self._steps = [_step(one, self._tensors, heads) for one in self.transforms]
+        self._steps = self._made_of(self._tensors)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -59,14 +67,21 @@ class Chain:
         return self._run("dual", weight)
 
     def _run(self, use: Use, x: Tensor) -> Tensor:
-        if any(tensor.device != x.device for tensor in self._tensors.values()):
-            self._tensors = {name: tensor.to(x.device) for name, tensor in self._tensors.items()}
-            self._steps = [_step(one, self._tensors, self._heads) for one in self.transforms]
-        stored = (tensor.dtype for tensor in self._tensors.values() if tensor.is_floating_point())
-        y = x.to(reduce(torch.promote_types, stored, x.dtype))
-        for step in reversed(self._steps) if use == "undo" else self._steps:
+        y, steps = x, self._steps
+        if self._learned:
+            steps = self._made_of({name: tensor.to(x) for name, tensor in self._tensors.items()})
+        else:
+            if any(tensor.device != x.device for tensor in self._tensors.values()):
+                self._tensors = {name: tensor.to(x.device) for name, tensor in self._tensors.items()}
+                steps = self._steps = self._made_of(self._tensors)
+            stored = (tensor.dtype for tensor in self._tensors.values() if tensor.is_floating_point())
+            y = x.to(reduce(torch.promote_types, stored, x.dtype))
+        for step in reversed(steps) if use == "undo" else steps:
             y = step(y, use)
         return y.to(x.dtype)
+
+    def _made_of(self, tensors: Mapping[str, Tensor]) -> list[_Step]:
+        return [_step(one, tensors, self._heads, self._learned) for one in self.transforms]
 
 
 def scaling(site: SiteName, scale: Tensor) -> Chain:
@@ -132,7 +147,7 @@ def _fits(transform: Transform, features: int, shapes: list[tuple[int, ...]]) ->
     return square and math.prod(shape[-1] for shape in shapes) == size
 
 
-def _step(transform: Transform, tensors: Mapping[str, Tensor], heads: int) -> Callable[[Tensor, Use], Tensor]:
+def _step(transform: Transform, tensors: Mapping[str, Tensor], heads: int, learned: bool) -> _Step:
     """What applies one transform, made of a layer's tensors."""
     found = [tensors[name] if transform.part is None else tensors[name][transform.part] for name in transform.tensors]
     if transform.kind == "hadamard" and not found:
@@ -141,7 +156,7 @@ def _step(transform: Transform, tensors: Mapping[str, Tensor], heads: int) -> Ca
         return _Permutation(*found)
     if transform.kind == "scaling":
         return _Scaling(*found)
-    factors = [_Matrix(one, transform.kind not in ("matrix", "factorized")) for one in found]
+    factors = [_Matrix(one, transform.kind not in ("matrix", "factorized"), learned) for one in found]
     if transform.kind == "factorized" or transform.location == "across_heads":
         return _Factorized(*factors)
     return factors[0]
@@ -170,6 +185,7 @@ class _Matrix:
 
     matrix: Tensor
     orthogonal: bool
+    learned: bool = False
 
     def __call__(self, x: Tensor, use: Use) -> Tensor:
         matrix = self.matrix if use == "apply" else self._inverse if use == "undo" else self._inverse.mT
@@ -178,7 +194,8 @@ class _Matrix:
             rows = x.reshape(-1, len(matrix), size).transpose(0, 1)
             return (rows @ matrix).transpose(0, 1).reshape(x.shape)
         matrix = matrix.reshape(size, size)
-        return x @ matrix if x.shape[-1] == size else (x.unflatten(-1, (-1, size)) @ matrix).flatten(-2)
+        rows = x if x.shape[-1] == size else x.unflatten(-1, (-1, size))
+        return (linear(rows, matrix.mT) if self.learned else rows @ matrix).reshape(x.shape)
 
     @cached_property
     def _inverse(self) -> Tensor:

@@ -414,7 +414,8 @@ def gradients(gradient: str) -> tuple[Tensor, ...]:
     x, towards = (torch.randn(5, 64, dtype=torch.float64, generator=generator) for _ in range(2))
     of, model = recipe(learning={"gradient": gradient}), tiny_model()
     rotation = drawn(model, of).residual.requires_grad_()
-    basis = spinquant_network.Bases.of(architecture_of(model), of.transforms, gradient, rotation, {}).residual
+    matrices, shape = {"residual": rotation}, architecture_of(model)
+    basis = spinquant_network.basis_at(shape, of.transforms, gradient, matrices, "residual")
     x.requires_grad_()
     y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()

@@ -10,7 +10,7 @@ import torch
 from reproduction.words.describe import settings
 from rotquant import api
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.spinquant.quantized_network import Bases
+from rotquant.methods.spinquant.quantized_network import basis_at
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.recipes.presets import preset
@@ -72,7 +72,7 @@ def test_every_matrix_that_is_missing_has_a_substitute_that_keeps_the_logits():
 
 def test_blocks_mix_the_features_of_a_block_and_no_others():
     scheme, architecture = RotationScheme(mlp=28), architecture_of(tiny_model(intermediate_size=84))
-    basis = Bases.of(architecture, scheme.transforms, "errors", None, {}).mlp_output
+    basis = basis_at(architecture, scheme.transforms, "errors", {}, "mlp_output")
     x = torch.zeros(1, 84, dtype=torch.float64)
     x[0, 30] = 28**0.5
     turned = basis.apply(x)

@@ -37,95 +37,53 @@ from rotquant.tensors.onednn import OneDNNLinear, linear
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
 from rotquant.training.loop import recomputed
 
-Function = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True)
 class Basis:
-    """A change of basis along the last axis of a tensor and its inverse, both linear and orthogonal."""
+    """A change of basis along the last axis of a tensor and its inverse, both linear and orthogonal.
 
-    apply: Function
-    undo: Function
-
-    def then(self, other: "Basis") -> "Basis":
-        """First this change, then the other."""
-        return Basis(lambda x: other.apply(self.apply(x)), lambda x: self.undo(other.undo(x)))
-
-
-UNCHANGED = Basis(lambda x: x, lambda x: x)
-
-
-def rotated(forth: Tensor, back: Tensor) -> Basis:
-    """x -> x R for R [n, n] and x [..., n], in the type and on the device of x.
-
-    forth and back are R, or one of them R without gradient.
-    """
-    return Basis(lambda x: linear(x, forth.to(x).T), lambda x: linear(x, back.to(x)))
-
-
-def per_head(basis: Basis, head_dim: int) -> Basis:
-    """A basis of each head's features in x [..., heads * head_dim]."""
-
-    def heads(function: Function, x: Tensor) -> Tensor:
-        return function(x.unflatten(-1, (-1, head_dim))).flatten(-2)
-
-    return Basis(partial(heads, basis.apply), partial(heads, basis.undo))
-
-
-@dataclass(frozen=True)
-class Bases:
-    """Where each place of one decoder layer is quantized: the residual stream, a layer's values and keys, and so on.
-
-    inputs: of what q, k, v and gate, up read; the residual stream's where they have none of their own.
+    forth, back: the same transforms, of which one takes the matrices without gradient.
+    features: which of them it changes, from and up to; None all.
     """
 
-    residual: Basis
-    inputs: Mapping[str, Basis]
-    values: Basis
-    keys: Basis
-    attention_output: Basis
-    mlp_output: Basis
+    forth: Chain
+    back: Chain
+    features: tuple[int, int] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        architecture: Architecture,
-        transforms: tuple[Transform, ...],
-        gradient: Literal["errors", "scales"],
-        residual: Tensor | None,
-        matrices: Mapping[str, Tensor],
-    ) -> "Bases":
-        """The bases of a layer in a model whose R1 is `residual`; matrices: the layer's, by location (R2 at `values`).
+    def apply(self, x: Tensor) -> Tensor:
+        """x R."""
+        return self._change(self.forth, x)
 
-        Each rotation comes twice, and has its gradient in one place: see `LearningNetwork.quantize`.
-        """
+    def undo(self, x: Tensor) -> Tensor:
+        """x R^T."""
+        return self._change(self.back.inverse, x)
 
-        def once(rotation: Tensor | None) -> Basis:
-            if rotation is None:
-                return UNCHANGED
-            constant = rotation.detach()
-            return rotated(rotation, constant) if gradient == "scales" else rotated(constant, rotation)
+    def _change(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.features is None:
+            return function(x)
+        start, stop = self.features
+        return torch.cat([x[..., :start], function(x[..., start:stop]), x[..., stop:]], dim=-1)
 
-        def online(location: Location) -> Basis:
-            if location in matrices:
-                return once(matrices[location])
-            chain = Chain(at(transforms, location), heads=architecture.num_heads)
-            return Basis(chain, chain.inverse)
 
-        of_values = per_head(once(matrices.get("values")), architecture.head_dim)
-        return cls(
-            residual=once(residual),
-            inputs={one.location: online(one.location) for one in at(transforms, *INPUTS.values())},
-            values=of_values,
-            keys=online("queries_keys"),
-            attention_output=of_values.then(online("across_heads")),
-            mlp_output=online("mlp_output"),
-        )
+def basis_at(
+    architecture: Architecture,
+    transforms: tuple[Transform, ...],
+    gradient: Literal["errors", "scales"],
+    matrices: Mapping[str, Tensor],
+    *locations: Location,
+    features: tuple[int, int] | None = None,
+) -> Basis:
+    """The basis in which a layer is quantized that has these transforms; matrices: R1 and the layer's, by location.
 
-    def of_site(self, site: Site) -> Basis:
-        """The basis of a linear layer's input."""
-        inputs = {"attention_input": self.residual, "mlp_input": self.residual, **self.inputs}
-        return inputs.get(site.name) or getattr(self, site.name)
+    Each rotation comes twice, and has its gradient in one place: see `LearningNetwork.quantize`.
+    """
+    constant = {name: matrix.detach() for name, matrix in matrices.items()}
+    chosen = at(transforms, *locations)
+    forth, back = (
+        Chain(chosen, tensors, architecture.num_heads, learned=True)
+        for tensors in ((matrices, constant) if gradient == "scales" else (constant, matrices))
+    )
+    return Basis(forth, back, features)
 
 
 @dataclass
@@ -220,9 +178,10 @@ def quantized_network(
         if rotation.center_embeddings:
             handle.add(embedding(model).register_forward_hook(lambda _m, _i, x: x - x.mean(dim=-1, keepdim=True)))
         for index, layer in enumerate(decoder_layers(model)):
-            gradient, matrices = SpinQuant.of(recipe).gradient, rotations.of_layer(index)
-            bases = Bases.of(architecture, recipe.transforms, gradient, rotations.residual, matrices)
-            _Layer(network, architecture, recipe, bases, index, layer).install(stack, handle)
+            matrices = rotations.of_layer(index)
+            if rotations.residual is not None:
+                matrices["residual"] = rotations.residual
+            _Layer(network, architecture, recipe, matrices, index, layer).install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
         stack.enter_context(recomputed(model, checkpointing, **settings))
@@ -236,7 +195,7 @@ class _Layer:
     network: LearningNetwork
     architecture: Architecture
     recipe: Recipe
-    bases: Bases
+    matrices: Mapping[str, Tensor]
     index: int
     layer: nn.Module
 
@@ -248,9 +207,8 @@ class _Layer:
         schemes = RuntimeQuantization(**self.recipe.runtime)
         for site in self.architecture.sites:
             scheme = schemes.scheme_of(site, self.architecture.head_dim)
-            quantize = partial(
-                self.network.quantize, scheme=scheme, basis=self.bases.of_site(site), place=f"{self.index}.{site.name}"
-            )
+            place, basis = f"{self.index}.{site.name}", self._basis_of(site)
+            quantize = partial(self.network.quantize, scheme=scheme, basis=basis, place=place)
             gain = None
             if site.norm is not None:
                 norm = norm_of(self.layer, site)
@@ -269,7 +227,7 @@ class _Layer:
                 if site.norm is None:
                     handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
                 if self._weight_scheme:
-                    forward = partial(self._linear, module, self.bases.of_site(site), self._basis_of_rows(name), gain)
+                    forward = partial(self._linear, module, basis, self._basis_of_rows(name), gain)
                     stack.enter_context(_replaced(module, "forward", forward))
         if self.recipe.keys is not None or self.recipe.values is not None:
             attention = self.layer.get_submodule(self.architecture.attention)
@@ -278,8 +236,8 @@ class _Layer:
     def fake(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, kv heads, tokens, head_dim] as attention will see them."""
         return (
-            self.network.quantize(keys, self.recipe.keys, self.bases.keys, f"{self.index}.keys"),
-            self.network.quantize(values, self.recipe.values, self.bases.values, f"{self.index}.values"),
+            self.network.quantize(keys, self.recipe.keys, self._basis("queries_keys"), f"{self.index}.keys"),
+            self.network.quantize(values, self.recipe.values, self._basis("values"), f"{self.index}.values"),
         )
 
     def _cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -302,23 +260,25 @@ class _Layer:
             weight = weight + rows.undo(columns.undo(error).T).T
         return linear(x, weight, module.bias)
 
+    def _basis(self, *locations: Location, features: tuple[int, int] | None = None) -> Basis:
+        gradient = SpinQuant.of(self.recipe).gradient
+        return basis_at(
+            self.architecture, self.recipe.transforms, gradient, self.matrices, *locations, features=features
+        )
+
+    def _basis_of(self, site: Site) -> Basis:
+        """The basis of a linear layer's input: of what norms give that of the residual stream, unless it has one."""
+        if site.name in INPUTS.values() and not at(self.recipe.transforms, site.name):
+            return self._basis("residual")
+        heads: tuple[Location, ...] = ("values", "across_heads") if site.name == "attention_output" else ()
+        return self._basis(*heads, site.name)
+
     def _basis_of_rows(self, name: str) -> Basis:
         """The basis of a linear layer's output as its weights know it: R3 acts later."""
         shape = self.architecture
         if name in (shape.attention_output, *shape.site("mlp_output").linears):
-            return self.bases.residual
-        if name != shape.value.name:
-            return UNCHANGED
-        return self.bases.values if shape.value.rows is None else _of_features(self.bases.values, *shape.value.rows)
-
-
-def _of_features(basis: Basis, start: int, stop: int) -> Basis:
-    """A basis of the features [start, stop) alone."""
-
-    def some(function: Function, x: Tensor) -> Tensor:
-        return torch.cat([x[..., :start], function(x[..., start:stop]), x[..., stop:]], dim=-1)
-
-    return Basis(partial(some, basis.apply), partial(some, basis.undo))
+            return self._basis("residual")
+        return self._basis("values", features=shape.value.rows) if name == shape.value.name else self._basis()
 
 
 @contextmanager
