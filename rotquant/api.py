@@ -24,6 +24,7 @@ from rotquant.metrics import lm_eval
 from rotquant.metrics import perplexity as evaluation
 from rotquant.metrics.bos import bos_note
 from rotquant.metrics.cost import FullPrecision, QuantizationCost, cost, reference
+from rotquant.metrics.key_bias import key_bias_note
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import (
     config_of,
@@ -195,6 +196,8 @@ def quantize(
     files = companions(folder)
     check_settings(network, tokenizer, files)  # before rotations are learned
     _warn_of_bos(network, tokenizer, recipe, corpus)
+    if note := key_bias_note(network, recipe):
+        warnings.warn(note, stacklevel=2)
     known = None if check is None else _reference(network, tokenizer, corpus, check, device)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if samples is not None or texts or recipe.learner is not None:

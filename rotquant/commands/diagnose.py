@@ -76,7 +76,7 @@ class Diagnosis:
     """What `diagnosed` found.
 
     decode: the text of a token id. on: the text, windows and seed, in words. about: model, settings and text as data.
-    advice: a sentence where the model needs BOS, or nothing.
+    advice: sentences where the model needs BOS or its keys more than 4 bits, or nothing.
     """
 
     costs: "Costs"
@@ -210,9 +210,11 @@ def _measured(
     seed: int,
     adds_bos: bool,
 ) -> "tuple[Costs, list[Sinks], str]":
-    """Costs; of the copy of the model that is loaded first its outlier tokens, and a sentence where it needs BOS."""
+    """Costs; of the copy of the model that is loaded first its outlier tokens, and sentences where it needs BOS or its
+    keys more bits."""
     from rotquant.metrics.bos import bos_note
     from rotquant.metrics.diagnostics import find_sinks, measure_costs
+    from rotquant.metrics.key_bias import key_bias_note
     from rotquant.models.limits import metric_windows
 
     sinks: list[Sinks] = []
@@ -221,7 +223,8 @@ def _measured(
     def look(network: "PreTrainedModel") -> None:
         windows = metric_windows(network, tokens, metric.model_copy(update={"bos": "none"}))
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
-        notes.append(bos_note(network, tokens, adds_bos, metric.bos))
+        found = bos_note(network, tokens, adds_bos, metric.bos), key_bias_note(network, preset("quarot-rtn"))
+        notes.append(" ".join(filter(None, found)))
 
     costs = measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed)
     return costs, sinks, notes[0]

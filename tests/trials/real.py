@@ -43,11 +43,13 @@ SHORT: Mapping[str, Sequence[str]] = {
     "block_ap": ["methods.block_ap.text.samples=64", "methods.block_ap.text.sequence_length=512"],
 }
 #: Rows that are a preset with changes. R1 passes a norm with its gain in the weights behind it, where inputs are what
-#: the gain would have scaled; online rotations of the inputs come after the gain.
-VARIANTS: Mapping[str, tuple[str, Sequence[str]]] = {
-    f"{preset}, inputs rotated": (preset, ["rotation.residual=none", "rotation.inputs=hadamard"])
-    for preset in ("quarot-rtn", "quarot", "quarot-w4a16")
-}
+#: the gain would have scaled; online rotations of the inputs come after the gain. Keys of Qwen2 have a large bias.
+_INPUTS = ["rotation.residual=none", "rotation.inputs=hadamard"]
+VARIANTS: Mapping[str, tuple[str, Sequence[str]]] = (
+    {f"{preset}, inputs rotated": (preset, _INPUTS) for preset in ("quarot-rtn", "quarot", "quarot-w4a16")}
+    | {f"{preset}, keys in 8 bits": (preset, ["keys.bits=8"]) for preset in ("quarot-rtn", "quarot")}
+    | {"quarot-w4a16, inputs rotated, no clip search": ("quarot-w4a16", [*_INPUTS, "weights.clip_search=false"])}
+)
 #: Of a training of the whole model: RCP and BitDistiller.
 TRAINING = ["text.samples=64", "text.sequence_length=256", "epochs=1", "batch_size=8", "temperature=null"]
 #: Formats of `rotquant export`; `convert` makes a decoder.
