@@ -77,7 +77,7 @@ ON_A_GPU = (
     Case("qwen2", "smoothquant", _TEXT),
     Case("gemma3", "quarot-rtn", {}),
     Case("gemma3", "gptq", _TEXT),
-    Case("small", "rcp", {"methods": {"rcp": _STEPS}}, "bfloat16"),
+    Case("small", "rcp", {"methods": {"rcp": {"epochs": 1, "batch_size": 2, "text": _STEPS["text"]}}}, "bfloat16"),
 )
 _LITTLE = {"calibration": {"samples": 16, "sequence_length": 256}}
 _FEW_STEPS = {**_STEPS, "text": {"samples": 8, "sequence_length": 128}}
