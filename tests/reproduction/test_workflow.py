@@ -108,6 +108,8 @@ def test_whatever_is_deleted_is_made_again(computed: Copy) -> None:
         status, output = computed.snakemake(REPORT, "reports/index.md")
         assert status == 0, f"{kind}: {output}{logs(computed)}"
         assert present() == whole, kind
+        if kind in ("a run", "numbers"):  # once, and not at the next start too
+            assert computed.planned(REPORT) == {}, kind
     made(computed)
 
 

@@ -40,8 +40,14 @@ def learned(name):
 
 
 def behind(wildcards):
-    """What a table's report is made from."""
+    """What a table's report is made from.
+
+    Of an input that was deleted Snakemake asks only where the report has to be made anyway. So a report that lacks one is
+    made again, with all that it needs.
+    """
     name = wildcards.table
+    if lost(name):
+        workflow.dag.forcefiles.add(f"reports/{name}.md")
     other = PLAN.tables[name].figure
     here = [f"reports/figures/{other}.svg"] * (other not in (None, name))
     return [*measured(name), *learned(name), *map(local, here)]
@@ -53,26 +59,19 @@ def results_of(wildcards, input):
 
 
 def follows(wildcards):
-    """What a report follows from beside its inputs: its definition, and the code that renders and that is timed.
-
-    Of an input that was deleted Snakemake asks only where the report has to be made anyway. So a lost one is named here,
-    by which the report has another parameter and is made again, with all that it needs.
-    """
+    """What a report follows from beside its inputs: its definition, and the code that renders and that is timed."""
     table = PLAN.tables[wildcards.table]
-    return [
-        table.definition,
-        *table.codes.values(),
-        *table.kernels,
-        *(f"lost: {path}" for path in lost(wildcards.table)),
-    ]
+    return [table.definition, *table.codes.values(), *table.kernels]
 
 
 def lost(name):
-    """What an earlier report was made from or with and is gone; with a storage provider it is elsewhere."""
+    """Whether something that a report was made from or with is gone; with a storage provider it is elsewhere."""
     if not Path(f"reports/{name}.md").exists() or workflow.storage_settings.default_storage_provider:
-        return []
-    numbers = [f"results/tables/{name}.{form}" for form in ("csv", "parquet")] * PLAN.tables[name].has_numbers
-    return [path for path in (*measured(name), *learned(name), *numbers) if not Path(path).exists()]
+        return False
+    table = PLAN.tables[name]
+    made = [f"results/tables/{name}.{form}" for form in ("csv", "parquet")] * table.has_numbers
+    made += [f"reports/figures/{name}.svg"] * (table.figure == name)
+    return not all(Path(path).exists() for path in (*measured(name), *learned(name), *made))
 
 
 # One job for all of a table: its numbers, its figure where it has one of its own, and its page.
