@@ -6,6 +6,7 @@ right one, and the choice, a digit each. A quantity of a run is always read back
 networks whose outputs are not finite, store none.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def check_samples(metric: Metric, metrics: Mapping[str, float], samples: object)
             continue
         if isinstance(values, str) and not set(values) <= {"0", "1"}:
             raise ValueError(f"the answers of {name} are 0 and 1")
-        mean = statistics.fmean(map(int, values) if isinstance(values, str) else values)
+        mean = float(_numbers(values).mean())
         told = math.exp(mean) if name == PERPLEXITY.name else _scale(name) * mean
         if not math.isclose(told, metrics[name], rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             raise ValueError(f"the samples of {name} give {told:g} and not {metrics[name]:g}")
@@ -103,7 +104,7 @@ def flipped(metric: Metric, samples: Samples, others: Samples) -> float | None:
         mine, their = samples.get(name), others.get(name)
         if not isinstance(mine, str) or not isinstance(their, str) or len(mine) != len(their):
             return None
-        shares.append(100 * statistics.fmean(map(str.__ne__, mine, their)))
+        shares.append(100 * float((_numbers(mine) != _numbers(their)).mean()))
     return statistics.fmean(shares) if shares else None
 
 
@@ -135,6 +136,7 @@ def _choices(metric: Metric) -> tuple[str, ...]:
     return tuple(choices_of(name) for name in _with_choices(metric))
 
 
+@functools.cache
 def _with_choices(metric: Metric) -> tuple[str, ...]:
     if metric.kind != "zero_shot":
         return ()
