@@ -50,16 +50,6 @@ ARCHIVES = REPOSITORY / "docs/gallery/runs"
 KINDS = ("keys", "tables", "claims", "pages")
 CONFIGS = ("config", "paper")
 
-#: Digests of the models of `ours_widths` (config/widths.yaml), which do not ship; the seed of a model's training.
-WIDTHS = {
-    "128": "af2705a457d8b08c",
-    "192": "e6cb7d4bc7e5c495",
-    "256": "3e9dd093bd341184",
-    "256, seed 1": "201969046e25a674",
-    "256, seed 2": "9bb20176ab06d38a",
-    "384": "b863adb2a0b6b737",
-    "512": "f7e05021259f8116",
-}
 #: RCP's start in the archived runs.
 FORMER_START = {"start_target": "clipped", "start_rounding": "uniform"}
 #: Relative tolerance of numbers, which have six digits in the files; other machines add in another order.
@@ -178,8 +168,8 @@ def collected(project: Project, name: str) -> Any:
     return source_of(project.tables[name]).collect(project, project.tables[name])
 
 
-def published(root: Path) -> tuple[Project, Project]:
-    """The project as the archived runs were computed, in a folder with these: all tables, and `ours_widths` alone."""
+def published(root: Path) -> Project:
+    """The project as the archived runs were computed, in a folder with these."""
     for path in ("workflow", "config", "results/bench"):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).symlink_to(REPOSITORY / path)
@@ -187,20 +177,7 @@ def published(root: Path) -> tuple[Project, Project]:
         with tarfile.open(archive) as file:
             runs = [one for one in file.getmembers() if one.name.startswith("results/runs/")]
             file.extractall(root, runs, filter="data")
-    slots = {
-        f"Width {name}": {
-            "checkpoint": f"results/models/width-{name.replace(', ', '-').replace(' ', '')}",
-            "digest": digest,
-            "group_sizes": {128: int(name.partition(",")[0]) // 16},
-        }
-        for name, digest in WIDTHS.items()
-    }
-    write_text(root / "widths.yaml", json.dumps({"slots": slots, "methods": {"spinquant": {"learning_rate": 3.0}}}))
-    widths = load_project([root / "widths.yaml"], root, named={})  # archived runs have their keys as names
-    for name in [*widths.tables]:
-        if name != "ours_widths":
-            del widths.tables[name]
-    return load_project([root / "config/thorough.yaml"], root, named={}), widths
+    return load_project([root / "config/thorough.yaml"], root, named={})  # archived runs have their keys as names
 
 
 def archived(project: Project, expanded: Cells) -> Cells:
@@ -297,10 +274,10 @@ def of_archives(what: Collection[str], patch: pytest.MonkeyPatch) -> Iterator[tu
     expand = Project.expanded
     patch.setattr(Project, "expanded", functools.cache(lambda project, name: archived(project, expand(project, name))))
     with tempfile.TemporaryDirectory() as folder:
-        projects = published(Path(folder))
+        project = published(Path(folder))
         for name, find in (("tables", tables), ("claims", verdicts), ("pages", long_pages)):
             if name in what:
-                yield name, {table: facts for project in projects for table, facts in find(project).items()}
+                yield name, find(project)
 
 
 def compared(name: str, facts: Facts) -> list[str]:

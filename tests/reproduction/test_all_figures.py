@@ -76,7 +76,7 @@ TOO_HIGH = ("prefixquant_figure1", "prefixquant_figure2", "prefixquant_figure7",
 
 def test_figures_of_a_columns_width_have_none_or_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if project.table(name).of == "runs"}
-    assert drawn | {"widths"} == {*figures.KINDS}  # of models that are not shipped: tests/reproduction/test_widths.py
+    assert drawn == {*figures.KINDS}
     assert "\n".join(faults(project, monkeypatch, [*COLUMN], "column")) == ""
     monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
     refused = faults(project, monkeypatch, [*TOO_HIGH], "column")

@@ -144,7 +144,6 @@ def test_a_paper_gets_a_pdf_of_its_width_with_its_fonts(
     kinds: Project, monkeypatch: pytest.MonkeyPatch, width: str, inches: float
 ) -> None:
     monkeypatch.chdir(kinds.root)
-    collected.write_values(kinds.root, "quarot_table1", collected.collect(kinds, kinds.table("quarot_table1"))[0])
     command = ["report", "figure", "quarot_table1", "--format", "pdf", "--width", width]
     outcome = CliRunner().invoke(cli, command)
     path = f"reports/figures/quarot_table1-{width}.pdf"

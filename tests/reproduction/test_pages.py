@@ -260,7 +260,6 @@ def test_the_first_screen_is_the_claims_the_values_and_the_figure_and_all_else_i
         assert run.key not in text  # keys of runs are in the CSV
     chosen = kinds.one(RunTable, "quarot_table1")
     values, _ = collected.collect(kinds, chosen)
-    collected.write_values(kinds.root, chosen.id, values)
     figures.draw(kinds, chosen, values, kinds.root / figures.figure_path(chosen.id))
     write_text(kinds.root / f"reports/{chosen.id}.md", text)
     for shown in (html.index(kinds), render_pages(kinds)[f"{chosen.id}.html"]):

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,28 +18,27 @@ from typer.testing import CliRunner
 
 from reproduction.claims.claims import Score
 from reproduction.commands.report import exported, report_app
-from reproduction.frame.lines import read_frame, to_frame, write_frame
-from reproduction.frame.values import collect, write_values
+from reproduction.frame.lines import to_frame, write_frame
 from reproduction.render.pages.latex import escape, latex
 from reproduction.render.pages.model import Claims, Grid, GridColumn, Report
+from reproduction.run.results import read_result, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import SpeedTable
 from tests.helpers.latex import check
 from tests.helpers.project import Copy
-from tests.helpers.reports import changed, every_kind, page
+from tests.helpers.reports import every_kind, page
 from tests.helpers.speed import SPEED, record
 
 SPACE = "\u00a0"
+PLACE = ("QuaRot", "Llama-2-7B")
 HOSTILE = r"a_b & 50% of $x^2 {#1} ~ \end{table} | <c>"
 
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """One table of each kind, computed and collected."""
+    """One table of each kind, computed."""
     with every_kind(tmp_path_factory.mktemp("kinds")) as loaded:
-        for name, chosen in loaded.tables.items():
-            write_values(loaded.root, name, collect(loaded, chosen)[0])
         yield loaded
 
 
@@ -117,21 +117,24 @@ def test_latex_compiles(kinds: Project, tmp_path: Path) -> None:
 
 
 def test_csv_and_json_hold_the_frame(kinds: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    values, _ = collect(kinds, kinds.table("quarot_table1"))
-    place = ("QuaRot", "Llama-2-7B", "perplexity")
-    write_values(kinds.root, "quarot_table1", changed(values, place, math.nan, math.inf))
+    runs = next(cell.runs for cell in kinds.cells("quarot_table1") if (cell.row, cell.column) == PLACE)
+    known = {kinds.results.run(run.key): read_result(kinds.results.run(run.key)) for run in runs}
+    for (path, result), value in zip(known.items(), (math.nan, math.inf), strict=True):
+        write_result(path, replace(result, metrics={**result.metrics, "perplexity": value}))
     text = exported(kinds, "quarot_table1", "csv")
-    assert text == (kinds.root / "results/tables/quarot_table1.csv").read_text()
     monkeypatch.chdir(kinds.root)
     data = json.loads(CliRunner().invoke(report_app, ["table", "quarot_table1", "--format", "csv", "--json"]).stdout)
-    write_values(kinds.root, "quarot_table1", values)
-    lines = [line for line in data["values"] if (line["row"], line["column"]) == place[:2]]
+    assert CliRunner().invoke(report_app, ["table", "quarot_table1"]).exit_code == 0
+    assert text == (kinds.root / "results/tables/quarot_table1.csv").read_text()
+    for path, result in known.items():
+        write_result(path, result)
+    lines = [line for line in data["values"] if (line["row"], line["column"]) == PLACE]
     assert [(line["seed"], line["value"], line["published"]) for line in lines] == [(0, "nan", 8.37), (1, "inf", 8.37)]
     assert lines[0]["published_deviation"] is None
     assert len(data["values"]) == len(pd.read_csv(io.StringIO(text)))
 
 
-def test_a_text_that_a_spreadsheet_would_calculate_is_kept_from_it_and_read_back(tmp_path: Path) -> None:
+def test_a_text_that_a_spreadsheet_would_calculate_is_kept_from_it(tmp_path: Path) -> None:
     texts = ["=HYPERLINK(1)", "+a", "-b", "@c", "'=d", "-", "-0.5", "1e-3", "x = -y", None]
     frame = to_frame([(text, -0.5) for text in texts], ("row", "value"))
     write_frame(tmp_path / "t.csv", frame)
@@ -140,8 +143,7 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_kept_from_it_and_read_back
         *("'=HYPERLINK(1)", "'+a", "'-b", "'@c", "''=d", "-", "-0.5", "1e-3", "x = -y", ""),
     ]
     assert all(line.endswith(",-0.5") for line in lines)
-    for suffix in (".csv", ".parquet"):
-        assert read_frame((tmp_path / "t").with_suffix(suffix), ("row", "value")).equals(frame)
+    assert pd.read_parquet(tmp_path / "t.parquet", dtype_backend="pyarrow").equals(frame)
 
 
 def test_a_title_is_no_markup() -> None:
@@ -157,6 +159,7 @@ def test_the_command_prints_a_table_that_is_collected(kinds: Project, monkeypatc
     done = CliRunner().invoke(report_app, ["table", "quarot_table1", "--format", "latex"])
     assert done.exit_code == 0
     assert done.stdout == exported(kinds, "quarot_table1", "latex")
-    (kinds.root / "results/tables/quarot_table9.csv").unlink()
+    run = kinds.cells("quarot_table9")[0].runs[0]
+    kinds.results.run(run.key).unlink()
     done = CliRunner().invoke(report_app, ["table", "quarot_table9", "--format", "csv"])
-    assert "quarot_table9.csv does not exist" in str(done.exception)
+    assert f"run file {kinds.results.run(run.key)} does not exist" in str(done.exception)

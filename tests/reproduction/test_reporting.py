@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from reproduction.claims import claims
 from reproduction.commands.report import report_app
 from reproduction.frame import values as collected
-from reproduction.frame.lines import read_frame
+from reproduction.frame.lines import write_frame
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.runs import runs_report
 from reproduction.run.results import read_result, table_path, write_result
@@ -63,60 +62,13 @@ def test_a_cell_is_the_mean_and_sample_deviation_over_its_seeds(project: Project
 
 def test_a_tables_files_keep_every_number(kinds: Project) -> None:
     for name, chosen in kinds.tables.items():
-        values, _ = collected.collect(kinds, chosen)
-        collected.write_values(kinds.root, name, values)
-        assert collected.read_values(kinds.root, name) == values
+        frame = collected.collect(kinds, chosen)[0].frame
+        write_frame(kinds.root / table_path(name), frame)
         parquet = (kinds.root / table_path(name)).with_suffix(".parquet")
-        assert collected.Values.of(read_frame(parquet, collected.NAMES)) == values
+        assert pd.read_parquet(parquet, dtype_backend="pyarrow").equals(frame)
     lines = (kinds.root / "results/tables/quarot_table1.csv").read_text().splitlines()
     key = kinds.cells("quarot_table1")[2].runs[1].key
     assert f"QuaRot,Llama-2-7B,perplexity,1,11.1,11.05,0.0707106781186545,,8.37,,computed,{key},," in lines
-
-
-NUMBERS = st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, 5e-324, 0.1 + 0.2])
-
-
-@given(st.lists(st.tuples(NUMBERS, st.none() | NUMBERS), min_size=1), st.sampled_from([",", '"', "|", "NA", "é"]))
-def test_every_float_and_every_name_comes_back_from_a_table(
-    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[float, float | None]], name: str
-) -> None:
-    """Not a number is a number, and no number is none."""
-    ours = {
-        (name, f"{place}", "perplexity"): collected.Number.of_seeds((value, 1.0), (0, 1), ("a", "b"))
-        for place, (value, _) in enumerate(pairs)
-    }
-    printed = {
-        (name, f"{place}", "nll"): collected.Number(value, deviation) for place, (value, deviation) in enumerate(pairs)
-    }
-    root = tmp_path_factory.mktemp("table")
-    collected.write_values(root, "t", collected.Values(ours, printed))
-    assert repr(collected.read_values(root, "t")) == repr(collected.Values(ours, printed))  # nan is not nan
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("seed", "sead"), ("11.05", "much"), (",computed,", ","), ("Llama-2-7B,perplexity,0,", "L,p,,")]
-)
-def test_a_damaged_table_is_one_sentence(project: Project, old: str, new: str) -> None:
-    values, _ = collected.collect(project, project.table("quarot_table1"))
-    collected.write_values(project.root, "quarot_table1", values)
-    path = project.root / table_path("quarot_table1")
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ResultError, match=r"quarot_table1\.csv is damaged \(.+\); delete it and run again\.$"):
-        collected.read_values(project.root, "quarot_table1")
-    path.unlink()
-    with pytest.raises(ResultError, match=r"quarot_table1\.csv does not exist\.$"):
-        collected.read_values(project.root, "quarot_table1")
-
-
-def test_written_numbers_are_the_collected_ones(project: Project) -> None:
-    """Not a number among them, which equals nothing."""
-    chosen = project.table("quarot_table1")
-    compute(project, QuaRot=math.nan)
-    values, results = collected.collect(project, chosen)
-    collected.write_values(project.root, chosen.id, values)
-    again = collected.read_values(project.root, chosen.id)
-    assert repr(again.ours) == repr(values.ours)
-    assert collected.results_behind(project, again).keys() == results.keys()
 
 
 def test_the_page_shows_ours_the_papers_and_the_changes_of_both(project: Project) -> None:
@@ -287,7 +239,7 @@ def test_a_broken_network_is_a_result(project: Project, value: float, printed: s
     assert ("not finite: the network's outputs overflow" in text) == (not math.isfinite(value))
 
 
-def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: Project, tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_counted_as_such(kinds: Project, tmp_path: Path) -> None:
     """In run files, tables, claims, the page, the scoreboard and the index; one seed of two is enough."""
     project = load_project(root=shutil.copytree(kinds.root, tmp_path / "copy"))
     chosen = project.table("quarot_table3")
@@ -298,8 +250,7 @@ def test_a_number_that_is_not_finite_is_written_read_and_counted_as_such(kinds: 
         path, replace(result, metrics={**result.metrics, "average": math.nan, "grammar": math.nan}, samples={})
     )
     values, results = collected.collect(project, chosen)
-    collected.write_values(project.root, chosen.id, values)
-    again = collected.read_values(project.root, chosen.id)["QuaRot", "Llama-2-7B", "average"]
+    again = values["QuaRot", "Llama-2-7B", "average"]
     assert [math.isfinite(number) for number in (*again.values, again.mean)] == [False, True, False]
     about = chosen.claims[0].model_copy(update={"quantity": "average"})
     chosen = chosen.model_copy(update={"claims": (*chosen.claims, about)})
@@ -374,8 +325,6 @@ def test_the_scoreboard_counts_what_exists(project: Project) -> None:
     text = scoreboard.index(project)
     assert "0 of 107" in text
     assert "quarot_table17" in text
-    chosen = project.table("quarot_table1")
-    collected.write_values(project.root, chosen.id, collected.collect(project, chosen)[0])
     (project.root / "reports").mkdir()
     (project.root / "reports/quarot_table1.md").write_text(page(project))
     text = scoreboard.index(project)

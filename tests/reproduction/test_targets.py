@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from reproduction.claims.claims import Score
-from reproduction.frame.values import Number, Values, write_values
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project, load_tables
 from reproduction.tables.project import Project
 from rotquant.foundation.files import write_text
 from tests.helpers.project import Copy, checkpoints_by_name
+from tests.helpers.reports import compute
 from tests.helpers.speed import SPEED, record
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "config" / "targets.yaml").read_text(encoding="utf-8"))
@@ -99,11 +99,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def render(project: Project, name: str) -> None:
     """A report and its numbers: QuaRot is worse than the baseline."""
-    values = {
-        (row, "Llama-2-7B", "perplexity"): Number.of_seeds((number, number + 0.01), (0, 1), (key * 16, key * 15))
-        for row, number, key in (("Baseline", 10.0, "0"), ("QuaRot", 11.0, "1"))
-    }
-    write_values(project.root, name, Values(values, {}))
+    compute(project, name, QuaRot=11.0)
     write_text(project.root / f"reports/{name}.md", "# Report")
 
 

@@ -128,7 +128,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.tables.tables:tables_in": ("tables of accuracy",),
     "reproduction.tables.tables:read_published": ("printed numbers",),
     "reproduction.tables.targets:load_targets": ("targets",),
-    "reproduction.frame.lines:read_frame": ("tables' numbers",),
     "rotquant.text.docstrings:file_docstrings": ("packs",),
     "rotquant.text.loading:_file_rows": ("corpora: jsonl", "corpora: json", "corpora: parquet"),
     "rotquant.text.loading:_text_lines": ("corpora: txt",),

@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 from reproduction.commands.report import make_report
-from reproduction.frame import values
 from reproduction.frame.speed import read_numbers
 from reproduction.identity.names import RESULTS, Results
 from reproduction.identity.run import Run
@@ -27,6 +26,7 @@ from reproduction.run.stages.measures import Subject, training_loss
 from reproduction.scoreboard import standings as scoreboard
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Project
+from rotquant.foundation.errors import ResultError
 from tests.helpers.speed import SPEED
 from tests.trials.fuzz.example import NAME, SPEED_NAME, inside, some_run
 from tests.trials.fuzz.formats import Format, content_of, kinds
@@ -41,8 +41,6 @@ def formats(root: Path) -> list[Format]:
     with inside(root):
         plan = current_plan(root)
         project = load_project(root=root)
-        numbers, _ = values.collect(project, project.table(NAME))
-        values.write_values(root, NAME, numbers)
         table = project.table(NAME)
         make_report(project, table, source_of(table).collect(project, table))
         (root / "reports/index.md").write_text(scoreboard.index(project))
@@ -137,20 +135,17 @@ def _results(root: Path, project: Project) -> list[Format]:
     key = some_run(project)
     run = project.cells(NAME)[0].runs[0]
     files = content_of(root, "config/config.yaml", TABLES, "models/**/*", "text/*", "results/runs/*", PRINTED)
-    files |= content_of(root, "results/tables/*", "results/rotations/*/history.json", "reports/*.md")
+    files |= content_of(root, "results/rotations/*/history.json", "reports/*.md")
     results = Results(RESULTS, project.names)
     learned = next(one.rotation_key for one in _runs(project) if one.key == key)
     history = f"{results.rotation(str(learned))}/history.json"
     own = str(results.run(key))
     one = {own: files[own]}
-    table = {f"results/tables/{NAME}{suffix}": suffix[1:] for suffix in (".csv", ".parquet")}
-    tables = {name: files[name] for name in table}
 
     def page(folder: Path) -> None:
         found = load_project(root=folder)
         table = found.table(NAME)
         make_report(found, table, source_of(table).collect(found, table))
-        source_of(table).written(found, table)
 
     def result(folder: Path) -> None:
         found = read_result(folder / own)
@@ -159,21 +154,14 @@ def _results(root: Path, project: Project) -> list[Format]:
     def histories(folder: Path) -> None:
         found = load_project(root=folder)
         history_of(found, key)
-        with contextlib.suppress(values.ResultError):
+        with contextlib.suppress(ResultError):
             array_of(found, key, "nothing")
-
-    def frames(folder: Path) -> None:
-        for name in table:
-            values.read_frame(folder / name, values.NAMES)
-        values.read_values(folder, NAME)
 
     return [
         Format("run files", one, kinds(*one), result, 2.0),
         Format("run files behind pages", files, kinds(str(results.run(run.key)), own), page),
         Format("histories of rotations", files, kinds(history), histories, 0.5),
         _training(run),
-        Format("tables' numbers", tables, table, frames, 1.5),
-        Format("tables' numbers behind pages", files, table, page, 0.5),
     ]
 
 

@@ -62,18 +62,18 @@ def of_name(project: Project, name: str) -> tuple[Table, Source[Any, Any]]:
 
 
 def exported(project: Project, name: str, form: TableForm) -> str:
-    """A table's last collected numbers: LaTeX and Markdown of its grids, CSV of its frame.
+    """A table's numbers: LaTeX and Markdown of its grids, CSV of its frame.
 
     Raises:
         ConfigError: the table does not exist.
-        ResultError: its numbers are not collected yet, or a file is damaged.
+        ResultError: something is not measured yet, or its file is damaged.
     """
     from reproduction.frame.lines import as_csv
     from reproduction.render.pages.latex import latex
     from reproduction.render.pages.markdown import grids_markdown
 
     chosen, source = of_name(project, name)
-    collected = source.written(project, chosen)
+    collected = source.collect(project, chosen)
     if form == "csv":
         return as_csv(source.frame(collected))
     report = source.report(project, chosen, collected)
@@ -100,11 +100,11 @@ def table(
 
     project = open_project(config, plan, place)
     chosen, source = of_name(project, name)
+    frame, shown = source.frame(source.collect(project, chosen)), str(table_path(name))
     if form is None:
-        frame, shown = source.frame(source.collect(project, chosen)), str(table_path(name))
         write_frame(project.root / table_path(name), frame)
     else:
-        frame, shown = source.frame(source.written(project, chosen)), exported(project, name, form)
+        shown = exported(project, name, form)
     lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return CommandResult({"table": name, "title": chosen.title, "values": lines}, (shown,))
 
@@ -128,7 +128,8 @@ def figure(
     chosen, source = of_name(project, name)
     if chosen.drawn is None:
         raise ResultError(f"table {name} has no figure.")
-    for file in source.draw(project, chosen, project.root / figure_path(name, form, width), width):
+    collected = source.collect(project, chosen)
+    for file in source.draw(project, chosen, collected, project.root / figure_path(name, form, width), width):
         typer.echo(str(file.relative_to(project.root)))
 
 
@@ -149,7 +150,7 @@ def page(name: TableName, config: Configs = None, plan: PlanFile = None, place: 
     if source.has_numbers(chosen):
         write_frame(project.root / table_path(name), source.frame(collected))
     if chosen.drawn is not None and source.picture(project, chosen) == name:
-        source.draw(project, chosen, project.root / figure_path(name))
+        source.draw(project, chosen, collected, project.root / figure_path(name))
     make_report(project, chosen, collected)
     typer.echo(str(page_path(name)))
     if plan is not None and project.config.tracking:

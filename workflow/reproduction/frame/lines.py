@@ -4,16 +4,14 @@ inf and nan are results; an empty field means no number.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pyarrow import csv
 
-from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, check_regular, write_text
+from rotquant.foundation.files import atomic_path, write_text
 
 #: Origin of a line's number: `COMPUTED` here, recorded on another machine's device, or `PUBLISHED` by the paper alone.
 COMPUTED, RECORDED, PUBLISHED = "computed", "recorded", "published"
@@ -35,13 +33,9 @@ FIELDS = {
 _FORMULA = re.compile(r"'*([=@\t\r]|[+-](?!$|[0-9.]+(e[+-]?[0-9]+)?$))")
 
 
-def _schema(names: Iterable[str]) -> pa.Schema:
-    return pa.schema([(name, FIELDS[name]) for name in names])
-
-
 def to_frame(lines: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pd.DataFrame:
     """Convert lines to a frame with these of `FIELDS`; nan is a number, None means no number."""
-    fields = _schema(names)
+    fields = pa.schema([(name, FIELDS[name]) for name in names])
     columns = zip(*lines, strict=True) if lines else [[] for _ in fields]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
     return pa.Table.from_arrays(arrays, schema=fields).to_pandas(types_mapper=pd.ArrowDtype)
@@ -57,40 +51,15 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
 def as_csv(frame: pd.DataFrame) -> str:
     """A frame as CSV, numbers with all digits.
 
-    A spreadsheet takes a text that begins with =, +, - or @ for a formula, so an apostrophe stands before it, which
-    `read_frame` takes off again.
+    A spreadsheet takes a text that begins with =, +, - or @ for a formula, so an apostrophe stands before it.
     """
-    return _with_texts(frame, lambda text: f"'{text}" if _FORMULA.match(text) else text).to_csv(index=False)
+    texts = {
+        name: frame[name].map(_literal, na_action="ignore").astype(frame[name].dtype)
+        for name in frame
+        if pd.api.types.is_string_dtype(frame[name])
+    }
+    return frame.assign(**texts).to_csv(index=False)
 
 
-def _with_texts(frame: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
-    """A frame with a change to each of its texts."""
-    names = [name for name in frame if pd.api.types.is_string_dtype(frame[name])]
-    return frame.assign(
-        **{name: frame[name].map(change, na_action="ignore").astype(frame[name].dtype) for name in names}
-    )
-
-
-def read_frame(path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """Read a frame with these of `FIELDS` from its CSV or Parquet file.
-
-    Raises:
-        ResultError: the file is missing or damaged: a field is absent or has the wrong type.
-    """
-    check_regular(path)
-    fields = _schema(names)
-    try:
-        if path.suffix == ".parquet":
-            return cast("pd.DataFrame", pd.read_parquet(path, dtype_backend="pyarrow")[fields.names])
-        convert = csv.ConvertOptions(column_types=fields, include_columns=fields.names, null_values=[""])
-        convert.strings_can_be_null, convert.quoted_strings_can_be_null = True, True
-        found = csv.read_csv(path, convert_options=convert).cast(fields).to_pandas(types_mapper=pd.ArrowDtype)
-        return _with_texts(found, lambda text: text[1:] if text[:1] == "'" and _FORMULA.match(text) else text)
-    except FileNotFoundError:
-        raise ResultError(f"table {path} does not exist.") from None
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-        raise damaged(path, " ".join(str(error).split())) from None
-
-
-def damaged(path: Path, why: str) -> ResultError:
-    return ResultError(f"table {path} is damaged ({why}); delete it and run again.")
+def _literal(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) else text

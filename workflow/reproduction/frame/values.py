@@ -4,22 +4,20 @@ Pages, figures, claims and MLflow read them from `Values`, which holds the same 
 file holds is never printed: collecting fails instead.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from reproduction.frame.lines import COMPUTED, PUBLISHED, damaged, read_frame, to_frame, write_frame
+from reproduction.frame.lines import COMPUTED, PUBLISHED, to_frame
 from reproduction.identity.run import same_tasks
-from reproduction.run.results import RunResult, read_result, table_path
+from reproduction.run.results import RunResult, read_result
 from reproduction.run.samples import flipped, observations
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.quantities import ANSWER_FLIPS, Quantity, quantities
@@ -126,30 +124,6 @@ class Values(Mapping[Place, Number]):
             if place not in self.texts:
                 yield (*place, *[None] * 7, PUBLISHED, None, None, text)
 
-    @classmethod
-    def of(cls, frame: pd.DataFrame) -> "Values":
-        """The numbers of a frame."""
-        ours, published = {}, {}
-        texts: dict[Place, Text] = {}
-        published_texts: dict[Place, str] = {}
-        lines: Iterable[Any] = frame.itertuples(index=False)
-        for place, group in itertools.groupby(lines, lambda line: (line.row, line.column, line.quantity)):
-            seeds = list(group)
-            first = seeds[0]
-            if first.text is not pd.NA:
-                found = tuple("" if line.text == EMPTY else line.text for line in seeds)
-                texts[place] = Text(found, *(tuple(getattr(line, name) for line in seeds) for name in ("seed", "run")))
-            elif first.origin != PUBLISHED:
-                columns = (tuple(getattr(line, name) for line in seeds) for name in ("value", "seed", "run"))
-                ours[place] = Number(
-                    first.mean, _known(first.deviation), *columns, standard_error=_known(first.standard_error)
-                )
-            if first.published is not pd.NA:
-                published[place] = Number(first.published, _known(first.published_deviation))
-            if first.published_text is not pd.NA:
-                published_texts[place] = first.published_text
-        return cls(ours, published, texts, published_texts)
-
 
 def collect(project: Project, table: RunTable) -> tuple[Values, dict[str, RunResult]]:
     """Collect a table's numbers, and their run results by key.
@@ -246,44 +220,9 @@ def printed_texts(project: Project, table: RunTable) -> dict[Place, str]:
     return {place: one.text for place, one in project.published(table).items() if one.text is not None}
 
 
-def write_values(root: Path, name: str, values: Values) -> None:
-    """Write a table's frame."""
-    write_frame(root / table_path(name), values.frame)
-
-
-def read_values(root: Path, name: str) -> Values:
-    """Read values written by `write_values`.
-
-    Raises:
-        ResultError: the file is missing or damaged.
-    """
-    path = root / table_path(name)
-    frame = read_frame(path, NAMES)
-    nameless = [name for name in ("row", "column", "quantity", "origin") if frame[name].hasnans]
-    if nameless:
-        raise damaged(path, f"a line has no {nameless[0]}")
-    ours, numbers = frame["origin"] != PUBLISHED, frame["text"].isna()
-    for lines, fields in ((ours & numbers, ["seed", "value", "mean", "run"]), (ours & ~numbers, ["seed", "run"])):
-        lacking = frame.loc[lines, fields].isna().any()
-        if lacking.any():
-            raise damaged(path, f"a number of ours has no {lacking.idxmax()}")
-    return Values.of(frame)
-
-
 def _results_of(project: Project, table: RunTable) -> dict[str, RunResult]:
     keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
     return {key: read_result(project.results.run(key)) for key in keys}
-
-
-def results_behind(project: Project, values: Values) -> dict[str, RunResult]:
-    """Existing run files of written values, by key: a table may be older than the configuration."""
-    found = {}
-    for key in dict.fromkeys(key for number in values.values() for key in number.runs):
-        try:
-            found[key] = read_result(project.results.run(key))
-        except ResultError:
-            continue
-    return found
 
 
 def known_quantities(project: Project, table: RunTable, values: Values) -> dict[str, Quantity]:
@@ -318,7 +257,3 @@ def loss_percent(quantity: Quantity, value: float | None, baseline: float | None
 def percent_of(part: float | None, whole: float) -> float | None:
     """A part in percent; None without a part, or if the whole is zero."""
     return None if part is None or whole == 0 else 100.0 * part / whole
-
-
-def _known(number: Any) -> float | None:
-    return None if number is pd.NA else number

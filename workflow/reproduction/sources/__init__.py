@@ -86,14 +86,6 @@ class Source(ABC, Generic[T, C]):
             ResultError: something is not measured yet, or its file is damaged.
         """
 
-    def written(self, project: Project, table: T) -> C:
-        """A table's numbers as last collected; measurements may be newer.
-
-        Raises:
-            ResultError: they are not collected yet, or damaged.
-        """
-        return self.collect(project, table)
-
     def has_numbers(self, table: T) -> bool:
         """Whether a table has numbers of its own, in addition to those of other tables in its figure."""
         return True
@@ -110,7 +102,7 @@ class Source(ABC, Generic[T, C]):
     def report(self, project: Project, table: T, collected: C) -> Report:
         """The content of a table's page."""
 
-    def draw(self, project: Project, table: T, path: Path, width: str | None = None) -> list[Path]:
+    def draw(self, project: Project, table: T, collected: C, path: Path, width: str | None = None) -> list[Path]:
         """Draw a table's figure and return the files (`render.figures.draw.draw`)."""
         raise NotImplementedError
 

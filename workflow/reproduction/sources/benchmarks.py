@@ -92,7 +92,9 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
 
         return speed_report(project, table, collected)
 
-    def draw(self, project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+    def draw(
+        self, project: Project, table: SpeedTable, collected: Measured, path: Path, width: str | None = None
+    ) -> list[Path]:
         from reproduction.render.figures.speed import draw
 
         return draw(project, table, path, width)

@@ -88,12 +88,6 @@ class Runs(Source[RunTable, Collected]):
 
         return collect(project, table)
 
-    def written(self, project: Project, table: RunTable) -> Collected:
-        from reproduction.frame.values import read_values, results_behind
-
-        values = read_values(project.root, table.id)
-        return values, results_behind(project, values)
-
     def picture(self, project: Project, table: RunTable) -> str | None:
         return project.picture(table)
 
@@ -105,14 +99,17 @@ class Runs(Source[RunTable, Collected]):
 
         return runs_report(project, table, *collected)
 
-    def draw(self, project: Project, table: RunTable, path: Path, width: str | None = None) -> list[Path]:
-        from reproduction.frame.values import read_values
+    def draw(
+        self, project: Project, table: RunTable, collected: Collected, path: Path, width: str | None = None
+    ) -> list[Path]:
         from reproduction.render.figures.draw import draw
 
-        return draw(project, table, read_values(project.root, table.id), path, width)
+        return draw(project, table, collected[0], path, width)
 
     def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
+        if not rendered:
+            return Reached("not yet")
         report = None
         with suppress(ResultError):  # rendering reports it
-            report = self.report(project, table, self.written(project, table))
-        return Reached("computed" if rendered else "not yet", report=report)
+            report = self.report(project, table, self.collect(project, table))
+        return Reached("computed", report=report)

@@ -118,21 +118,6 @@ class Row(Written):
         return parse_recipe(data, where)
 
 
-class WidthEffect(Written):
-    """By how much one row is above another, as a paper has it and as it goes with the width of models."""
-
-    name: str
-    """What makes the difference."""
-    row: str
-    """The row."""
-    over: str
-    """The row that it is compared with."""
-    published: Annotated[Many[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
-    """What a paper prints for both on Llama-2-7B."""
-    source: str
-    """Where it does."""
-
-
 class Figure(Written):
     """The figure that goes with a table."""
 
@@ -151,7 +136,6 @@ class Figure(Written):
         "loss_curves",
         "weight_kurtosis",
         "hadamard_kurtosis",
-        "widths",
     ]
     """What is drawn."""
     caption: str
@@ -166,8 +150,6 @@ class Figure(Written):
     """Whether each panel of `magnitudes` has a scale of its own, where rows differ by powers of ten."""
     printed: dict[str, str] = Field(default_factory=dict)
     """What the paper says of a row's main quantity, next to its number in a `distribution`."""
-    effects: Many[WidthEffect] = ()
-    """What `widths` draws, and the page lists; names of columns begin with the width."""
 
 
 class Titled(Written):
@@ -260,8 +242,7 @@ class RunTableFields(Titled):
             raise ValueError("columns: a column name occurs twice")
         drawn: tuple[str, ...] = ()
         if self.figure:
-            compared = (row for effect in self.figure.effects for row in (effect.row, effect.over))
-            drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()), *compared)
+            drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()))
         for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
             lookup(rows, name, f"{place}: unknown row")
         kinds = {metric["kind"] for metric in self.metrics}

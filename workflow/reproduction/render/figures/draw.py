@@ -154,7 +154,6 @@ KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
     "loss_curves": learning.loss_curves,
     "weight_kurtosis": kurtosis.weight_kurtosis,
     "hadamard_kurtosis": kurtosis.hadamard_kurtosis,
-    "widths": scaling.widths,
 }
 
 

@@ -4,14 +4,12 @@ Builders of grids choose the number at each place; its form is decided here, fro
 `words.numbers`. "-" means no number.
 """
 
-import math
 from collections.abc import Iterable
 
 from reproduction.benchmarks.records import Measurement
-from reproduction.claims.estimates import Interval
 from reproduction.frame.values import Number, Text
 from reproduction.tables.settings import Setting
-from reproduction.words.numbers import SPACE, show, show_change, show_ratio
+from reproduction.words.numbers import SPACE, show, show_ratio
 
 #: Mark after a setting that differs from the printed one.
 DIFFERS = " ≠"
@@ -41,19 +39,6 @@ def contents(found: Text | None) -> str:
     if len(seeds) < 2:
         return next(iter(seeds), "-")
     return "; ".join(f"{text} (seed {', '.join(map(str, which))})" for text, which in seeds.items())
-
-
-def rise(found: Interval | None) -> str:
-    """A change in percent with its 95 % interval."""
-    return "-" if found is None else interval(found.effect, found.low, found.high)
-
-
-def interval(effect: float, low: float, high: float) -> str:
-    """A change in percent with the ends of its interval."""
-    if not math.isfinite(effect):
-        return show(effect)
-    digits = 1 if abs(effect) < 100 else 0
-    return f"{show_change(effect)} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def share(part: float | None) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reproduction.claims.widths import Course
 from reproduction.frame.limits import CEILING, points
 from reproduction.frame.speed import SpeedNumbers, SpeedPlace, short_gpu, shown_ratio
 from reproduction.frame.values import Number, Place, Values, main_quantities, printed_accuracies
@@ -117,25 +116,6 @@ def change_grids(project: Project, table: RunTable, values: Values) -> tuple[Gri
 
     rows = [row for row in table.rows if row.name != table.baseline]
     return _grids(project, table, rows, pair, mains) if mains and rows else ()
-
-
-def effect_grid(found: Sequence[Course]) -> Grid:
-    """Gains of rows over others on models of several widths, in percent with 95 % intervals."""
-    columns = list(dict.fromkeys(column for course in found for column in course.rises))
-    on_models = [GridColumn([cells.rise(course.rises.get(column)) for course in found], column) for column in columns]
-    slopes = [
-        "-" if line is None else cells.interval(*(100 * math.expm1(one) for one in (line.slope, line.low, line.high)))
-        for line in (course.line for course in found)
-    ]
-    papers = [f"{show_change(course.papers)} ({course.effect.source})" for course in found]
-    rest = [
-        GridColumn(slopes, "a doubling of the width"),
-        GridColumn(papers, "published", published=""),
-        GridColumn([course.way or "-" for course in found], "wider models go"),
-    ]
-    compared = [f"{course.effect.row} over {course.effect.over}" for course in found]
-    labels = [[course.effect.name, rows] for course, rows in zip(found, compared, strict=True)]
-    return Grid("", ["Effect", "Rows"], labels, [*on_models, *rest])
 
 
 def endpoint_grids(project: Project, table: RunTable, values: Values) -> tuple[tuple[Grid, ...], tuple[Grid, ...]]:

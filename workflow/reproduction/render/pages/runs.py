@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reproduction.claims.claims import outcomes, tested_here
-from reproduction.claims.widths import courses
 from reproduction.frame.values import Values
 from reproduction.identity.names import HISTORY_FILE, RESULTS
 from reproduction.identity.run import Run
 from reproduction.render.pages import origins
 from reproduction.render.pages.effort import given
-from reproduction.render.pages.grids import change_grids, effect_grid, endpoint_grids, task_grids, value_grids
+from reproduction.render.pages.grids import change_grids, endpoint_grids, task_grids, value_grids
 from reproduction.render.pages.model import Report
 from reproduction.render.pages.trained import trained
 from reproduction.render.pages.verdicts import judged_report
@@ -97,7 +96,6 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
         "noise": "seeds",
         "baseline": table.baseline,
         "changes": change_grids(project, table, values),
-        "effects": effect_grid(found) if (found := courses(project, table, values, results)) else None,
         "divergences": divergences,
         "odds": odds,
         "has_flips": any(name.endswith(ANSWER_FLIPS.name) for _, _, name in values),
