@@ -1,7 +1,8 @@
 """Learn a rotation by SpinQuant and look at what it does to the activations.
 
-    python examples/learn_a_rotation.py                      # a shipped model: a minute; writes rotation.svg
-    python examples/learn_a_rotation.py MODEL --steps 100    # yours
+    rotquant corpus modules -o text/                                       # what the shipped models were trained on
+    python examples/learn_a_rotation.py --corpus text/                     # a shipped model; writes rotation.svg
+    python examples/learn_a_rotation.py MODEL --corpus TEXT --steps 100    # yours
 
 Printed: the perplexity of the quantized model with the rotation as drawn and as learned, on test text. The figure has
 two parts. Left: the loss of the quantized network while Cayley SGD turns the rotation, each step on other text. Right:
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 
 from rotquant import api
-from rotquant.commands.options import corpus_spec
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_checkpoint
 from rotquant.models.rotation.matrices import initial_rotations, load_history, load_rotations
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Calibration, Perplexity
+from rotquant.text import corpus_spec
 
 SHIPPED = Path(__file__).parents[1] / "workflow/resources/models/rq-7b"
 
@@ -34,7 +35,7 @@ SHIPPED = Path(__file__).parents[1] / "workflow/resources/models/rq-7b"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(SHIPPED))
-    parser.add_argument("--corpus", default="modules", help="as of `rotquant quantize`")
+    parser.add_argument("--corpus", required=True, help="as of `rotquant quantize`")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--output", type=Path, default=Path("rotation.svg"))

@@ -1,6 +1,7 @@
 """Quantize a model by three methods and compare each with the original on the same text.
 
-    python examples/quantize_and_compare.py                       # a shipped model: a minute on a laptop
+    rotquant corpus modules -o text/                              # what the shipped models were trained on
+    python examples/quantize_and_compare.py --corpus text/        # a shipped model: a minute on a laptop
     python examples/quantize_and_compare.py MODEL --corpus TEXT   # yours: a folder or hub id, and a text of yours
 
 Printed for each method: the rise of perplexity with its standard error, the KL divergence from the original's
@@ -12,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 from rotquant import api
-from rotquant.commands.options import corpus_spec
 from rotquant.comparison import compare, window_length
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
+from rotquant.text import corpus_spec
 
 SHIPPED = Path(__file__).parents[1] / "workflow/resources/models/rq-7b"
 #: 4-bit weights, inputs and KV cache: rounded to nearest, after QuaRot's random rotation, and with GPTQ.
@@ -26,7 +27,7 @@ METHODS = ("rtn", "quarot-rtn", "quarot")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(SHIPPED))
-    parser.add_argument("--corpus", default="modules", help="as of `rotquant evaluate`")
+    parser.add_argument("--corpus", required=True, help="as of `rotquant evaluate`")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="of `rotquant methods`")
     parser.add_argument("--windows", type=int, default=8, help="windows of test text")
     parser.add_argument("--length", type=int, default=512, help="tokens in a window, and in a calibration sample")

@@ -57,18 +57,15 @@ from rotquant.recipes.schemes import Calibration, Perplexity
 from rotquant.tensors.devices import learning_dtype
 from rotquant.text import (
     BOS,
-    DOCSTRINGS,
-    MODULES,
-    WIKITEXT2,
     CorpusSpec,
     adds_bos,
     bos_of,
     calibration_samples,
     check_split,
     load_text,
+    text_digest,
     tokenize,
 )
-from rotquant.text.digests import text_digest
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.reading import load_compressed, quantization_of
@@ -138,7 +135,7 @@ def quantize(
     checkpoint: str | Path,
     recipe: Recipe | str,
     *,
-    corpus: CorpusSpec = MODULES,
+    corpus: CorpusSpec | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -154,7 +151,7 @@ def quantize(
         checkpoint: a local folder or hub id.
         recipe: a recipe, or a preset's name: then with texts no longer than the model's context, and with what `fit`
             changes, of which a warning tells.
-        corpus: text whose train split calibrates and rotations are learned on, where the recipe needs it.
+        corpus: text whose train split calibrates and rotations are learned on; None where the recipe reads none.
         seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
             them; an interrupted learning continues.
@@ -173,6 +170,9 @@ def quantize(
         recipe, changed = fit(checkpoint, limits_of(checkpoint).shorten(preset(recipe)))
         if changed:
             warnings.warn(changed, stacklevel=2)
+    if corpus is None and (recipe.reads_text or check is not None):
+        raise RecipeError("the recipe or the check reads text: pass a corpus.")
+    corpus = cast(CorpusSpec, corpus)  # which nothing below reads where it is None
     if rotations is not None and recipe.learner is None:
         raise RecipeError("the recipe learns no rotations: leave the file of rotations out.")
     folder = local_folder(checkpoint)
@@ -200,7 +200,7 @@ def quantize(
         warnings.warn(note, stacklevel=2)
     known = None if check is None else _reference(network, tokenizer, corpus, check, device)
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
-    if samples is not None or texts or recipe.learner is not None:
+    if recipe.reads_text:
         source["corpus"] = corpus.model_dump(mode="json")
     learned = None
     if recipe.learner is not None:
@@ -398,7 +398,7 @@ def fit(checkpoint: str | Path, recipe: Recipe, fixed: Collection[str] = ()) -> 
 
 def perplexity(
     model: Model,
-    corpus: CorpusSpec | None = None,
+    corpus: CorpusSpec,
     metric: Perplexity | None = None,
     *,
     text: str | None = None,
@@ -407,9 +407,8 @@ def perplexity(
     """Perplexity of a model by the papers' protocol (see `rotquant.metrics.perplexity`).
 
     Args:
-        corpus: the text that the metric names; None where that is `modules`, `docstrings` or `wikitext2`.
-        metric: default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
-            `model_max_length` says so, of the corpus's test split; the corpus is then `modules` by default.
+        metric: of this corpus; default, windows of 2048 tokens, or fewer where the model's context or its tokenizer's
+            `model_max_length` says so, of the test split.
         text: that split, where it has been read already.
 
     Raises:
@@ -419,28 +418,16 @@ def perplexity(
     if metric is None:
         advised = advised_length(model.tokenizer.model_max_length)
         length = ModelLimits.of(model.network.config, advised, model.recipe.prefix_tokens).length()
-        metric = Perplexity(corpus=(corpus or MODULES).name, sequence_length=length)
-    spec = _corpus(metric.corpus, corpus)
-    text = load_text(spec, metric.split) if text is None else text
+        metric = Perplexity(corpus=corpus.name, sequence_length=length)
+    if corpus.name != metric.corpus:
+        raise RecipeError(
+            f"the metric is of corpus {metric.corpus!r}, and the corpus given is {corpus.name!r}: name this one in the "
+            "metric."
+        )
+    text = load_text(corpus, metric.split) if text is None else text
     tokens = tokenize(text, model.tokenizer)
     found = evaluation.perplexity(model.network, tokens, metric, batch_size=batch_size)
     return replace(found, note=found.note or bos_note(model.network, tokens, adds_bos(model.tokenizer), metric.bos))
-
-
-def _corpus(name: str, given: CorpusSpec | None) -> CorpusSpec:
-    """The corpus that a metric names: the given one, or one that is known by its name.
-
-    Raises:
-        RecipeError: another corpus was given, or none and the name is not known.
-    """
-    known = {spec.name: spec for spec in (MODULES, DOCSTRINGS, WIKITEXT2)}
-    if given is None and name not in known:
-        raise RecipeError(f"the metric is of corpus {name!r}, which is not known by its name: pass the corpus too.")
-    if given is not None and given.name != name:
-        raise RecipeError(
-            f"the metric is of corpus {name!r}, and the corpus given is {given.name!r}: name this one in the metric."
-        )
-    return given or known[name]
 
 
 def zero_shot(

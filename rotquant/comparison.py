@@ -34,7 +34,7 @@ from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.text import MODULES, CorpusSpec, adds_bos, load_text, tokenize
+from rotquant.text import CorpusSpec, adds_bos, load_text, tokenize
 from rotquant.weights.reading import quantization_of
 from rotquant.weights.storage import is_quantized_folder
 
@@ -102,7 +102,7 @@ class ModelComparison:
 def compare(
     reference: str | Path,
     models: Sequence[str | Path],
-    corpus: CorpusSpec = MODULES,
+    corpus: CorpusSpec,
     *,
     metric: Perplexity | None = None,
     batch_size: int = 8,

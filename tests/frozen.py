@@ -41,7 +41,7 @@ from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable, Table
 from rotquant.foundation import hub
 from rotquant.foundation.files import canonical_json, read_json, short_hash, write_text
-from rotquant.text.digests import UNREAD
+from rotquant.text import UNREAD
 from tests.helpers.sentences import long_sentences
 
 REPOSITORY = Path(__file__).parents[1]

@@ -57,7 +57,7 @@ def compare(
         typer.Argument(metavar="MODEL...", callback=_models, help="Models that are compared with it."),
         MODEL,
     ],
-    corpus: Corpus = "modules",
+    corpus: Corpus,
     split: Split = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens per window. Default: what all models allow, at most 2048.")
@@ -76,7 +76,7 @@ def compare(
     Each is plain or quantized: a folder or hub id, or a folder of `rotquant quantize`, `export`, `convert` or of
     compressed-tensors by another library. All need the same tokenizer.
 
-    Example: `rotquant compare workflow/resources/models/rq-7b quantized/ other/ --max-windows 20`
+    Example: `rotquant compare MODEL quantized/ other/ --corpus wikitext2 --max-windows 20`
     """
     spec = corpus_spec(corpus)
     part = chosen_split(split, spec)

@@ -10,7 +10,7 @@ def methods() -> list[str]:
 
 def corpora() -> list[str]:
     """Texts that are known by a name; the shell adds files and folders."""
-    return ["modules", "docstrings"]
+    return ["wikitext2"]
 
 
 def splits() -> list[str]:

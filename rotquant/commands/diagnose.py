@@ -102,7 +102,7 @@ class Diagnosis:
 @answers(KEYS, file=True)
 def diagnose(
     model: Checkpoint,
-    corpus: Corpus = "modules",
+    corpus: Corpus,
     split: DiagnosedSplit = None,
     sequence_length: DiagnosedLength = None,
     max_windows: DiagnosedWindows = 32,
@@ -117,7 +117,7 @@ def diagnose(
     Nothing is tuned: weights are rounded to nearest. Rises are in nats a token. One copy of MODEL is in memory at a
     time; it is loaded six times.
 
-    Example: `rotquant diagnose workflow/resources/models/rq-7b`
+    Example: `rotquant diagnose MODEL --corpus wikitext2`
     """
     spec = corpus_spec(corpus)
     part = diagnosed_part(split, spec)

@@ -71,8 +71,8 @@ def train_quantized(
             help="What trains the whole model, for example rcp or bitdistiller-rotated.",
         ),
     ],
+    corpus: Corpus,
     changes: Changes = None,
-    corpus: Corpus = "modules",
     resume: Annotated[bool, typer.Option("--resume", help="Continue a training that was interrupted.")] = False,
     batch_size: Annotated[
         int | None,
@@ -94,7 +94,7 @@ def train_quantized(
     `torchrun --nproc-per-node 4 -m rotquant.cli train-quantized MODEL --method rcp -o FOLDER --corpus ...`
 
     Small models take fewer and larger steps than the papers': `rotquant train-quantized
-    workflow/resources/models/rq-7b --method rcp -o trained --dtype float32 --set weights.scheme.granularity=channel
+    MODEL --method rcp --corpus TEXT -o trained --dtype float32 --set weights.scheme.granularity=channel
     --set weights.scheme.group_size=null --set methods.rcp.text.samples=128 --set methods.rcp.text.sequence_length=128
     --set methods.rcp.epochs=4 --set methods.rcp.weight_lr=3e-4 --set methods.rcp.quantizer_lr=1e-3 --set
     methods.rcp.schedule=cosine`

@@ -10,11 +10,11 @@ from rich.table import Column, Table
 
 from rotquant.commands.answers import CommandResult, answers, note_and_sentences
 from rotquant.commands.options import (
+    AnyCorpus,
     AnyModel,
     Bos,
     Changes,
     Checkpoint,
-    Corpus,
     Device,
     Dtype,
     LoadedDtype,
@@ -28,8 +28,8 @@ from rotquant.commands.options import (
     changed,
     changes_of,
     chosen_split,
-    corpus_spec,
     is_written,
+    named_corpus,
     named_recipe,
     place_of_bos,
     rotation_fields,
@@ -76,7 +76,7 @@ def quantize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write."), Writes(QUANTIZED, folder=True)],
     method: Method = "quarot",
     changes: Changes = None,
-    corpus: Corpus = "modules",
+    corpus: AnyCorpus = None,
     samples: Samples = None,
     sequence_length: SequenceLength = None,
     bos: Bos = None,
@@ -90,7 +90,7 @@ def quantize(
         bool,
         typer.Option(
             help="Say at the end what it cost, perplexity and KL divergence from full precision, on two windows of at "
-            "most 512 tokens of the corpus's validation split (or test split) where it has one."
+            "most 512 tokens of the validation split (or test split) of --corpus, where that is named and has one."
         ),
     ] = True,
     seed: Seed = 0,
@@ -99,7 +99,9 @@ def quantize(
 ) -> CommandResult:
     """Rotate and quantize MODEL into a folder that `rotquant evaluate` and `rotquant.api.load` read.
 
-    Example: `rotquant quantize workflow/resources/models/rq-7b -o quantized/ --samples 64 --sequence-length 512`
+    --corpus is what it is calibrated on, where METHOD reads text.
+
+    Example: `rotquant quantize MODEL --corpus text/ -o quantized/ --samples 64 --sequence-length 512`
 
     Methods that train take their papers' amounts of work, for a small model far too many: `--method llm-qat --set
     methods.llm_qat.samples=256 --set methods.llm_qat.sequence_length=128 --set methods.llm_qat.steps=128 --set
@@ -113,8 +115,8 @@ def quantize(
     check_output_folder(output, QUANTIZED, needed=least)
     if rotations is not None:
         _check_rotations(rotations, output)
-    spec = corpus_spec(corpus)
-    if recipe.needs_calibration or recipe.own_texts or recipe.learner is not None:
+    spec = named_corpus(corpus) if corpus or recipe.reads_text else None
+    if spec is not None and recipe.reads_text:
         check_split(spec, "train")
     with task("starting"):
         from rotquant import api
@@ -137,7 +139,7 @@ def quantize(
         dtype=torch_dtype(dtype),
         rotations=rotations,
         placed=False,  # it is saved, not run
-        check=api.check_metric(place, spec) if check else None,
+        check=api.check_metric(place, spec) if check and spec else None,
     )
     quantized.save(output)
     stored = cast("StoredModel", quantized.stored)
@@ -314,7 +316,7 @@ def export(
 )
 def evaluate(
     model: AnyModel,
-    corpus: Corpus = "modules",
+    corpus: AnyCorpus = None,
     split: Split = None,
     sequence_length: Annotated[
         int | None,
@@ -353,7 +355,7 @@ def evaluate(
 ) -> CommandResult:
     """Measure MODEL: a plain checkpoint as it is, a quantized folder with its online transforms and quantizers.
 
-    Examples: `rotquant evaluate quantized/ --sequence-length 512`, `rotquant evaluate quantized/ --tasks piqa,arc_easy`
+    Examples: `rotquant evaluate quantized/ --corpus wikitext2`, `rotquant evaluate quantized/ --tasks piqa,arc_easy`
     """
     asked = (num_fewshot, limit, include_path, task_data)
     if tasks is None and any(option is not None for option in asked):
@@ -375,7 +377,7 @@ def evaluate(
         options |= {"num_fewshot": num_fewshot, "include_path": include_path, "task_data": task_data}
         found = api.zero_shot(loaded, names, **options, batch_size=batch_size, bos=cast(BOS | None, bos))
         return _of_tasks(model, found, _without_bos(loaded) if bos in ("text", "window") else "")
-    spec = corpus_spec(corpus)
+    spec = named_corpus(corpus)
     part = chosen_split(split, spec)
     with task("starting"):
         from rotquant import api

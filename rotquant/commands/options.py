@@ -23,7 +23,7 @@ from rotquant.recipes.corpus import Split as TextSplit
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
 from rotquant.tensors.devices import check_device, check_dtype
-from rotquant.text import DOCSTRINGS, MODULES, CorpusSpec, check_split, split_of_file
+from rotquant.text import CorpusSpec, check_split, corpus_spec, split_of_file
 
 
 def not_empty(value: str) -> str:
@@ -84,12 +84,7 @@ def place_of_bos(given: str | None, usual: BOS = "text") -> BOS:
     return cast(BOS, given or usual)
 
 
-def _text(given: str) -> list[Path]:
-    path = corpus_spec(given).path
-    return place_of(path) if path else []
-
-
-TEXT = Reads(_text)
+TEXT = Reads(lambda given: place_of(corpus_spec(given).path))
 Checkpoint = Annotated[
     str,
     typer.Argument(
@@ -117,19 +112,16 @@ Converted = Annotated[
     typer.Argument(metavar="MODEL", callback=_folder_of("decoder"), help="Folder written by `rotquant convert`."),
     MODEL,
 ]
-Corpus = Annotated[
-    str,
-    typer.Option(
-        callback=not_empty,
-        autocompletion=completion.corpora,
-        help="Text: `modules` or `docstrings` (source files, documentation strings of the installed packages); a "
-        "folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the first 80 % "
-        "are for training and calibration, the next "
-        "10 % for validation and the rest for tests; or a hub id with an optional configuration, e.g. "
-        "Salesforce/wikitext:wikitext-2-raw-v1.",
-    ),
-    TEXT,
-]
+_TEXT_OPTION = typer.Option(
+    "--corpus",
+    callback=lambda text: text if text is None else not_empty(text),
+    autocompletion=completion.corpora,
+    help="Text: a folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the "
+    "first 80 % are for training and calibration, the next 10 % for validation and the rest for tests; `wikitext2` of "
+    "the hub; or a hub id with an optional configuration, e.g. allenai/c4:en.",
+)
+Corpus = Annotated[str, _TEXT_OPTION, TEXT]
+AnyCorpus = Annotated[str | None, _TEXT_OPTION, TEXT]
 Method = Annotated[
     str,
     typer.Option(
@@ -203,19 +195,15 @@ Changes = Annotated[
 ]
 
 
-#: A dataset of the hub, with its configuration; anything else that a user names is a path.
-_HUB_DATASET = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]+))?")
+def named_corpus(text: str | None) -> CorpusSpec:
+    """The corpus of `--corpus`.
 
-
-def corpus_spec(text: str) -> CorpusSpec:
-    """The corpus a user names on the command line: see `Corpus`."""
-    if text in (DOCSTRINGS.name, MODULES.name):
-        return DOCSTRINGS if text == DOCSTRINGS.name else MODULES
-    path = Path(text).expanduser()
-    hub = _HUB_DATASET.fullmatch(text)
-    if hub is None or path.exists() or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
-        return CorpusSpec(name=path.stem, source="local", path=str(path))
-    return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
+    Raises:
+        RecipeError: none is named.
+    """
+    if text is None:
+        raise RecipeError("this reads text: name it with --corpus, wikitext2 of the hub, or a folder or file of yours.")
+    return corpus_spec(text)
 
 
 def chosen_split(split: str | None, spec: CorpusSpec) -> TextSplit:

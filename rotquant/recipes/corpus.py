@@ -1,13 +1,10 @@
-"""Corpora as frozen data, and the content hash that identifies the text which a number was computed on.
-
-The corpora that are read from installed packages follow their versions, so a number's provenance has this hash.
-"""
+"""Corpora as frozen data, and the content hash that identifies the text which a number was computed on."""
 
 import hashlib
 from string import Formatter
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rotquant.foundation.data import Frozen
 
@@ -24,31 +21,24 @@ CALIBRATION_CHARACTERS = 2_000_000
 CHARACTERS_PER_TOKEN = 4
 """About what a token of English text is long: larger calibration sets read as much text as they have tokens."""
 
-#: Sources that every installation has.
-INSTALLED = ("modules", "docstrings")
-
 
 class CorpusSpec(Frozen):
     """A text corpus."""
 
-    name: str = "modules"
-    """Label used in reports and keys, such as modules or wikitext2."""
-    source: Literal["modules", "docstrings", "hub", "local", "mixed"] = "modules"
-    """`modules` and `docstrings` (source files and documentation strings of the installed pinned packages), `hub`
-    (a Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the splits that
-    words of their names say, or one such file; where its name says none, the first 80 % of its rows are the train
-    split, the next 10 % validation, the last 10 % test, so that no split holds another's text), or `mixed` (other
-    corpora, one after the other)."""
-    path: str | None = None
-    """The hub id or the local path; none for what every installation has."""
+    name: str
+    """Label used in reports and keys, such as wikitext2."""
+    source: Literal["hub", "local"]
+    """`hub` (a Hugging Face dataset id), or `local` (a folder of parquet, json, jsonl or txt files, which are the
+    splits that words of their names say, or one such file; where its name says none, the first 80 % of its rows are the
+    train split, the next 10 % validation, the last 10 % test, so that no split holds another's text)."""
+    path: str
+    """The hub id or the local path."""
     subset: str | None = None
     """A dataset's configuration name on the hub, or a subfolder of a local folder."""
     text_field: str = "text"
     """The column that holds the text; or a text of several columns, each by its name in braces."""
     separator: str = "\n\n"
     """Text between two rows; the papers join WikiText-2 with a blank line."""
-    parts: Annotated[tuple["CorpusSpec", ...], Field(exclude_if=lambda parts: not parts)] = ()
-    """Corpora that source `mixed` joins, with as much text of each where only a part is read."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -65,25 +55,12 @@ class CorpusSpec(Frozen):
             raise ValueError(f"corpus {self.name!r}: text_field takes names of columns in braces, such as {{question}}")
         return self
 
-    @model_validator(mode="after")
-    def _path_fits_source(self) -> "CorpusSpec":
-        placeless = self.source in (*INSTALLED, "mixed")
-        if (self.path is None) != placeless:
-            need = "takes no path" if placeless else "needs a path (hub id, folder or file)"
-            raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
-        if (self.source == "mixed") != bool(self.parts):
-            need = "needs parts, corpora" if self.source == "mixed" else "takes no parts"
-            raise ValueError(f"corpus {self.name!r}: source {self.source!r} {need}")
-        return self
-
     @property
     def sources(self) -> tuple["CorpusSpec", ...]:
-        """The corpora that are read for it: itself, or its parts' own."""
-        return tuple(source for part in self.parts for source in part.sources) or (self,)
+        """The corpora that are read for it."""
+        return (self,)
 
 
-MODULES = CorpusSpec()
-DOCSTRINGS = CorpusSpec(name="docstrings", source="docstrings")
 WIKITEXT2 = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext", subset="wikitext-2-raw-v1")
 
 

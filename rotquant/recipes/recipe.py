@@ -362,6 +362,11 @@ class Recipe(Frozen):
         return {method.name: method.own_text for method in makers if method.own_text is not None}
 
     @property
+    def reads_text(self) -> bool:
+        """Whether applying the recipe reads any text."""
+        return self.needs_calibration or bool(self.own_texts) or self.learner is not None
+
+    @property
     def prefix_tokens(self) -> int:
         """How many tokens a method puts before every text, at most; 0 where none does."""
         return sum(method.prefix_tokens for method in self.methods.values())

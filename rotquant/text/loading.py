@@ -1,4 +1,4 @@
-"""Reading a corpus: what every installation has, a hub dataset, a local folder or one text file.
+"""Reading a corpus: a hub dataset, a local folder or one text file.
 
 The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
 are read, those of the hub through the `datasets` library: no dataset script runs.
@@ -7,18 +7,16 @@ are read, those of the hub through the `datasets` library: no dataset script run
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import singledispatch
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from rotquant.foundation.errors import CorpusError
-from rotquant.foundation.files import cache_folder, check_regular
+from rotquant.foundation.files import canonical_json, check_regular, short_hash
 from rotquant.foundation.hub import commit_of
 from rotquant.foundation.progress import at_terminal, downloading, task
-from rotquant.recipes.corpus import INSTALLED, SPLITS, CorpusSpec, Split, content_hash, portion
-from rotquant.text.docstrings import docstring_rows
-from rotquant.text.modules import module_names, module_rows
-from rotquant.text.packages import PACKAGES, lists_of_files, package_files, versions
+from rotquant.recipes.corpus import SPLITS, WIKITEXT2, CorpusSpec, Split, content_hash, portion
 from rotquant.text.rows import SUFFIXES, data_rows
 
 _SUFFIXES = (*SUFFIXES, ".txt")
@@ -36,26 +34,35 @@ _SHARD = re.compile(r"(?P<before>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<aft
 _TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
 
 
-def load_rows(
-    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
-) -> list[str]:
+#: In the place of a digest where a text cannot be read; nothing is computed under it.
+UNREAD = "unread"
+#: A dataset of the hub, with its configuration; anything else that a user names is a path.
+_HUB_DATASET = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]+))?")
+
+
+def corpus_spec(text: str) -> CorpusSpec:
+    """The corpus that a user names: `wikitext2`, a folder, a file, or a dataset of the hub with its configuration."""
+    path = Path(text).expanduser()
+    hub = _HUB_DATASET.fullmatch(text)
+    if hub is None or path.exists() or path.suffix in _SUFFIXES:
+        return CorpusSpec(name=path.stem, source="local", path=str(path))
+    if text == WIKITEXT2.name:
+        return WIKITEXT2
+    return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
+
+
+@singledispatch
+def load_rows(spec: CorpusSpec, split: Split, *, max_characters: int | None = None) -> list[str]:
     """Return the rows (texts) of one split, or as many first rows as reach `max_characters`.
 
     A plain text file has one row per line with its line end kept and blank lines empty, as the hub's WikiText has them.
-    `cache`, the user's by default, keeps what was read from installed packages.
+    Another package registers how its own kinds of corpora, classes below `CorpusSpec`, are read.
 
     Raises:
         CorpusError: unknown split, hub unreachable, missing folder, file, split or text field, or no text.
     """
     if split not in SPLITS:
         raise CorpusError(f"Corpus {spec.name}: no split {split!r}; the splits are {', '.join(SPLITS)}.")
-    if spec.source == "mixed":
-        share = None if max_characters is None else -(-max_characters // len(spec.parts))
-        return [row for part in spec.parts for row in load_rows(part, split, max_characters=share, cache=cache)]
-    if spec.source == "modules":
-        return module_rows(split, cache or cache_folder("corpora"), max_characters)
-    if spec.source == "docstrings":
-        return docstring_rows(split, cache or cache_folder("corpora"), max_characters)
     rows = _hub_rows(spec, split, max_characters) if spec.source == "hub" else _local_rows(spec, split)
     with task(f"reading {spec.name} ({split})"):
         selected = _head(rows, max_characters)
@@ -66,28 +73,27 @@ def load_rows(
     return selected
 
 
-def text_files(
-    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
-) -> list[Path]:
-    """The files of this machine, or the folder, that decide what `load_rows` reads of a split.
-
-    Of installed packages also their lists of files, which change with the version. A mixed or hub corpus has none of
-    its own. Raises as `load_rows` does.
-    """
-    if spec.source == "modules":
-        names = module_names(split, cache or cache_folder("corpora"), max_characters)
-        installed = dict(package_files(PACKAGES[split]))
-        return [*(installed[name] for name in names), *lists_of_files(split)]
-    if spec.source == "docstrings":
-        return lists_of_files(split)
-    return [_root(spec)] if spec.source == "local" else []
-
-
-def load_text(
-    spec: CorpusSpec, split: Split, *, max_characters: int | None = None, cache: str | Path | None = None
-) -> str:
+def load_text(spec: CorpusSpec, split: Split, *, max_characters: int | None = None) -> str:
     """Return one split as one text: its rows joined by `spec.separator`. Raises as `load_rows` does."""
-    return spec.separator.join(load_rows(spec, split, max_characters=max_characters, cache=cache))
+    return spec.separator.join(load_rows(spec, split, max_characters=max_characters))
+
+
+def text_digest(spec: CorpusSpec, split: Split, characters: int | None = None, text: str | None = None) -> str:
+    """Digest that identifies a split, or its head: 16 hexadecimal digits, or `unread`.
+
+    It covers the content of what is read; of a hub's dataset its commit.
+
+    Args:
+        text: what was read, where it was.
+    """
+    if any(part.source == "hub" for part in spec.sources):
+        commits = [commit_of("dataset", part.path) for part in spec.sources if part.source == "hub"]
+        identity = [spec.model_dump(mode="json"), commits, portion(split, characters)]
+        return UNREAD if None in commits else short_hash(canonical_json(identity))
+    try:
+        return content_hash(load_text(spec, split, max_characters=characters) if text is None else text)[:16]
+    except CorpusError:
+        return UNREAD  # whose sentence comes from the job that needs it
 
 
 def corpus_identity(
@@ -95,25 +101,26 @@ def corpus_identity(
     splits: Iterable[Split] = ("test",),
     *,
     max_characters: int | None = None,
-    cache: str | Path | None = None,
     texts: Mapping[Split, str] | None = None,
 ) -> dict:
-    """Provenance of a run's text: the specification and, per split, length and content hash.
+    """Provenance of a run's text: the specification and, per split, length, content hash and `split_source`.
 
-    For a corpus of installed packages each split also has the package versions it was read from; for a single file,
-    which part of it the split is. `texts` are those of the splits that have been read already.
+    `texts` are those of the splits that have been read already.
     """
     known = texts or {}
     identity: dict = {**spec.model_dump(), "splits": {}}
     for split in splits:
-        text = known.get(split) or load_text(spec, split, max_characters=max_characters, cache=cache)
-        entry: dict = {"characters": len(text), "sha256": content_hash(text)}
-        if spec.source in INSTALLED:
-            entry["packages"] = versions(split)
-        if share := _share(spec, split):
-            entry["share"] = share
+        text = known.get(split) or load_text(spec, split, max_characters=max_characters)
+        entry = {"characters": len(text), "sha256": content_hash(text), **split_source(spec, split)}
         identity["splits"][portion(split, max_characters)] = entry
     return identity
+
+
+@singledispatch
+def split_source(spec: CorpusSpec, split: Split) -> dict[str, Any]:
+    """What a split's text was read from, as entries of its provenance: `share`, the part of a single file."""
+    share = _share(spec, split)
+    return {"share": share} if share else {}
 
 
 def _head(rows: Iterable[str], max_characters: int | None) -> list[str]:
@@ -132,10 +139,10 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
     from datasets import load_dataset
 
     try:
-        with downloading(str(spec.path)), _bars_at_terminals():
+        with downloading(spec.path), _bars_at_terminals():
             streaming: Any = max_characters is not None  # the library declares True and False apart
-            commit = commit_of("dataset", str(spec.path))
-            data = load_dataset(str(spec.path), spec.subset, split=split, streaming=streaming, revision=commit)
+            commit = commit_of("dataset", spec.path)
+            data = load_dataset(spec.path, spec.subset, split=split, streaming=streaming, revision=commit)
     except Exception as error:  # The hub client has many failure types, some from libraries below it.
         reason = str(error).strip().split("\n")[0][:200]
         raise CorpusError(
@@ -143,7 +150,7 @@ def _hub_rows(spec: CorpusSpec, split: Split, max_characters: int | None) -> Ite
             f"({type(error).__name__}: {reason}); without access to the hub, give the path of a local copy (in a "
             "configuration with `source: local`): a folder with its parquet, json, jsonl or txt files."
         ) from error
-    return _column(spec, data, str(spec.path))
+    return _column(spec, data, spec.path)
 
 
 @contextmanager
@@ -186,7 +193,7 @@ def _whole(spec: CorpusSpec, data: Iterable[Any], where: str) -> Iterable[Any]:
 
 def _local_rows(spec: CorpusSpec, split: Split) -> Iterable[str]:
     files = _split_files(spec, split)
-    if not _root(spec).is_file() or _splits_named(Path(_root(spec).name)):
+    if not corpus_root(spec).is_file() or _splits_named(Path(corpus_root(spec).name)):
         return chain.from_iterable(_file_rows(spec, file) for file in files)
     (file,) = files
     count = sum(1 for _ in _file_rows(spec, file))
@@ -202,22 +209,20 @@ def check_split(spec: CorpusSpec, split: Split) -> None:
     """
     if spec.source == "local":
         _split_files(spec, split)
-    for part in spec.parts:
-        check_split(part, split)
 
 
 def split_of_file(spec: CorpusSpec) -> Split:
     """The split to measure on where none is asked for: test, or validation for a single file that is named for it."""
-    alone = spec.source == "local" and _root(spec).is_file()
-    return "validation" if alone and _splits_named(Path(_root(spec).name)) == {"validation"} else "test"
+    alone = spec.source == "local" and corpus_root(spec).is_file()
+    return "validation" if alone and _splits_named(Path(corpus_root(spec).name)) == {"validation"} else "test"
 
 
 def _share(spec: CorpusSpec, split: Split) -> str | None:
     """Which rows of a single local file are a split, and of how many shards it is one; None for other corpora."""
-    if spec.source != "local" or not _root(spec).is_file():
+    if spec.source != "local" or not corpus_root(spec).is_file():
         return None
-    shard = _SHARD.fullmatch(_root(spec).name)
-    if _splits_named(Path(_root(spec).name)):
+    shard = _SHARD.fullmatch(corpus_root(spec).name)
+    if _splits_named(Path(corpus_root(spec).name)):
         return f"shard {int(shard['index']) + 1} of {int(shard['count'])}" if shard else None
     start, stop = _TENTHS[split]
     return f"rows from {10 * start} to {10 * stop} % of the file"
@@ -242,9 +247,9 @@ def _text_lines(spec: CorpusSpec, file: Path) -> Iterable[str]:
         ) from None
 
 
-def _root(spec: CorpusSpec) -> Path:
+def corpus_root(spec: CorpusSpec) -> Path:
     """The folder or file of a local corpus."""
-    root = Path(str(spec.path)).expanduser()
+    root = Path(spec.path).expanduser()
     return root / spec.subset if spec.subset is not None and (root / spec.subset).is_dir() else root
 
 
@@ -260,7 +265,7 @@ def _split_files(spec: CorpusSpec, split: Split) -> list[Path]:
     A single file is all of the splits that it is named for, and where it is named for none, each split is a part of it
     (`_TENTHS`).
     """
-    root = _root(spec)
+    root = corpus_root(spec)
     if root.is_file():
         if root.suffix not in _SUFFIXES:
             raise CorpusError(f"Corpus {spec.name}: {root} is not a parquet, json, jsonl or txt file.")

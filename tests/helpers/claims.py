@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.corpora import DOCSTRINGS
 from reproduction.frame.values import Number
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
 from reproduction.run.samples import pack
 from reproduction.tables.tables import RunTable
-from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 

@@ -169,7 +169,7 @@ def test_the_file_holds_what_json_prints(tmp_path: Path) -> None:
         ("recipe spinquant-", ["spinquant-easy", "spinquant-hard"]),
         ("quantize model --method quarot-r", ["quarot-rtn"]),
         ("tasks --tasks piqa,hella", ["piqa,hellaswag"]),
-        ("evaluate model --corpus doc", ["docstrings"]),
+        ("evaluate model --corpus wiki", ["wikitext2"]),
         ("compare a b --split va", ["validation"]),
     ],
 )

@@ -80,8 +80,12 @@ def test_every_field_of_a_perplexity_decides_what_is_measured(model: api.Model, 
 def test_a_corpus_that_is_not_the_metrics_is_refused(model: api.Model, corpora: dict[str, CorpusSpec]) -> None:
     with pytest.raises(RecipeError, match=r"of corpus 'wikitext2', and the corpus given is 'words'"):
         api.perplexity(model, corpora["words"], Perplexity(sequence_length=32))
-    with pytest.raises(RecipeError, match="corpus 'words', which is not known by its name: pass the corpus"):
-        api.perplexity(model, metric=Perplexity(corpus="words", sequence_length=32))
+
+
+def test_a_recipe_that_reads_text_is_refused_without_a_corpus(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="reads text: pass a corpus"):
+        api.quantize(folder, "quarot")
+    assert api.quantize(folder, "rtn").stored is not None
 
 
 def test_windows_are_of_the_context_by_default_and_never_longer(

@@ -25,7 +25,10 @@ CASES = {
     "families ./nothing": "model folder ./nothing does not exist",
     "evaluate ./nothing": "model folder ./nothing does not exist",
     "evaluate M --dtype int4": "unknown dtype 'int4'",
-    "evaluate M --split tests": "unknown split 'tests'",
+    "quantize M -o out": "name it with --corpus",
+    "evaluate M": "name it with --corpus",
+    "compare M M": "Missing option '--corpus'",
+    "evaluate M --corpus T --split tests": "unknown split 'tests'",
     "evaluate M --corpus T --split sample": "unknown split 'sample'",
     "compare M ./nothing": "model folder ./nothing does not exist",
     "diagnose Q": "holds quantized weights already",
@@ -41,7 +44,7 @@ CASES = {
     "convert D -o out": "is a converted decoder",
     "generate Q --prompt x": "is a quantized model: convert it first",
     "train-quantized ./nothing --method rcp -o out": "model folder ./nothing does not exist",
-    "train-quantized M --method rcp -o X": "is a file, where a folder is to be written",
+    "train-quantized M --method rcp --corpus T -o X": "is a file, where a folder is to be written",
 }
 RUN = """
 import contextlib, io, json, sys

@@ -220,7 +220,7 @@ def test_an_interrupt_of_any_import_is_status_130_without_a_traceback(model, tmp
     (tmp_path / f"{module}.py").write_text(stand_in)
     path = f"{tmp_path}:{Path(rotquant_package.__file__).parents[1]}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "rotquant.cli", "quantize", model, "-o", "out"],
+        [sys.executable, "-m", "rotquant.cli", "quantize", model, "-o", "out", "--corpus", "wikitext2"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

@@ -11,13 +11,12 @@ import yaml
 
 from rotquant import api, comparison
 from rotquant.commands import compare, convert, diagnose, distil, models, plan
-from rotquant.commands.options import corpus_spec
 from rotquant.costs import plan as costs
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.tensors.devices import torch_dtype
-from rotquant.text import MODULES
+from rotquant.text import WIKITEXT2
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import tiny_model
@@ -70,7 +69,7 @@ def in_python(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setattr(api, "check_recipe", stop)
     monkeypatch.setattr(api, "calibration_tokens", lambda *_: None)
     with pytest.raises(Asked) as stopped:
-        api.quantize(model, name)
+        api.quantize(model, name, corpus=WIKITEXT2)
     return stopped.value.args[0]
 
 
@@ -79,24 +78,24 @@ def test_a_presets_name_means_one_recipe_on_the_command_line_in_a_plan_and_in_py
     name: str, model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ["--method", name]
-    quantized = asked(api, "quantize", "quantize", model, "-o", str(tmp_path / "out"), *given)
+    text = ["--corpus", "wikitext2"]
+    quantized = asked(api, "quantize", "quantize", model, "-o", str(tmp_path / "out"), *given, *text)
     planned = asked(costs, "costs_of", "plan", model, *given)["work"]
     assert quantized["recipe"] == planned.recipe == in_python(model, name, monkeypatch) == preset(name)
 
 
 def test_no_default_of_an_option_is_another_than_that_of_python() -> None:
     """Of those that both have: what is not given is the same on both sides."""
-    same: dict[str, Callable[[Any], Any]] = {"corpus": corpus_spec, "dtype": lambda name: name and torch_dtype(name)}
+    same: dict[str, Callable[[Any], Any]] = {"dtype": lambda name: name and torch_dtype(name)}
     pairs = [(models.quantize, api.quantize), (compare.compare, comparison.compare)]
     for command, function in pairs:
         options, parameters = inspect.signature(command).parameters, inspect.signature(function).parameters
         shared = [
             name for name in options if name in parameters and options[name].default is not inspect.Parameter.empty
         ]
-        assert {"corpus", "dtype"} <= set(shared)
+        assert {"dtype"} < set(shared)
         for name in set(shared) - {"device", "check"}:  # where it runs, and what is read beside it: no result
             assert same.get(name, lambda value: value)(options[name].default) == parameters[name].default, name
-    assert corpus_spec("modules") == MODULES
     for command in (models.quantize, plan.plan):
         options = inspect.signature(command).parameters
         assert options["samples"].default is options["sequence_length"].default is options["changes"].default is None
@@ -112,7 +111,7 @@ def test_a_recipe_in_a_file_runs_as_it_is_written(
     recipe = override(preset("spinquant-hard"), {**WRITTEN, "methods": {"spinquant": {"text": {"samples": 7}}}}, "test")
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
-    command = ["quantize", model, "-o", str(tmp_path / "out"), "--method", str(file)]
+    command = ["quantize", model, "-o", str(tmp_path / "out"), "--method", str(file), "--corpus", "wikitext2"]
     assert asked(api, "quantize", *command)["recipe"] == recipe
     changed = asked(api, "quantize", *command, "--samples", "9", "--set", "weights.scheme.bits=3")["recipe"]
     assert changed == override(
@@ -128,9 +127,9 @@ def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
     tiny_tokenizer().save_pretrained(folder)
     file.write_text(yaml.safe_dump(preset("quarot").model_dump(mode="json")))
     command = ["quantize", str(folder), "-o", str(tmp_path / "out"), "--method"]
-    assert asked(api, "quantize", *command, "quarot")["recipe"].rotation.heads is False
-    assert "6 (number of attention heads)" in capsys.readouterr().out
     text = ["--corpus", str(save_words(tmp_path / "words.txt", 2000))]
+    assert asked(api, "quantize", *command, "quarot", *text)["recipe"].rotation.heads is False
+    assert "6 (number of attention heads)" in capsys.readouterr().out
     for options, said in (
         ([], "change the recipe, --set rotation.heads=false"),
         (["--set", "rotation.heads=false"], "samples of 2048 tokens exceed the model's context of 64 tokens"),
@@ -138,16 +137,17 @@ def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
         assert rotquant(monkeypatch, *command, str(file), *options, *text) == 2
         assert said in capsys.readouterr().err
     both = ["--set", "rotation.heads=false", "--sequence-length", "64"]
-    assert asked(api, "quantize", *command, str(file), *both)["recipe"].calibration.samples == 128
+    assert asked(api, "quantize", *command, str(file), *both, *text)["recipe"].calibration.samples == 128
     with pytest.raises(RecipeError, match="exceed the model's context"):
-        api.quantize(folder, override(preset("quarot"), {"rotation": {"heads": False}}, "test"), corpus=MODULES)
+        api.quantize(folder, override(preset("quarot"), {"rotation": {"heads": False}}, "test"), corpus=WIKITEXT2)
 
 
 def test_an_evaluation_runs_in_the_type_that_is_asked_for(
     model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
+    text = str(save_words(tmp_path / "words.txt", 2000))
     for options, dtype in (([], None), (["--dtype", "bfloat16"], torch.bfloat16)):
-        assert asked(api, "load", "evaluate", model, *options)["dtype"] == dtype
+        assert asked(api, "load", "evaluate", model, "--corpus", text, *options)["dtype"] == dtype
 
 
 def test_every_command_that_loads_a_network_has_the_option_dtype() -> None:

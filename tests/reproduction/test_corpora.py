@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reproduction.corpora import DOCSTRINGS, MODULES, Corpus, modules
+from reproduction.corpora import docstrings as module
+from reproduction.corpora import packages as installed
 from reproduction.run import packing
 from reproduction.run.stages.text import expected_hashes
 from reproduction.shipped.data import _train_tokenizer
@@ -21,8 +24,6 @@ from rotquant.foundation.errors import CorpusError
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     CALIBRATION_CHARACTERS,
-    DOCSTRINGS,
-    MODULES,
     CorpusSpec,
     Tokens,
     calibration_samples,
@@ -31,12 +32,9 @@ from rotquant.text import (
     evaluation_windows,
     load_rows,
     load_text,
-    modules,
     split_of_file,
     tokenize,
 )
-from rotquant.text import docstrings as module
-from rotquant.text import packages as installed
 
 LONG = "A sentence that is long enough to count as documentation, number {}."
 
@@ -168,9 +166,10 @@ def test_two_extractions_give_the_same_rows(packages, tmp_path):
 
 
 @pytest.mark.parametrize("corpus", [DOCSTRINGS, MODULES], ids=lambda corpus: corpus.name)
-def test_the_identity_of_the_installed_test_split_carries_its_hash_and_one_is_recorded(corpus, tmp_path):
-    split = corpus_identity(corpus, cache=tmp_path)["splits"]["test"]
-    text = load_text(corpus, "test", cache=tmp_path)
+def test_the_identity_of_the_installed_test_split_carries_its_hash_and_one_is_recorded(corpus):
+    split = corpus_identity(corpus)["splits"]["test"]
+    text = load_text(corpus, "test")
+    assert split["packages"]["click"]
     assert split["sha256"] == content_hash(text)
     assert split["characters"] == len(text) > 500_000
     assert len(expected_hashes(corpus)["test"]) == 64
@@ -186,7 +185,8 @@ def test_an_environment_without_the_packages_is_told_so(tmp_path, monkeypatch):
 
 
 def test_importing_the_corpora_loads_neither_torch_nor_datasets():
-    code = "import sys, rotquant.text; print([m for m in ('torch', 'datasets', 'transformers') if m in sys.modules])"
+    heavy = "('torch', 'datasets', 'transformers')"
+    code = f"import sys, reproduction.corpora; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
@@ -464,8 +464,8 @@ def test_a_mixed_corpus_is_its_parts_with_as_much_text_of_each(tmp_path):
     for name, letter in (("first", "a"), ("second", "b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.txt").write_text("".join(f"{letter * 9}\n" for _ in range(50)))
-    parts = tuple(CorpusSpec(name=name, source="local", path=str(tmp_path / name)) for name in ("first", "second"))
-    mixed = CorpusSpec(name="both", source="mixed", parts=parts)
+    parts = tuple(Corpus(name=name, source="local", path=str(tmp_path / name)) for name in ("first", "second"))
+    mixed = Corpus(name="both", source="mixed", parts=parts)
     assert load_rows(mixed, "train") == [*load_rows(parts[0], "train"), *load_rows(parts[1], "train")]
     head = load_rows(mixed, "train", max_characters=60)
     assert head == ["a" * 9 + "\n"] * 3 + ["b" * 9 + "\n"] * 3
@@ -476,7 +476,7 @@ def test_a_mixed_corpus_is_its_parts_with_as_much_text_of_each(tmp_path):
 
 def test_only_a_mixed_corpus_has_parts():
     with pytest.raises(ValidationError, match="'mixed' needs parts"):
-        CorpusSpec(name="both", source="mixed")
+        Corpus(name="both", source="mixed")
     with pytest.raises(ValidationError, match="takes no parts"):
-        CorpusSpec(name="both", source="modules", parts=(MODULES,))
+        Corpus(name="both", source="modules", parts=(MODULES,))
     assert "parts" not in MODULES.model_dump()  # as before there were any: keys of runs stay

@@ -5,19 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from reproduction.corpora import Corpus
 from reproduction.run.stages import text
-from rotquant.text import CorpusSpec, load_text, tokenize
+from rotquant.text import load_text, tokenize
 from tests.helpers.checkpoints import tiny_tokenizer
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CorpusSpec:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     monkeypatch.setattr(text, "TOKENS", tmp_path / "tokens")
     (tmp_path / "test.txt").write_text("w3 w4\nw5\n\nw6 unknown w95")
-    return CorpusSpec(name="words", source="local", path=str(tmp_path / "test.txt"))
+    return Corpus(name="words", source="local", path=str(tmp_path / "test.txt"))
 
 
-def test_kept_tokens_are_those_of_the_text_also_after_damage(spec: CorpusSpec, tmp_path: Path) -> None:
+def test_kept_tokens_are_those_of_the_text_also_after_damage(spec: Corpus, tmp_path: Path) -> None:
     expected = tokenize(load_text(spec, "test"), tiny_tokenizer())
     first, identity = text.token_ids(spec, "test", tiny_tokenizer())
     (kept,) = tmp_path.glob("tokens/*.npy")
@@ -30,7 +31,7 @@ def test_kept_tokens_are_those_of_the_text_also_after_damage(spec: CorpusSpec, t
     assert identity["splits"]["test"]["characters"] == len(load_text(spec, "test"))
 
 
-def test_another_text_or_tokenizer_has_other_tokens(spec: CorpusSpec, tmp_path: Path) -> None:
+def test_another_text_or_tokenizer_has_other_tokens(spec: Corpus, tmp_path: Path) -> None:
     first, _ = text.token_ids(spec, "test", tiny_tokenizer())
     other = tiny_tokenizer()
     other.backend_tokenizer.add_tokens(["unknown"])

@@ -12,13 +12,13 @@ import pytest
 
 from reproduction.claims.claims import Verdict, judge
 from reproduction.claims.guessing import knowing_nothing
+from reproduction.corpora import DOCSTRINGS
 from reproduction.frame.values import Number
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
 from reproduction.run.samples import pack
 from reproduction.tables.quantities import AVERAGE, LOG_ODDS, Quantity
 from reproduction.tasks.settings import ZeroShot
-from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 from tests.helpers.claims import BETTER, CASES, columns_of, table

@@ -15,6 +15,8 @@ import pytest
 import torch
 import yaml
 
+from reproduction.corpora import Corpus
+from reproduction.corpora.digests import refuse_other_text
 from reproduction.identity import code
 from reproduction.identity.names import HISTORY_FILE, MODEL, ROTATION_RECORD, ROTATIONS_FILE, WEIGHTS_RECORD, key_in
 from reproduction.identity.run import Run, signed
@@ -27,8 +29,7 @@ from reproduction.sources import sources
 from reproduction.tasks import folders, shipped
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.foundation.files import file_digest, read_json, write_json
-from rotquant.recipes.corpus import CorpusSpec
-from rotquant.text.digests import refuse_other_text, text_digest
+from rotquant.text import text_digest
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model
 from tests.helpers.project import CONFIG, TABLES, Copy, packages_in
@@ -304,12 +305,12 @@ def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None
 
 
 def test_a_job_reads_the_planned_text_or_none(project: Path) -> None:
-    spec = CorpusSpec(name="text", source="local", path="text")
+    spec = Corpus(name="text", source="local", path="text")
     planned = text_digest(spec, "test")
     refuse_other_text(spec, "test", None, Path("text/test.txt").read_text(), None)
     with pytest.raises(CorpusError, match="its test text is not the one that was planned"):
         refuse_other_text(spec, "test", None, "another text", planned)
-    assert text_digest(CorpusSpec(name="none", source="local", path="nowhere"), "test") == "unread"
+    assert text_digest(Corpus(name="none", source="local", path="nowhere"), "test") == "unread"
 
 
 @pytest.mark.parametrize("part", ["key", "identity"])

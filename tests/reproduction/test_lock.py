@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from rotquant.text.packages import PACKAGES
+from reproduction.corpora.packages import PACKAGES
 from tests.helpers.project import REPOSITORY
 
 

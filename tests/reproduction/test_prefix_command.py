@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from reproduction.corpora import Corpus
 from rotquant import api
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.recipe import parse_recipe
 from rotquant.recipes.schemes import Calibration
-from rotquant.text import CorpusSpec
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY
@@ -69,7 +69,7 @@ def test_its_record_is_what_the_library_finds(folder: Path, text: str, run: Any,
     asked = [str(folder), "--corpus", text, *SMALL, "--threshold", "8", "--seed", "3"]
     assert run(*asked, "-o", str(record), "--figure", str(figure))[0] == 0
     found = json.loads(record.read_text())
-    spec = CorpusSpec(name="words", source="local", path=text)
+    spec = Corpus(name="words", source="local", path=text)
     calibration = Calibration(samples=6, sequence_length=32)
     windows = api.calibration_tokens(spec, calibration, tiny_tokenizer(), 3)
     ratios = token_maxima(planted(), windows).ratios
@@ -96,7 +96,7 @@ def test_a_recipe_with_the_same_text_finds_the_same_prefix(folder: Path, text: s
     assert run(str(folder), "--corpus", text, *SMALL, "--threshold", "8", "--seed", "1", "-o", str(record))[0] == 0
     data = {"methods": {"prefixed_outliers": {"threshold": 8.0}}, "calibration": {"samples": 6, "sequence_length": 32}}
     recipe = parse_recipe(data, "the test's recipe")
-    made = api.quantize(folder, recipe, corpus=CorpusSpec(name="words", source="local", path=text), seed=1)
+    made = api.quantize(folder, recipe, corpus=Corpus(name="words", source="local", path=text), seed=1)
     ids = made.stored.state.tensors["prefixed_outliers"]["ids"].tolist()
     assert json.loads(record.read_text())["prefix"]["ids"] == ids
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from reproduction.corpora import Corpus
 from reproduction.identity.run import Run
 from reproduction.metrics.outlier_tokens import outlier_tokens
 from reproduction.metrics.settings import OutlierTokens
@@ -18,7 +19,7 @@ from rotquant import api
 from rotquant.methods.prefixed_outliers import PrefixedOutliers
 from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
-from rotquant.recipes.corpus import CorpusSpec, Split
+from rotquant.recipes.corpus import Split
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
 from tests import cards
 from tests.helpers.project import shipped_project as project
@@ -41,7 +42,7 @@ def test_these_are_the_models_of_the_tables() -> None:
 
 
 @cache
-def tokens(corpus: CorpusSpec, split: Split, characters: int | None = None) -> Tokens:
+def tokens(corpus: Corpus, split: Split, characters: int | None = None) -> Tokens:
     """A text in tokens of the stand-ins, which have one tokenizer."""
     return tokenize(load_text(corpus, split, max_characters=characters), load_tokenizer(cards.MODELS / MODELS[0]))
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
+from reproduction.corpora import MODULES, Corpus
 from reproduction.identity.run import Run, named
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import PRESETS, preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.text import CorpusSpec
 
 CORPORA = {
-    "wikitext2": CorpusSpec(),
-    "c4": CorpusSpec(name="c4", source="hub", path="allenai/c4", subset="en"),
-    "pile": CorpusSpec(name="pile", source="local", path="pile"),
-    "redpajama": CorpusSpec(name="redpajama", source="local", path="redpajama"),
+    "wikitext2": MODULES,
+    "c4": Corpus(name="c4", source="hub", path="allenai/c4", subset="en"),
+    "pile": Corpus(name="pile", source="local", path="pile"),
+    "redpajama": Corpus(name="redpajama", source="local", path="redpajama"),
 }
 
 
@@ -147,7 +147,7 @@ def test_rotations_learned_with_quantized_weights_depend_on_their_scheme_and_not
 def test_learned_rotations_belong_to_a_seed_a_checkpoint_and_a_text():
     assert run(HARD, seed=0).rotation_key != run(HARD, seed=2).rotation_key
     assert run(HARD, checkpoint_digest="d1").rotation_key != run(HARD).rotation_key
-    moved = CORPORA | {"wikitext2": CorpusSpec(name="other", source="local", path="text")}
+    moved = CORPORA | {"wikitext2": Corpus(name="other", source="local", path="text")}
     assert run(HARD, corpora=moved).rotation_key == run(HARD).rotation_key
     read = {named(*portion): "another" for portion in run(HARD).portions if portion[1] == "train"}
     assert run(HARD, texts=read).rotation_key != run(HARD).rotation_key

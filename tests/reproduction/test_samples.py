@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reproduction.corpora import DOCSTRINGS
 from reproduction.frame.values import standard_error
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult, read_result, write_result
@@ -17,7 +18,6 @@ from reproduction.run.samples import Samples, check_samples, flipped, observatio
 from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
-from rotquant.recipes.corpus import DOCSTRINGS
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Perplexity
 

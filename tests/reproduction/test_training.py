@@ -6,13 +6,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from reproduction.corpora import MODULES
 from reproduction.shipped.data import prepare_data
 from reproduction.shipped.recipe import TrainingConfig
 from reproduction.shipped.trainer import Trainer, build_model
 from reproduction.shipped.trainer import train_model as train
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.models.architectures import architecture_of
-from rotquant.text import CorpusSpec
 from tests.helpers.watching import long_work
 
 RECIPE = {
@@ -243,7 +243,7 @@ def test_a_shipped_model_is_what_its_recipe_says(name):
     config = TrainingConfig.from_yaml(root / "config" / "training" / f"{name}.yaml")
     folder = root / "workflow" / "resources" / "models" / name
     assert TrainingConfig.model_validate(json.loads((folder / "recipe.json").read_text())) == config
-    assert config.corpus == CorpusSpec()
+    assert config.corpus == MODULES
     expected = {parameter: tensor.shape for parameter, tensor in build_model(config).state_dict().items()}
     if config.model.tie_word_embeddings:
         del expected["lm_head.weight"]  # A file of safetensors holds a shared weight once.

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from reproduction.claims.guessing import COMMONEST
+from reproduction.corpora import MODULES, Corpus
 from reproduction.tasks import TASKS, folders, identity, prepare, shipped
 from reproduction.tasks.passages import Module, Passage, PassageSource, read
 from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import TaskError
 from rotquant.recipes.corpus import Split
-from rotquant.text import MODULES, CorpusSpec, load_rows
+from rotquant.text import load_rows
 from tests.helpers.zeroshot_items import ALL, CHOICES, COMPLETIONS, examples, items
 
 
@@ -252,7 +253,7 @@ def test_summaries_are_one_line_and_not_in_their_text(folder: Path):
 
 
 def test_a_corpus_without_functions_is_refused(tmp_path: Path):
-    spec = CorpusSpec(name="wikitext2", source="hub", path="Salesforce/wikitext")
+    spec = Corpus(name="wikitext2", source="hub", path="Salesforce/wikitext")
     with pytest.raises(TaskError, match="corpus 'wikitext2' \\(source 'hub'\\) does not have"):
         prepare(ZeroShot(corpus="wikitext2"), tmp_path, spec)
 

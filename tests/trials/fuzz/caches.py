@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from reproduction.corpora import Corpus
+from reproduction.corpora.packages import cached
 from reproduction.identity.code import _read_python, _rules
 from reproduction.run.stages.text import TOKENS, token_ids
 from reproduction.shipped.data import TrainingData
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.text import CorpusSpec
-from rotquant.text.packages import cached
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
@@ -76,7 +76,7 @@ def _syntax(folder: Path) -> None:
 def _corpora(folder: Path) -> None:
     cache = folder / "corpora"
     for path in [*cache.iterdir()]:
-        from rotquant.text.packages import _fingerprint
+        from reproduction.corpora.packages import _fingerprint
 
         path.rename(cache / f"docstrings-test-{_fingerprint('test', (1,))}.json")
     for row in cached("docstrings", "test", cache, (1,), lambda: ["made again"]):
@@ -99,7 +99,7 @@ def _tokens(root: Path) -> Format:
 
 
 def _ids(folder: Path) -> None:
-    spec = CorpusSpec(name="text", source="local", path="text.test.txt")
+    spec = Corpus(name="text", source="local", path="text.test.txt")
     tokens, _ = token_ids(spec, "test", tiny_tokenizer())
     assert tokens.ids.ndim == 1
 

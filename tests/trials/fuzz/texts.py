@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from reproduction.corpora import packages
+from reproduction.corpora.packages import CARRIED, PACKAGES, package_files, versions
 from reproduction.tasks import folders, paper
 from reproduction.tasks.definitions import write_definition
 from reproduction.tasks.questions import Questions
 from reproduction.tasks.settings import ZeroShot
 from reproduction.tasks.shipped import definition
-from rotquant.text import CorpusSpec, corpus_identity, load_text, packages
-from rotquant.text.packages import CARRIED, PACKAGES, package_files, versions
+from rotquant.text import CorpusSpec, corpus_identity, load_text
 from tests.trials.fuzz.formats import Format, content_of, kinds
 
 #: A row of each schema of the papers' tasks.
@@ -115,7 +116,7 @@ def _pack() -> Format:
     forget: list[Callable[[], None]] = [package_files.cache_clear, packages._version.cache_clear]
 
     def read(folder: Path) -> None:
-        from rotquant.text.docstrings import file_docstrings
+        from reproduction.corpora.docstrings import file_docstrings
 
         for clear in forget:
             clear()

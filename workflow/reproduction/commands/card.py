@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reproduction.corpora import MODULES, corpus_spec
 from reproduction.tasks import TASKS, Scores, identity, prepare, scores
 from reproduction.tasks.settings import ZeroShot
 from rotquant.commands import diagnose
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec, place_of_bos
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, place_of_bos
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import OutputKind, check_output_file, read_text, write_text
-from rotquant.text import MODULES
 
 if TYPE_CHECKING:
     from rotquant.commands.diagnosis import FigureTable

@@ -1,5 +1,6 @@
 """`rotquant corpus`, `rotquant pack` and `rotquant train`: the text, and the small models made from it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -7,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.table import Table
 
+from reproduction.corpora import corpus_spec
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import TEXT, Device, corpus_spec
+from rotquant.commands.options import TEXT, Device
 from rotquant.commands.outputs import FILE, NEW, Writes
 from rotquant.foundation.files import OutputKind, has_keys
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, SPLITS
@@ -22,14 +24,21 @@ TRAINED = OutputKind("a model that was trained here", has_keys(marker="recipe.js
 
 @answers({"corpus": "", "splits": "by name: rows, characters, sha256, and the recorded sha256 or null"})
 def corpus(
-    corpus: Annotated[str, typer.Argument(help="What --corpus of `rotquant evaluate` takes."), TEXT] = "modules",
+    corpus: Annotated[
+        str,
+        typer.Argument(
+            help="`modules` or `docstrings` (source files, documentation strings of the installed packages), or what "
+            "--corpus of `rotquant evaluate` takes."
+        ),
+        TEXT,
+    ] = "modules",
     split: Annotated[list[str] | None, typer.Option(help="Split to read; repeatable. Default: all three.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Also write each split as text here."),
+        typer.Option("--output", "-o", help="Also write the splits here, a folder that --corpus takes."),
         Writes(
             OutputKind("a text of before"),
-            files=lambda folder, given: (folder / f"{name}.txt" for name in given.get("split") or SPLITS),
+            files=lambda folder, given: (folder / f"{name}.jsonl" for name in given.get("split") or SPLITS),
         ),
     ] = None,
 ) -> CommandResult:
@@ -44,7 +53,7 @@ def corpus(
     names = cast("Sequence[Split]", split or SPLITS)
     if output is not None:
         for name in names:
-            check_output_file(output / f"{name}.txt")
+            check_output_file(output / f"{name}.jsonl")
     spec = corpus_spec(corpus)
     recorded = expected_hashes(spec)
     table = Table("split", "rows", "characters", "sha256", "as recorded", title=f"corpus {spec.name}")
@@ -58,7 +67,7 @@ def corpus(
         about = {"rows": len(rows), "characters": len(text), "sha256": digest}
         found[name] = {**about, "recorded": recorded.get(name)}
         if output:
-            write_text(output / f"{name}.txt", text)
+            write_text(output / f"{name}.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows))
     return CommandResult({"corpus": spec.name, "splits": found}, (table,))
 
 

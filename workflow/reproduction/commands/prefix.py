@@ -8,8 +8,9 @@ import typer
 from rich.table import Table
 
 from reproduction.commands.report import FIGURE
+from reproduction.corpora import corpus_spec
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, corpus_spec
+from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import check_output_file

@@ -8,13 +8,13 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from reproduction.corpora import MODULES
 from reproduction.tasks import TASKS, identity, prepare, suite_of, task_names
 from reproduction.tasks.settings import ZeroShot
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import FILE, NEW
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder
-from rotquant.text import MODULES
 
 
 def _completed(incomplete: str) -> list[str]:

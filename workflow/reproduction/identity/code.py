@@ -32,8 +32,8 @@ PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name i
 
 #: Modules that decide no result: wording of messages, writing of files, names of results.
 NEUTRAL = (
-    *("rotquant.foundation", "rotquant.models.digests", "rotquant.text.digests"),
-    *("reproduction.reading", "reproduction.identity"),
+    *("rotquant.foundation", "rotquant.models.digests"),
+    *("reproduction.reading", "reproduction.identity", "reproduction.corpora.digests"),
 )
 
 #: Where each stage of the workflow begins.

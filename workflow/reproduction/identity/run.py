@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from reproduction.corpora import Corpus
 from reproduction.metrics.settings import Metric
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.recipes.corpus import CorpusSpec, Split, portion
+from rotquant.recipes.corpus import Split, portion
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration
 
@@ -42,7 +43,7 @@ class Run(Frozen):
     checkpoint_digest: str
     recipe: Recipe
     metric: Metric
-    corpora: dict[str, CorpusSpec]
+    corpora: dict[str, Corpus]
     texts: dict[str, str] = Field(default_factory=dict)
     seed: int = 0
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from reproduction.benchmarks.records import BENCH
+from reproduction.corpora.digests import files_of_text
+from reproduction.corpora.packages import PACKAGES
 from reproduction.identity.code import code_digest, stage_digest, stage_entries
 from reproduction.identity.run import Run
 from reproduction.run.plan import (
@@ -26,8 +28,6 @@ from reproduction.tables.tables import RunTable
 from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.models.deltas import base_folder
-from rotquant.text.digests import files_of_text
-from rotquant.text.packages import PACKAGES
 
 
 def places_seen(project: Project) -> Places:

@@ -5,11 +5,11 @@ packages: one with a GPU and no network, where tables are computed and nothing i
 import shutil
 from pathlib import Path
 
+from reproduction.corpora.docstrings import docstring_rows, file_docstrings
+from reproduction.corpora.modules import module_names
+from reproduction.corpora.packages import PACKAGES, package_files, versions
 from rotquant.foundation.files import atomic_directory, write_text
 from rotquant.recipes.corpus import SPLITS, Split
-from rotquant.text.docstrings import docstring_rows, file_docstrings
-from rotquant.text.modules import module_names
-from rotquant.text.packages import PACKAGES, package_files, versions
 
 Files = tuple[tuple[str, Path], ...]
 

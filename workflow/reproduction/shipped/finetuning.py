@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
+from reproduction.corpora import MODULES
 from reproduction.reading.written import parse, read_yaml
 from reproduction.shipped.recipe import card
 from reproduction.tasks import evaluate, prepare
@@ -27,7 +28,7 @@ from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash, write_json, write_text
 from rotquant.models.folders import weights_digest
-from rotquant.text import MODULES, load_rows
+from rotquant.text import load_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from reproduction.corpora import MODULES, Corpus
 from reproduction.reading.written import parse, read_yaml
 from rotquant.foundation.data import Frozen
-from rotquant.text import CorpusSpec
 
 
 class ModelShape(Frozen):
@@ -76,7 +76,7 @@ class TrainingConfig(Frozen):
     """The papers' model that it stands for."""
     model: ModelShape
     """Its shape."""
-    corpus: CorpusSpec = CorpusSpec()
+    corpus: Corpus = MODULES
     """The text."""
     bos_before_documents: Literal[True] = True
     """BOS stands before each row of the text, in place of the corpus's separator."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from reproduction.corpora import Corpus
 from reproduction.metrics.settings import WeightKurtosis
 from reproduction.reading.written import Many, Written, read_yaml, some_of
 from reproduction.tables.method_settings import MethodSettings
@@ -29,7 +30,7 @@ from rotquant.foundation.written import yaml_value
 from rotquant.models.deltas import base_folder
 from rotquant.models.folders import located
 from rotquant.models.gguf.importing import described
-from rotquant.recipes.corpus import BOS, CorpusSpec
+from rotquant.recipes.corpus import BOS
 from rotquant.recipes.schemes import Calibration, Perplexity
 
 DEFAULT = Path("config/config.yaml")
@@ -150,13 +151,6 @@ class Slot(SlotFields):
         return {number: self.scaled(kind, number) for number in _PAPER_NUMBERS[kind]} | mapping if ruled else mapping
 
 
-class Corpus(CorpusSpec):
-    """The text that a corpus name of the tables stands for."""
-
-    name: Annotated[str, Field(min_length=1)]  # pyright: ignore[reportGeneralTypeIssues]  # required here
-    source: Literal["modules", "docstrings", "hub", "local", "mixed"]  # pyright: ignore[reportGeneralTypeIssues]  # required
-
-
 class Settings(Written):
     """Settings of a configuration in addition to corpora and slots."""
 
@@ -215,7 +209,7 @@ class ConfigFile(Amounts, Settings):
 class Config(Settings):
     """The validated configuration."""
 
-    corpora: dict[str, CorpusSpec]
+    corpora: dict[str, Corpus]
     slots: dict[str, Slot]
     layers: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude=True, repr=False)
     """The data that it comes from by the name of its file, each on top of those before."""
@@ -269,9 +263,8 @@ def load_config(
         if width is None and any(own[rule] for rule in _RULES.values()):
             width = _hidden_size_on_hub(slot.checkpoint)
         slots[name] = Slot.model_validate({**dict(slot), **own, "name": name, "hidden_size": width})
-    corpora = {name: CorpusSpec.model_validate(dict(corpus)) for name, corpus in said.corpora.items()}
     shared = {key: getattr(said, key) for key in Settings.model_fields}
-    return Config.model_validate({**shared, "corpora": corpora, "slots": slots, "layers": layers})
+    return Config.model_validate({**shared, "corpora": said.corpora, "slots": slots, "layers": layers})
 
 
 def hidden_size(folder: Path) -> int | None:

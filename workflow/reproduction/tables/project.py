@@ -48,8 +48,7 @@ from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf.importing import described
 from rotquant.recipes.recipe import Recipe
-from rotquant.text import load_text
-from rotquant.text.digests import UNREAD, text_digest
+from rotquant.text import UNREAD, load_text, text_digest
 
 T = TypeVar("T", bound=Table)
 

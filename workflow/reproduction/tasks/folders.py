@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reproduction.corpora import Corpus
 from reproduction.tasks import paper, shipped
 from reproduction.tasks.definitions import check_written, definition_digest, hub_dataset, write_definition
 from reproduction.tasks.settings import ZeroShot
@@ -16,14 +17,11 @@ from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
 from rotquant.recipes.corpus import Split
-from rotquant.text import CorpusSpec
 
 TASKS_FOLDER = Path("results") / "tasks"
 
 
-def prepare(
-    metric: ZeroShot, root: Path | None = None, corpus: CorpusSpec | None = None, split: Split = "test"
-) -> Path:
+def prepare(metric: ZeroShot, root: Path | None = None, corpus: Corpus | None = None, split: Split = "test") -> Path:
     """Return the folder of the metric's tasks, made first if it is not there.
 
     Args:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from reproduction.corpora import MODULES
 from rotquant.recipes.corpus import Split
-from rotquant.text import MODULES, load_rows
+from rotquant.text import load_rows
 
 T = TypeVar("T")
 

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reproduction.corpora import INSTALLED, Corpus
+from reproduction.corpora.packages import versions
 from reproduction.tasks.definitions import measured, write_definition, written
 from reproduction.tasks.items import EXAMPLES, ITEMS, task_examples, task_items
 from reproduction.tasks.passages import read
@@ -15,9 +17,7 @@ from reproduction.tasks.rouge import rouge_l
 from reproduction.tasks.suites import SHIPPED
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
-from rotquant.recipes.corpus import INSTALLED, Split
-from rotquant.text import CorpusSpec
-from rotquant.text.packages import versions
+from rotquant.recipes.corpus import Split
 
 GENERATOR_VERSION = 7
 """Raised when the rules that make items change, so that no stale folder is read."""
@@ -31,7 +31,7 @@ def fingerprint() -> str:
     return short_hash(canonical_json([GENERATOR_VERSION, versions("test"), versions("validation")]))
 
 
-def build(folder: Path, spec: CorpusSpec | None = None, split: Split = "test") -> None:
+def build(folder: Path, spec: Corpus | None = None, split: Split = "test") -> None:
     """Write all tasks into `folder`, atomically.
 
     Args:
@@ -62,7 +62,7 @@ def build(folder: Path, spec: CorpusSpec | None = None, split: Split = "test") -
             write_definition(temporary, definition(temporary, name))
 
 
-def check_source(spec: CorpusSpec | None) -> None:
+def check_source(spec: Corpus | None) -> None:
     """Raise `TaskError` for a corpus that the shipped tasks cannot be made from."""
     if spec is not None and spec.source not in INSTALLED:
         raise TaskError(

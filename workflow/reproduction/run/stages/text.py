@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reproduction.corpora import INSTALLED, Corpus
+from reproduction.corpora.digests import refuse_other_text
 from reproduction.identity.run import Run, named
 from reproduction.reading.arrays import read_array
 from rotquant.foundation.files import atomic_path
-from rotquant.recipes.corpus import INSTALLED
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     NO_BOS,
-    CorpusSpec,
     Split,
     Tokens,
     bos_of,
@@ -27,7 +27,6 @@ from rotquant.text import (
     load_text,
     tokenize,
 )
-from rotquant.text.digests import refuse_other_text
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +38,7 @@ TOKENS = Path("results") / "corpora" / "tokens"
 EXPECTED_HASHES = Path(__file__).parents[3] / "resources" / "models" / "corpus.json"
 
 
-def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
+def expected_hashes(spec: Corpus) -> dict[str, str]:
     """The recorded content hashes of a corpus from installed packages, by portion; empty for other corpora."""
     if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
         return {}
@@ -47,7 +46,7 @@ def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
 
 
 def token_ids(
-    spec: CorpusSpec,
+    spec: Corpus,
     split: Split,
     tokenizer: "PreTrainedTokenizerBase",
     max_characters: int | None = None,
@@ -68,7 +67,7 @@ def token_ids(
 
 
 def _tokens(
-    spec: CorpusSpec, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None, text: str
+    spec: Corpus, split: Split, tokenizer: "PreTrainedTokenizerBase", max_characters: int | None, text: str
 ) -> tuple[Tokens, dict[str, Any]]:
     """The tokens of a text, cached by everything that decides them, and the text's provenance."""
     import torch

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reproduction.corpora.packages import PACKAGES, cached, earlier, package_files
 from rotquant.foundation.progress import track
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, cached, earlier, package_files
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from reproduction.corpora.packages import PACKAGES, cached, earlier, package_files
 from rotquant.foundation.progress import task
 from rotquant.recipes.corpus import Split
-from rotquant.text.packages import PACKAGES, cached, earlier, package_files
 
 EXTRACTION_VERSION = 1
 """Raised when the rules below change, so that no stale cache file is read."""
