@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rotquant.serving  # noqa: F401  # registers the quantization method `rotquant`
 from rotquant import api
+from rotquant.formats.export import export_compressed
 from rotquant.foundation.files import folder_size
-from rotquant.weights.export import export_compressed
 
 SHIPPED = Path(__file__).parents[1] / "workflow/resources/models/rq-llama3"
 

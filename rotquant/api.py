@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
+from rotquant.formats.reading import load_compressed, quantization_of
 from rotquant.foundation.errors import CorpusError, RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
@@ -68,7 +69,6 @@ from rotquant.text import (
 )
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
-from rotquant.weights.reading import load_compressed, quantization_of
 from rotquant.weights.storage import (
     QuantizedState,
     check_settings,

@@ -21,6 +21,7 @@ from rotquant import api
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder
+from rotquant.formats.reading import quantization_of
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import folder_size
 from rotquant.foundation.progress import task
@@ -35,7 +36,6 @@ from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import CorpusSpec, adds_bos, load_text, tokenize
-from rotquant.weights.reading import quantization_of
 from rotquant.weights.storage import is_quantized_folder
 
 if TYPE_CHECKING:

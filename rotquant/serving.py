@@ -15,12 +15,12 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from rotquant.formats.compressed import PARTS, unpacked_weight
+from rotquant.formats.export import METHOD, STEM
+from rotquant.formats.reading import Packed, check_export, declared, exported_manifest, packed_of, state_files
 from rotquant.models.architectures import architecture_of
 from rotquant.models.integrity import checking_digests
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.compressed import PARTS, unpacked_weight
-from rotquant.weights.export import METHOD, STEM
-from rotquant.weights.reading import Packed, check_export, declared, exported_manifest, packed_of, state_files
 from rotquant.weights.storage import take_state
 
 #: What sentences about a folder's configuration name, of which a quantizer knows no more.

@@ -23,6 +23,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rotquant.decoder import convert
+from rotquant.formats.export import export_compressed, export_plain
+from rotquant.formats.gguf import export_gguf
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import read_json, write_text
 from rotquant.foundation.progress import shown_on
@@ -32,8 +34,6 @@ from rotquant.recipes.presets import all_presets
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.export import export_compressed, export_plain
-from rotquant.weights.gguf_export import export_gguf
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import byte_level
 from tests.helpers.families import SAMPLES, method

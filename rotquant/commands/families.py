@@ -115,7 +115,7 @@ def _methods_table(found: dict[str, dict[str, Any]]) -> tuple[str, Table]:
 
 def _formats(architecture: Any) -> str:
     """The formats of `export` in which transformers runs such a model, of 4-bit weights alone."""
-    from rotquant.weights.engines import check_engine
+    from rotquant.formats.engines import check_engine
 
     weights_alone = preset("rtn").model_copy(update=dict.fromkeys(("activations", "keys", "values")))
     try:

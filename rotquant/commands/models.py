@@ -266,8 +266,8 @@ def export(
     else:
         check_output_folder(output, needed=folder_size(model, "*.safetensors"))
     with task("starting"):
+        from rotquant.formats.export import export_compressed, export_plain, running
         from rotquant.models.companions import TAKEN, TOKENIZER, left_out, left_out_note
-        from rotquant.weights.export import export_compressed, export_plain, running
         from rotquant.weights.storage import read_manifest
 
     kind = None if dtype is None else torch_dtype(dtype)
@@ -275,7 +275,7 @@ def export(
     if form == "plain":
         export_plain(model, output, kind)
     elif form == "gguf":
-        from rotquant.weights.gguf_export import export_gguf
+        from rotquant.formats.gguf import export_gguf
 
         how = f"exported, weights as {export_gguf(model, output, kind)}"
     else:

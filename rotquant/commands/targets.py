@@ -45,16 +45,16 @@ def check_target(target: str, recipe: Recipe, config: Any, folder: Path | None =
 
         check_convertible(recipe, config)
     elif target == "gguf":
-        from rotquant.weights.gguf_export import check_gguf, check_tokenizer
+        from rotquant.formats.gguf import check_gguf, check_tokenizer
 
         check_gguf(recipe, config)
         if folder is not None:
             check_tokenizer(folder)
     elif target == "plain":
-        from rotquant.weights.export import check_exportable
+        from rotquant.formats.export import check_exportable
 
         check_exportable(recipe)
     else:
-        from rotquant.weights.export import check_compressed
+        from rotquant.formats.export import check_compressed
 
         check_compressed(recipe, config, target)

@@ -12,11 +12,11 @@ import yaml
 from transformers import LlamaConfig
 
 from rotquant.commands.options import changed, changes_of
+from rotquant.formats.engines import check_engine
+from rotquant.formats.export import running
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
-from rotquant.weights.engines import check_engine
-from rotquant.weights.export import running
 from tests.helpers.checkpoints import byte_level, save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, rotquant
 from tests.helpers.models import AWKWARD, FURTHER, tiny_model

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from rotquant.formats.export import export_plain
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.qat.quantizers import make_quantizer
@@ -14,7 +15,6 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.codebook import CodebookWeight
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.export import export_plain
 from rotquant.weights.storage import (
     Manifest,
     QuantizedState,

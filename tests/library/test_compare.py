@@ -10,6 +10,7 @@ import torch
 from rotquant import api
 from rotquant.commands.options import corpus_spec
 from rotquant.comparison import ModelComparison, compare
+from rotquant.formats.export import export_compressed
 from rotquant.foundation.errors import CheckpointError
 from rotquant.models import checkpoints
 from rotquant.models.limits import metric_windows
@@ -17,7 +18,6 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import load_text, tokenize
-from rotquant.weights.export import export_compressed
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import VOCABULARY, tiny_model

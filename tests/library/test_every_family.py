@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rotquant import api, serving  # noqa: F401 - teaches transformers to run exports
 from rotquant.decoder import convert
+from rotquant.formats.export import export_compressed, export_plain
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.divergence import float_states
@@ -28,7 +29,6 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, RotationScheme
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.export import export_compressed, export_plain
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.bounds import FLOAT64_BOUND

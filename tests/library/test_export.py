@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rotquant.formats.export import export_plain
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.metrics.perplexity import perplexity
 from rotquant.models.architectures import architecture_of
@@ -20,7 +21,6 @@ from rotquant.recipes.registry import method_names
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import Tokens
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.export import export_plain
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import SAMPLES, method

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tokenizers import models, pre_tokenizers
 
+from rotquant.formats import gguf as gguf_export
+from rotquant.formats.gguf import BLOCK, check_gguf, export_gguf, integers, paired_rows
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.tensors.quantization import QParams
-from rotquant.weights import gguf_export
 from rotquant.weights.build import build_weights
-from rotquant.weights.gguf_export import BLOCK, check_gguf, export_gguf, integers, paired_rows
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import load_quantized, read_quantized, save_quantized
 from tests.helpers.checkpoints import byte_level, tiny_tokenizer

@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from rotquant import api
+from rotquant.formats.gguf import export_gguf
 from rotquant.foundation.errors import CheckpointError, ResultError, UnsupportedArchitectureError
 from rotquant.models import architectures
 from rotquant.models.checkpoints import load_checkpoint
@@ -31,7 +32,6 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.text import bos_of
 from rotquant.weights.build import build_weights
-from rotquant.weights.gguf_export import export_gguf
 from rotquant.weights.storage import save_quantized
 from tests.helpers.commands import rotquant
 from tests.helpers.gguf_files import (

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rotquant import api
+from rotquant.formats.export import export_plain
 from rotquant.foundation.errors import KernelError, RecipeError, TaskError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
-from rotquant.weights.export import export_plain
 from tests.helpers.checkpoints import save_tiny, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.families import method

@@ -165,7 +165,15 @@ def test_bad_input_is_one_sentence(place, monkeypatch, capsys):
     command = arguments(place)
     assert "holds no training to resume" in sentence(monkeypatch, capsys, [*command, "--resume"])
     assert "2 and 3 bits" in sentence(monkeypatch, capsys, [*command, "--set", "weights.scheme.bits=4"])
-    other = [*arguments(place)[:3], "quarot", *arguments(place)[4:6], "--device", "cpu"]
+    other = [
+        *arguments(place)[:3],
+        "quarot",
+        *arguments(place)[4:6],
+        "--corpus",
+        str(place / "words.txt"),
+        "--device",
+        "cpu",
+    ]
     assert "does not train a whole model" in sentence(monkeypatch, capsys, other)
     assert "groups of 10 do not divide the 64 features" in sentence(
         monkeypatch, capsys, [*command, "--set", "weights.scheme.group_size=10"]

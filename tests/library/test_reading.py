@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rotquant import api
+from rotquant.formats import reading
+from rotquant.formats.reading import foreign_recipe
 from rotquant.foundation.errors import CheckpointError
 from rotquant.metrics.perplexity import perplexity
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.text import Tokens
-from rotquant.weights import reading
-from rotquant.weights.reading import foreign_recipe
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.test_serving import declared, logits
@@ -87,7 +87,7 @@ def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone
     library = pytest.importorskip("compressed_tensors.quantization")
     utils = pytest.importorskip("compressed_tensors.quantization.utils")
     args = library.QuantizationArgs(**TOKEN)
-    group = {"input_activations": args.model_dump(mode="json")}
+    group = {"targets": ["Linear"], "input_activations": args.model_dump(mode="json")}
     config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     scheme = foreign_recipe(reading.declared(config, "test"), "test").activations
     assert scheme is not None
@@ -107,11 +107,11 @@ def test_a_symmetric_dynamic_scale_differs_at_the_largest_value_of_a_token_alone
         ({"transform_config": {"config_groups": {"R4": {"type": "random-hadamard", "apply": [INPUT]}}}}, "no matrix"),
         ({"format": "float-quantized"}, "format float-quantized"),
         ({"weights": GROUPS | {"type": "float"}}, "weights that are not read here"),
-        ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, "order of columns"),
+        ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, r"config_groups\.group_0\.weights\.actorder"),
         ({"input_activations": TOKEN | {"type": "float"}}, "input_activations is not read here"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "kv_cache_scheme is not read"),
         ({"weights": GROUPS | {"num_bits": "four"}}, "num_bits"),
-        ({"config_groups": {"a": {}, "b": {}}}, "2 config groups"),
+        ({"config_groups": {"a": {"targets": ["Linear"]}, "b": {"targets": ["Linear"]}}}, "2 config groups"),
     ],
 )
 def test_what_is_not_read_is_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

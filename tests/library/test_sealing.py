@@ -11,11 +11,11 @@ import pytest
 from rotquant import api
 from rotquant.decoder import convert, save_decoder
 from rotquant.decoder.storage import read_decoder_manifest
+from rotquant.formats.export import export_compressed, export_plain
+from rotquant.formats.gguf import export_gguf
+from rotquant.formats.reading import check_export
 from rotquant.foundation.errors import CheckpointError, RotquantError
 from rotquant.models.checkpoints import load_tokenizer
-from rotquant.weights.export import export_compressed, export_plain
-from rotquant.weights.gguf_export import export_gguf
-from rotquant.weights.reading import check_export
 from rotquant.weights.storage import read_manifest, save_quantized
 from tests.helpers.sealing import reseal
 from tests.helpers.weights import ROTATED_GPTQ, build

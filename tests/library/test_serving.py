@@ -17,6 +17,7 @@ from transformers.quantizers import auto
 
 import rotquant.serving  # noqa: F401 - registers the quantization method
 from rotquant import api
+from rotquant.formats.export import export_compressed
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models import shards
 from rotquant.models.architectures import architecture_of
@@ -24,8 +25,6 @@ from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.recipes.presets import all_presets
 from rotquant.recipes.recipe import Recipe
 from rotquant.weights.build import build_weights
-from rotquant.weights.compressed import pack, unpack
-from rotquant.weights.export import export_compressed
 from rotquant.weights.storage import save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import SAMPLES, method
@@ -81,15 +80,6 @@ def logits(model: Any, **arguments: Any) -> torch.Tensor:
 
 def declared(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
-
-
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_codes_are_packed_as_the_library_packs_them(bits: int) -> None:
-    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
-    codes = torch.randint(0, 2**bits, (5, 43), generator=torch.Generator().manual_seed(bits), dtype=torch.uint8)
-    packed = pack(codes, bits)
-    assert torch.equal(packed, helpers.pack_to_int32((codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8), bits))
-    assert torch.equal(unpack(packed, bits, 43), codes)
 
 
 CASES = [

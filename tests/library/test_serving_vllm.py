@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rotquant import api
+from rotquant.formats.export import export_compressed
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights
-from rotquant.weights.export import export_compressed
 from rotquant.weights.storage import save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens

@@ -8,16 +8,16 @@ import pytest
 
 from rotquant.commands.targets import TARGETS, check_target
 from rotquant.decoder import convert
+from rotquant.formats import gguf as gguf_export
+from rotquant.formats.export import export_compressed, export_plain
+from rotquant.formats.gguf import export_gguf
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.folders import check_kind
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
-from rotquant.weights import gguf_export
 from rotquant.weights.build import build_weights
-from rotquant.weights.export import export_compressed, export_plain
-from rotquant.weights.gguf_export import export_gguf
 from rotquant.weights.storage import save_quantized
 from tests.helpers.commands import rotquant
 from tests.helpers.models import tiny_model, tiny_tokens

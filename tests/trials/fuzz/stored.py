@@ -9,6 +9,7 @@ import torch
 from rotquant import api
 from rotquant.decoder import convert, save_decoder
 from rotquant.decoder.storage import read_decoder_manifest
+from rotquant.formats.export import export_compressed, seal_export
 from rotquant.foundation.errors import RotquantError
 from rotquant.models.companions import GENERATION
 from rotquant.models.folders import DECODER_MANIFEST, MANIFEST, kind_of
@@ -26,7 +27,6 @@ from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.training.state import Checkpoint
 from rotquant.weights.build import build_weights
-from rotquant.weights.export import export_compressed, seal_export
 from rotquant.weights.storage import read_manifest, read_method_tensors, read_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import TINY_SHAPE, tiny_model

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rotquant import __version__
+from rotquant.formats.engines import check_methods, check_undone
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import atomic_path, check_output_file
 from rotquant.foundation.progress import task
@@ -29,7 +30,6 @@ from rotquant.models.gguf.words import WORDS
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.weights.engines import check_methods, check_undone
 from rotquant.weights.packing import Weight
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.storage import StoredTensors, read_manifest, read_quantized

@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rotquant.formats import compressed
+from rotquant.formats.engines import acts_at_run_time, check_engine, check_methods, check_undone, storage
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.files import atomic_directory, check_output_folder, folder_size, read_json, write_json
@@ -31,8 +33,6 @@ from rotquant.models.integrity import check_finite, seal
 from rotquant.models.shards import LARGEST_SHARD, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.weights import compressed
-from rotquant.weights.engines import acts_at_run_time, check_engine, check_methods, check_undone, storage
 from rotquant.weights.ranges import static_schemes
 from rotquant.weights.storage import (
     FORMAT_VERSION,
@@ -104,7 +104,7 @@ def export_compressed(
     Args:
         source: a folder that `rotquant quantize` wrote.
         output: a folder that does not exist or is empty.
-        engine: one of `weights.engines.ENGINES`.
+        engine: one of `formats.engines.ENGINES`.
         changes: of what acts at run time, as nested data by the recipe's `RUNTIME_FIELDS`; null takes one away.
         dtype: of what is not quantized; default the model's own. Scales stay as they are.
 

@@ -2,7 +2,7 @@
 
 A weight `<layer>.weight` [out, in] becomes `<layer>.weight_packed`, int32, codes one after another from the lowest bit
 of each row, with `.weight_scale` [out, groups], `.weight_shape` and, where it is asymmetric, `.weight_zero_point`,
-packed along the rows. Version 0.19.0 of the library is what tests compare with; nothing here imports it.
+packed along the rows. The library of that name packs them; it is imported where it is used, since that takes seconds.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import SiteName, Transform, at
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.tensors.quantization import QParams
-from rotquant.weights.packing import Weight, unpack_codes
+from rotquant.weights.packing import Weight
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
@@ -41,23 +42,22 @@ def targets_name(targets: Iterable[str], layer: str) -> bool:
     return False
 
 
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes of `bits` each, uint8 [rows, n], as int32 [rows, ceil(n * bits / 32)], the first in the lowest bits."""
-    places = torch.arange(bits, dtype=torch.uint8, device=codes.device)
-    stream = (codes.unsqueeze(-1) >> places & 1).flatten(1)
-    stream = torch.nn.functional.pad(stream, (0, -stream.shape[1] % 32)).unflatten(1, (-1, 8))
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=codes.device)
-    return (stream * weights).sum(-1, dtype=torch.uint8).view(torch.int32)
+def library(module: str) -> Any:
+    """A module of the package compressed-tensors.
+
+    Raises:
+        RecipeError: it is not installed.
+    """
+    try:
+        return import_module(f"compressed_tensors.{module}")
+    except ImportError:
+        raise RecipeError(
+            "compressed-tensors is read and written by the package of that name: pip install 'rotquant[serve]'."
+        ) from None
 
 
-def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
-    """The inverse of `pack`: uint8 codes [rows, length]."""
-    octets = packed.contiguous().view(torch.uint8)
-    if bits == 4:  # as this project packs them
-        return unpack_codes(octets, bits, False, length)
-    stream = (octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device) & 1).flatten(1)
-    digits = stream[:, : length * bits].unflatten(1, (length, bits))
-    return (digits << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1, dtype=torch.uint8)
+def _packing() -> Any:
+    return library("compressors.pack_quantized.helpers")
 
 
 def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, Tensor]:
@@ -80,11 +80,17 @@ def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, T
     tensors = {f"{layer}weight_scale": scale.contiguous()}
     if not packed:
         return tensors | {name: codes}
-    unsigned = (codes.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8) if weight.scheme.symmetric else codes
-    tensors |= {f"{layer}weight_packed": pack(unsigned, bits), f"{layer}weight_shape": torch.tensor(weight.shape)}
+    tensors[f"{layer}weight_packed"] = _packed(codes, bits, weight.scheme.symmetric)
+    tensors[f"{layer}weight_shape"] = torch.tensor(weight.shape)
     if weight.qparams.zero_point is not None:
         tensors[f"{layer}weight_zero_point"] = _packed_zero_points(name, weight.qparams.zero_point, scale, bits)
     return tensors
+
+
+def _packed(codes: Tensor, bits: int, symmetric: bool, dim: int = 1) -> Tensor:
+    """Codes as int32, packed along a dimension; the library takes them around zero."""
+    signed = codes if symmetric else (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+    return _packing().pack_to_int32(signed, bits, dim).contiguous()
 
 
 def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -95,20 +101,19 @@ def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int)
             f"{name} has a zero point outside of its codes 0 to {2**bits - 1}, which compressed-tensors cannot hold: "
             "quantize with --set weights.scheme.symmetric=true, or export with --format plain."
         )
-    return pack(codes.mT.contiguous(), bits).mT.contiguous()
+    return _packed(codes, bits, False, dim=0)
 
 
 def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] of its parts by the names of `PARTS`, dequantized as `QuantizedWeight.dequantize` does."""
-    rows, columns = (int(size) for size in parts["weight_shape"])
-    codes = unpack(parts["weight_packed"], scheme.bits, columns)
+    shape, unpack = [int(size) for size in parts["weight_shape"]], _packing().unpack_from_int32
+    codes = unpack(parts["weight_packed"], scheme.bits, shape)
     scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
-    zero_point = torch.full_like(scale, 2 ** (scheme.bits - 1))
+    zero_point = torch.zeros_like(scale)
     if "weight_zero_point" in parts:
-        packed = parts["weight_zero_point"].mT.contiguous()
-        zero_point = unpack(packed, scheme.bits, rows).mT.to(scale.dtype)
+        zero_point = unpack(parts["weight_zero_point"], scheme.bits, shape, 0).to(scale.dtype)
     qparams = QParams(scale.unsqueeze(-1), zero_point.unsqueeze(-1))
-    size = columns // scale.shape[1]
+    size = shape[1] // scale.shape[1]
     grouped = QuantizationScheme(bits=scheme.bits, symmetric=False, granularity="group", group_size=size)
     return QuantizedWeight(codes, qparams, grouped).dequantize(dtype)
 

@@ -7,12 +7,15 @@ this project has; what else a configuration says is refused, never left out.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
+from rotquant.formats.compressed import METHOD, PARTS, library, targets_name, unpacked_weight
+from rotquant.formats.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, sealed_content
+from rotquant.formats.export import METHOD as OURS
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.files import read_json
@@ -28,9 +31,6 @@ from rotquant.recipes.schemes import Granularity, QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform
 from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
-from rotquant.weights.compressed import METHOD, PARTS, targets_name, unpacked_weight
-from rotquant.weights.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, sealed_content
-from rotquant.weights.export import METHOD as OURS
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
 if TYPE_CHECKING:
@@ -39,59 +39,16 @@ if TYPE_CHECKING:
 _FORMATS = ("pack-quantized", "int-quantized")
 
 
-class _Part(BaseModel):
-    """A part of a quantization_config: of what it says this module reads these fields."""
+@dataclass(frozen=True)
+class Declared:
+    """A quantization_config of compressed-tensors, or of an export that only this project runs, as the library has it.
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    config: a QuantizationConfig. group: its one QuantizationScheme. transforms: TransformSchemes by their names.
+    """
 
-
-class _Arguments(_Part):
-    num_bits: Annotated[int, Field(ge=1, le=64)] = 8
-    type: str = "int"
-    symmetric: bool = True
-    strategy: str | None = None
-    group_size: int | None = None
-    dynamic: bool | str = False
-    actorder: str | None = None
-
-
-class _Group(_Part):
-    weights: _Arguments | None = None
-    input_activations: _Arguments | None = None
-    output_activations: _Arguments | None = None
-    format: str | None = None
-
-
-class _Apply(_Part):
-    targets: list[str]
-    location: str
-    inverse: bool = False
-    ignore: list[str] = Field(default_factory=list)
-
-
-class _TransformScheme(_Part):
-    type: str
-    apply: list[_Apply]
-    head_dim: Annotated[int, Field(gt=0)] | None = None
-
-
-class _Transforms(_Part):
-    config_groups: dict[str, _TransformScheme] = Field(default_factory=dict)
-
-
-class Declared(_Part):
-    """A quantization_config of compressed-tensors, or of an export that only this project runs."""
-
-    quant_method: str
-    config_groups: dict[str, _Group]
-    format: str | None = None
-    kv_cache_scheme: _Arguments | None = None
-    transform_config: _Transforms | None = None
-
-    @property
-    def group(self) -> _Group:
-        """The one group."""
-        return next(iter(self.config_groups.values()))
+    config: Any
+    group: Any
+    transforms: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -121,12 +78,18 @@ def declared(config: Any, where: object) -> Declared:
         CheckpointError: it is damaged, or has several groups.
     """
     try:
-        found = Declared.model_validate(config)
+        found = library("quantization").QuantizationConfig.model_validate(config)
+        said = config.get("transform_config") or {"config_groups": {}}
+        transforms = library("transform").TransformConfig.model_validate(said).config_groups
     except ValidationError as error:
-        raise CheckpointError(f"the quantization_config of {where} is damaged: {first_problem(error)}.") from None
+        raise CheckpointError(
+            f"the quantization_config of {where} is damaged: {first_problem(error, config)}."
+        ) from None
+    except Exception as error:  # the library's checks raise what they meet
+        raise CheckpointError(f"the quantization_config of {where} is damaged: {first_line(error)}.") from None
     if len(found.config_groups) != 1:
         raise CheckpointError(f"{where} has {len(found.config_groups)} config groups, and one is read here.")
-    return found
+    return Declared(found, next(iter(found.config_groups.values())), transforms)
 
 
 def packed_of(config: Declared, where: object) -> Packed:
@@ -135,7 +98,7 @@ def packed_of(config: Declared, where: object) -> Packed:
     Raises:
         CheckpointError: in a way that is not read here.
     """
-    weights, packing = config.group.weights, config.group.format or config.format
+    weights, packing = config.group.weights, config.group.format or config.config.format
     if packing not in _FORMATS:
         raise CheckpointError(f"{where} has weights of the format {packing}: {' and '.join(_FORMATS)} are read here.")
     grouped = weights is not None and weights.strategy == "group"
@@ -254,7 +217,7 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     content = dict(config.quantization_config)
     del config.quantization_config
     said, architecture = declared(content, folder), architecture_of(config)
-    packed, ours = packed_of(said, folder), said.quant_method == OURS
+    packed, ours = packed_of(said, folder), said.config.quant_method == OURS
     foreign = None if ours else foreign_recipe(said, folder)
     named = any(folder.glob(f"{TRANSFORMED}*.safetensors"))
     files = [*check_weight_files(folder, STEM if ours else TRANSFORMED if named else PLAIN)]
@@ -295,13 +258,13 @@ def foreign_recipe(config: Declared, where: object) -> Recipe:
     """
     if config.group.output_activations is not None:
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
-    cache = _scheme(config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
+    cache = _scheme(config.config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
     inputs = _scheme(config.group.input_activations, "token", f"{where}: input_activations")
     return Recipe(activations=inputs, keys=cache, values=cache)
 
 
-def _scheme(found: _Arguments | None, granularity: Granularity, where: str) -> QuantizationScheme | None:
-    """Dynamic integers by token as a scheme of this project; None of nothing."""
+def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationScheme | None:
+    """The library's arguments of dynamic integers by token as a scheme of this project; None of nothing."""
     if found is None:
         return None
     dynamic = found.dynamic is True and found.strategy == "token"
@@ -322,7 +285,7 @@ def take_transforms(
     found: dict[str, Transform] = {}
     matrices: dict[str, Tensor] = {}
     of_layers: dict[str, dict[int, Tensor]] = {}
-    for name, scheme in (config.transform_config or _Transforms()).config_groups.items():
+    for name, scheme in config.transforms.items():
         for one in scheme.apply:
             if one.location in ("weight_input", "weight_output"):  # which the stored weights have already
                 continue
@@ -359,7 +322,7 @@ def take_transforms(
     return tuple(found.values()), matrices
 
 
-def _place(one: _Apply, architecture: Architecture) -> tuple[Location | None, tuple[int, ...]]:
+def _place(one: Any, architecture: Architecture) -> tuple[Location | None, tuple[int, ...]]:
     """Where a transform acts: the site whose linear layers its targets name, and in which layers, all or one."""
     every = tuple(range(architecture.num_layers))
     if one.location in ("q_attn", "k_cache"):
