@@ -18,7 +18,6 @@ Size = Annotated[int, Field(gt=0)]
 Number = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Theta = Annotated[float, Field(gt=0.0, lt=1e38)]  # beyond float32 the frequencies are zeros
 Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, lt=2**48)]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 
 #: Kinds of rotary embeddings and the fields that each needs; `su` is longrope in configurations of Phi-3 from before.
@@ -35,8 +34,6 @@ ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 #: Types of tensors in safetensors files that are numbers by themselves.
 _FLOATS = ("F64", "F32", "F16", "BF16")
-#: Bits of a number of each type that is a whole number of bytes.
-_BITS = {"BOOL": 8, "C64": 64, **{f"{kind}{bits}": bits for kind in "FIU" for bits in (8, 16, 32, 64)}, "BF16": 16}
 _STORED_AS = {"F": "8-bit or narrower floats", "I": "integers", "U": "integers", "B": "truth values"}
 #: Keys of a config.json under which libraries say that they quantized the weights.
 _QUANTIZED = ("quantization_config", "compression_config")
@@ -143,16 +140,6 @@ class _Declared(BaseModel):
     num_labels: Annotated[int, Field(ge=0, le=10_000)] = 2  # of a classifier: transformers makes a name for each
 
 
-class _Tensor(BaseModel):
-    """Entry of a tensor in the header of a safetensors file."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    dtype: str
-    shape: list[Count]
-    data_offsets: Annotated[tuple[Count, Count], Field(strict=False)]
-
-
 class _Tokenizer(BaseModel):
     """Fields of a tokenizer_config.json that are used by their values."""
 
@@ -242,37 +229,6 @@ def check_floating(path: Path, header: Mapping[str, Any]) -> None:
                 f"{path} is quantized already: {name} holds {what} ({dtype}), which are no weights without their "
                 "scales; give the checkpoint in floating point that it was made from."
             )
-
-
-def check_header(header: Any) -> int:
-    """Check the header of a safetensors file; how many bytes of tensors it promises.
-
-    Raises:
-        ValueError: it is none: a tensor lacks something or has it of another type, or its bytes are not so many as its
-            shape and type take, or are another tensor's too.
-    """
-    if not isinstance(header, dict):
-        raise ValueError("it is no JSON object")
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("its metadata are no texts")
-    spans = sorted(_span(entry) for name, entry in header.items() if name != "__metadata__")
-    end = 0
-    for start, stop in spans:
-        if start != end:
-            raise ValueError("its tensors do not follow each other")
-        end = stop
-    return end
-
-
-def _span(entry: Any) -> tuple[int, int]:
-    """The first byte of a tensor, and that after its last."""
-    tensor = _Tensor.model_validate(entry)
-    start, stop = tensor.data_offsets
-    bits = _BITS.get(tensor.dtype)
-    if stop < start or (bits is not None and 8 * (stop - start) != math.prod(tensor.shape) * bits):
-        raise ValueError("a tensor has not as many bytes as its shape takes")
-    return start, stop
 
 
 def _by(declared: object) -> str:

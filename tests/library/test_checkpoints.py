@@ -215,9 +215,9 @@ def quantized(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (truncate, r"model\.safetensors is truncated or damaged: \d+ bytes where its header promises \d+"),
-        (damage_header, "its header cannot be read"),
-        (empty, "its header cannot be read"),
+        (truncate, r"model\.safetensors is truncated or damaged \("),
+        (damage_header, r"is truncated or damaged \("),
+        (empty, r"is truncated or damaged \("),
         (only_pickles, "holds only pickled weights"),
         (no_weights, "model.safetensors is missing"),
         (drop_tensor, "it lacks model.layers.1.mlp.up_proj.weight"),

@@ -161,7 +161,7 @@ GOOD = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     ],
 )
 def test_a_header_that_its_tensors_do_not_fit_is_damage(told: object, tmp_path: Path) -> None:
-    with pytest.raises(RotquantError, match="is truncated or damaged: its header cannot be read"):
+    with pytest.raises(RotquantError, match=r"is truncated or damaged \(.*\); copy it again"):
         read_safetensors_header(header(tmp_path / "a.safetensors", told))
     assert read_safetensors_header(header(tmp_path / "b.safetensors", {"a": GOOD}))
 
