@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
-from rotquant.formats.reading import load_compressed, quantization_of
+from rotquant.formats.reading import is_compressed, load_compressed
 from rotquant.foundation.errors import CorpusError, RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
@@ -336,7 +336,7 @@ def load(
     if is_quantized_folder(path):
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
-    elif quantization_of(path) is not None:
+    elif is_compressed(path):
         packed = load_compressed(path, device, dtype)
         recipe = recipe or packed.recipe
         return Model(packed.model, packed.tokenizer, recipe, packed.run(recipe))
@@ -375,7 +375,7 @@ def limits_of(path: str | Path) -> ModelLimits:
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
     prefix = prefix_tokens(path) if is_quantized_folder(path) else 0
-    config = load_config(Path(path), quantized=True) if quantization_of(path) is not None else config_of(path)
+    config = load_config(Path(path), quantized=True) if is_compressed(path) else config_of(path)
     return ModelLimits.of(config, advised, prefix)
 
 

@@ -21,7 +21,7 @@ from rotquant import api
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
 from rotquant.decoder.storage import is_decoder_folder
-from rotquant.formats.reading import quantization_of
+from rotquant.formats.reading import is_compressed
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import folder_size
 from rotquant.foundation.progress import task
@@ -233,7 +233,7 @@ def _format(folder: Path) -> str:
         return "decoder"
     if is_quantized_folder(folder):
         return "quantized"
-    return "plain" if quantization_of(folder) is None else "compressed-tensors"
+    return "compressed-tensors" if is_compressed(folder) else "plain"
 
 
 def _bits_per_weight(folder: Path, network: nn.Module) -> float:

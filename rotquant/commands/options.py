@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -11,11 +12,11 @@ import typer
 from rotquant.commands import completion
 from rotquant.commands.outputs import MODEL, RECIPE, Reads, place_of
 from rotquant.foundation.data import merge, nested
-from rotquant.foundation.errors import ConfigError, RecipeError
+from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError
 from rotquant.foundation.files import read_text
 from rotquant.foundation.written import yaml_value
-from rotquant.models.architectures import check_family_of
-from rotquant.models.folders import Kind, check_kind, located
+from rotquant.models.architectures import check_family
+from rotquant.models.folders import Kind, check_kind, located, read_config
 from rotquant.models.gguf.header import is_gguf
 from rotquant.models.gguf.importing import checked
 from rotquant.recipes.corpus import BOS, SPLITS
@@ -42,7 +43,9 @@ def a_model(model: str) -> str:
         checked(model)  # which `located` would dequantize
     else:
         located(model)
-        check_family_of(model)
+        with suppress(CheckpointError):  # which those say who load it
+            if "model_type" in (config := read_config(Path(model))):
+                check_family(config)
     return model
 
 

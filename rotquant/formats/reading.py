@@ -18,11 +18,10 @@ from rotquant.formats.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, 
 from rotquant.formats.export import METHOD as OURS
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError, RecipeError
-from rotquant.foundation.files import read_json
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
-from rotquant.models.folders import check_weight_files
+from rotquant.models.folders import check_weight_files, quantization_of, read_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
@@ -63,12 +62,9 @@ class Packed:
         return part != "weight_zero_point" or not self.scheme.symmetric
 
 
-def quantization_of(folder: str | Path) -> dict[str, Any] | None:
-    """The quantization_config of a folder that this module reads; None of any other."""
-    path = Path(folder) / "config.json"
-    config = read_json(path, "configuration", CheckpointError) if path.is_file() else None
-    found = config.get("quantization_config") if isinstance(config, dict) else None
-    return found if isinstance(found, dict) and found.get("quant_method") in (METHOD, OURS) else None
+def is_compressed(folder: str | Path) -> bool:
+    """Whether this module reads a folder."""
+    return (quantization_of(folder) or {}).get("quant_method") in (METHOD, OURS)
 
 
 def declared(config: Any, where: object) -> Declared:
@@ -153,8 +149,7 @@ def check_export(folder: Path, partial: bool = False) -> dict[str, str]:
     Raises:
         CheckpointError: its configuration, recipe or tokenizer was changed.
     """
-    path = folder / "config.json"
-    config = read_json(path, "configuration", CheckpointError)
+    config = read_config(folder)
     section = config["quantization_config"].get("rotquant")
     if not isinstance(section, dict):
         raise _damaged("it is missing")
@@ -162,7 +157,7 @@ def check_export(folder: Path, partial: bool = False) -> dict[str, str]:
         note_unsealed(folder, "nothing")
         return {}
     content = sealed_content(config)
-    check_seal(path, content, "export again, with --set for what acts at run time", partial)
+    check_seal(folder / "config.json", content, "export again, with --set for what acts at run time", partial)
     return content["digests"]
 
 

@@ -6,10 +6,8 @@ rest); a new family is one entry of `FAMILIES`. Nothing here computes on weights
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from rotquant.foundation.errors import UnsupportedArchitectureError
@@ -145,6 +143,8 @@ def check_family(config: Mapping[str, Any]) -> None:
             what the layers of a known family have in this model and no adapter describes.
     """
     family = config.get("model_type")
+    if family == "mistral" and "layer_types" in config:
+        family = "ministral"  # as transformers reads it
     if not isinstance(family, str) or family not in FAMILIES:
         known = f"no adapter describes the model family {family!r}; known families: {', '.join(sorted(FAMILIES))}"
         raise UnsupportedArchitectureError(f"{known}. {next_step(family, config)}.")
@@ -153,17 +153,6 @@ def check_family(config: Mapping[str, Any]) -> None:
             f"this {family} model has experts in some layers and none in others, and the adapter describes layers that "
             "are alike: take one with experts in all."
         )
-
-
-def check_family_of(checkpoint: str) -> None:
-    """`check_family` of a local folder, at once. What cannot be read here is for those to tell who load the model."""
-    path = Path(checkpoint) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return
-    if isinstance(config, dict) and isinstance(config.get("model_type"), str):
-        check_family(config)
 
 
 def architecture_of(model_or_config: nn.Module | Any) -> Architecture:

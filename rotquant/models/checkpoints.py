@@ -4,20 +4,21 @@ Only safetensors weights are read, never pickles, and no code that comes with a 
 loads neither torch nor transformers.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from rotquant.foundation.contents import content_digests
+from rotquant.foundation.contents import content_digests, stamp
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import (
     cache_folder,
     canonical_json,
-    check_regular,
     check_regular_files,
     folder_beside,
     read_json,
@@ -41,6 +42,7 @@ from rotquant.models.folders import (
     check_weight_files,
     is_delta,
     located,
+    read_config,
     read_safetensors_header,
     settings_files,
     weight_files,
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
 
 #: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
 _WEIGHTS_PER_BYTE = 4
-#: A configuration has some kilobytes. transformers validates each value of a long table many times.
-_CONFIG_BYTES = 2**20
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -239,29 +239,12 @@ def check_loading(folder: Path, info: dict[str, Any]) -> None:
 def load_config(folder: Path, quantized: bool = False) -> Any:
     """The configuration, refused before anything is loaded when no adapter knows its family.
 
+    A file is read and checked once in a process, however often it is asked for; each caller gets a copy.
+
     quantized: whether it may say how another library quantized the weights.
     """
-    path = folder / "config.json"
     check_regular_files(folder, CheckpointError)
-    check_regular(path, CheckpointError)
-    declared: Any = None
-    try:
-        content = path.read_bytes()
-        if len(content) > _CONFIG_BYTES:
-            raise CheckpointError(
-                f"{path} has {len(content):,} bytes; a language model's has some thousand: take out what is no setting "
-                "of it, such as a classifier's table id2label."
-            )
-        declared = parse_json(content, finite=True)
-        weights = check_shape(declared)
-        check_declared(folder, declared, quantized)
-        check_activation(declared)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no model folder: it has no config.json.") from None
-    except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {first_problem(error, declared)}.") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    weights, config = _checked_config(folder, str(stamp(folder / "config.json")), quantized)
     _check_generation(folder / "generation_config.json")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and weights > _WEIGHTS_PER_BYTE * size:
@@ -269,10 +252,25 @@ def load_config(folder: Path, quantized: bool = False) -> Any:
             f"{folder} does not fit its config.json, which asks for {weights:,} weights or more: its safetensors files "
             f"have {size:,} bytes."
         )
-    from transformers import AutoConfig
+    return copy.deepcopy(config)
+
+
+@lru_cache(16)
+def _checked_config(folder: Path, _stamp: str, quantized: bool) -> tuple[int, Any]:
+    """How many weights a configuration asks for at least, and the configuration."""
+    path, content = folder / "config.json", copy.deepcopy(dict(read_config(folder)))
+    try:
+        weights = check_shape(content)
+        check_declared(folder, content, quantized)
+        check_activation(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged: {first_problem(error, content)}.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
+    from transformers import CONFIG_MAPPING
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return weights, CONFIG_MAPPING[content["model_type"]].from_dict(content, name_or_path=str(folder))
     except Exception as error:  # transformers validates fields by several libraries' exceptions
         raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from None
 

@@ -204,8 +204,6 @@ def check_shape(config: Any) -> int:
         UnsupportedArchitectureError: no adapter knows this family.
         ValidationError, ValueError: a size is missing or none, or this is no configuration.
     """
-    if not isinstance(config, dict):
-        raise ValueError("it is no JSON object")
     check_family(config)
     shape = _Shape.model_validate(config)
     mlp = 3 * shape.hidden_size * shape.intermediate_size

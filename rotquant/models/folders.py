@@ -5,11 +5,13 @@ workflow can compute digests for every job it plans.
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from rotquant.foundation.contents import content_digests
+from rotquant.foundation.contents import content_digests, stamp
 from rotquant.foundation.errors import CheckpointError, nearest
 from rotquant.foundation.files import (
     OutputKind,
@@ -42,6 +44,8 @@ DELTA_CONFIG = "adapter_config.json"
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 COPY = "copy the checkpoint again"
+#: A configuration has some kilobytes. transformers validates each value of a long table many times.
+_CONFIG_BYTES = 2**20
 #: Files that loading reads in addition to the weights.
 _SETTINGS = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "chat_template*"),
@@ -155,10 +159,12 @@ def kind_of(folder: str | Path) -> Kind | None:
 def check_kind(folder: str | Path, wanted: Kind) -> None:
     """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
     found = kind_of(folder)
-    if found in (None, "plain") and wanted != "plain" and (packed := _packed_by(Path(folder))):
+    packed = None if wanted == "plain" or found not in (None, "plain") else quantization_of(folder)
+    if packed is not None:
         raise CheckpointError(
-            f"{folder} holds packed weights ({packed}), which `rotquant evaluate` and `compare` read as they are: give "
-            "the quantized folder that it was exported from, or quantize the checkpoint that it was made from."
+            f"{folder} holds packed weights ({packed.get('quant_method')}), which `rotquant evaluate` and `compare` "
+            "read as they are: give the quantized folder that it was exported from, or quantize the checkpoint that it "
+            "was made from."
         )
     if found is None and not Path(folder).exists():
         raise CheckpointError(f"model folder {folder} does not exist.")
@@ -178,13 +184,41 @@ def check_kind(folder: str | Path, wanted: Kind) -> None:
     raise CheckpointError(f"{folder} {problem}.")
 
 
-def _packed_by(folder: Path) -> str | None:
-    """What a folder's config.json says that quantized its weights; None where it says nothing or is not there."""
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The content of a folder's config.json, read once in a process for as long as it is the same file.
+
+    Raises:
+        CheckpointError: it is missing, no regular file, too large or no JSON object.
+    """
     path = folder / "config.json"
+    check_regular(path, CheckpointError)
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is no model folder: it has no config.json.")
+    return _config(path, str(stamp(path)))
+
+
+@lru_cache(16)
+def _config(path: Path, _stamp: str) -> dict[str, Any]:
+    content = path.read_bytes()
+    if len(content) > _CONFIG_BYTES:
+        raise CheckpointError(
+            f"{path} has {len(content):,} bytes; a language model's has some thousand: take out what is no setting "
+            "of it, such as a classifier's table id2label."
+        )
+    try:
+        config = parse_json(content, finite=True)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is damaged: it is no JSON object.")
+    return config
+
+
+def quantization_of(folder: str | Path) -> dict[str, Any] | None:
+    """The quantization_config in a folder's config.json; None where it has none or cannot be read."""
     with suppress(CheckpointError):
-        quantization = read_object(path, "configuration", CheckpointError).get("quantization_config")
-        if isinstance(quantization, dict):
-            return str(quantization.get("quant_method"))
+        found = read_config(Path(folder)).get("quantization_config")
+        return found if isinstance(found, dict) else None
     return None
 
 

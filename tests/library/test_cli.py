@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import traceback
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -22,6 +23,7 @@ from rotquant.commands.root import cli
 from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import cayley_training
 from rotquant.methods.spinquant.cayley_training import learn_rotations
+from rotquant.models import checkpoints
 from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.text import content_hash, loading
@@ -48,6 +50,25 @@ def into_file(file, *arguments):
     """Run the command in this process, which ends with it and prints into a file."""
     with file.open("w") as printed, redirect_stdout(printed):
         app(arguments)
+
+
+def test_quantizing_reads_and_checks_the_configuration_once(text, tmp_path, monkeypatch):
+    """The second time it is opened is for its digest, with all other files of the checkpoint."""
+    folder, opened, checks = tmp_path / "model", [], []
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+    def hear(event, arguments):
+        if event == "open" and str(arguments[0]) == str(folder / "config.json"):
+            opened.append([frame.name for frame in traceback.extract_stack()])
+
+    sys.addaudithook(hear)
+    check = checkpoints.check_declared
+    monkeypatch.setattr(checkpoints, "check_declared", lambda *given: checks.append(given) or check(*given))
+    arguments = ["quantize", str(folder), "-o", str(tmp_path / "out"), "--corpus", text, *SMALL]
+    assert rotquant(monkeypatch, *arguments) == 0
+    assert [("content_digest" in frames) for frames in opened] == [False, True]
+    assert len(checks) == 1
 
 
 def test_a_quantized_folder_has_the_same_perplexity_in_another_process(model, text, tmp_path, monkeypatch, capsys):

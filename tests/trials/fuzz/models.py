@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rotquant.models.architectures import check_family_of
 from rotquant.models.checkpoints import load_checkpoint, load_config, load_tokenizer, local_folder, model_max_length
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.folders import check_weight_files
@@ -77,7 +76,6 @@ def _deltas(folder: Path, model: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _settings(folder: Path) -> None:
-    check_family_of(str(folder))
     load_config(folder)
 
 
