@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from rotquant.commands import completion
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.models import cost_in_words
 from rotquant.commands.options import (
@@ -20,6 +19,7 @@ from rotquant.commands.options import (
     Seed,
     changed,
     corpus_spec,
+    method_names,
     rotation_fields,
 )
 from rotquant.commands.outputs import Writes
@@ -67,7 +67,7 @@ def train_quantized(
     method: Annotated[
         str,
         typer.Option(
-            autocompletion=completion.methods,
+            autocompletion=method_names,
             help="What trains the whole model, for example rcp or bitdistiller-rotated.",
         ),
     ],

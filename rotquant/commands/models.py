@@ -9,7 +9,9 @@ import typer
 from rich.table import Column, Table
 
 from rotquant.commands.answers import CommandResult, answers, note_and_sentences
+from rotquant.commands.formats import For, check_target
 from rotquant.commands.options import (
+    MADE,
     AnyCorpus,
     AnyModel,
     Bos,
@@ -19,14 +21,11 @@ from rotquant.commands.options import (
     Dtype,
     LoadedDtype,
     Method,
-    Quantized,
     Samples,
     Seed,
     SequenceLength,
     Split,
-    WrittenDtype,
     changed,
-    changes_of,
     chosen_split,
     is_written,
     named_corpus,
@@ -36,12 +35,11 @@ from rotquant.commands.options import (
     with_options,
 )
 from rotquant.commands.outputs import FILE, Writes
-from rotquant.commands.targets import For, check_target
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size
 from rotquant.foundation.progress import task
 from rotquant.metrics import lm_eval
-from rotquant.models.folders import GGUF, QUANTIZED
+from rotquant.models.folders import QUANTIZED
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity
@@ -53,17 +51,10 @@ if TYPE_CHECKING:
     from rotquant.metrics.cost import QuantizationCost
     from rotquant.weights.storage import StoredModel
 
-_MADE = {
-    "model": "",
-    "output": "the folder",
-    "bytes": "of the folder",
-    "left_out": "files of the model that are not copied",
-}
-
 
 @answers(
     {
-        **_MADE,
+        **MADE,
         "method": "",
         "note": "where the rotation was changed to fit",
         "weights": "how many",
@@ -217,83 +208,6 @@ def _check_rotations(rotations: Path, output: Path) -> None:
     if output.resolve() in rotations.resolve().parents:
         raise ResultError(f"{rotations} lies in {output}, which will be replaced; name a file outside of it.")
     check_output_file(rotations)
-
-
-@answers({**_MADE, "format": "", "for": "the engine", "quant_method": "what the folder asks for", "notes": ""})
-def export(
-    model: Quantized,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="Folder to write, or with --format gguf a file."),
-        Writes(
-            lambda given: GGUF if given["form"] == "gguf" else OutputKind("empty"),
-            folder=lambda given: given["form"] != "gguf",
-        ),
-    ],
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="plain: dequantized weights; compressed-tensors: packed, and what acts on them; gguf: for llama.cpp.",
-        ),
-    ] = "plain",
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            help="Of compressed-tensors: transformers (with `import rotquant.serving`), vllm, or any, which is what "
-            "both run without rotquant.",
-        ),
-    ] = "transformers",
-    dtype: WrittenDtype = None,
-    changes: Changes = None,
-) -> CommandResult:
-    """Write a quantized MODEL as a checkpoint that other runtimes load.
-
-    A plain one has dequantized weights, for recipes without transforms at run time, such as spinquant-easy; activations
-    and KV cache are left to the runtime. With --format compressed-tensors weights stay packed; --set changes what acts
-    at run time, e.g. --set keys=null --set values=null. GGUF takes recipes without transforms at run time too; integers
-    stay integers in blocks of 32 where their groups allow it, and --dtype writes dequantized numbers.
-
-    Example: `rotquant export quantized/ -o served/ --format compressed-tensors --for vllm`
-    """
-    if form not in ("plain", "compressed-tensors", "gguf"):
-        raise RecipeError(f"no format is called {form!r}: choose plain, compressed-tensors or gguf.")
-    if form != "compressed-tensors" and (changes or engine != "transformers"):
-        raise RecipeError("--for and --set are about what acts at run time: add --format compressed-tensors.")
-    if form == "gguf":
-        check_output_file(output)
-    else:
-        check_output_folder(output, needed=folder_size(model, "*.safetensors"))
-    with task("starting"):
-        from rotquant.formats.export import export_compressed, export_plain, running
-        from rotquant.models.companions import TAKEN, TOKENIZER, left_out, left_out_note
-        from rotquant.weights.storage import read_manifest
-
-    kind = None if dtype is None else torch_dtype(dtype)
-    how, method, notes = "exported", None, ()
-    if form == "plain":
-        export_plain(model, output, kind)
-    elif form == "gguf":
-        from rotquant.formats.gguf import export_gguf
-
-        how = f"exported, weights as {export_gguf(model, output, kind)}"
-    else:
-        wanted = changes_of(changes)
-        inputs = running(read_manifest(model).recipe, wanted).activations
-        method = export_compressed(model, output, engine, wanted, kind)
-        if method != "rotquant" and inputs is not None and inputs.dynamic:
-            notes = (
-                "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
-            )
-        how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
-    size = output.stat().st_size if form == "gguf" else folder_size(output)
-    data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}
-    said = f"{model}: {how}; {output}, {size / 2**20:.1f} MiB"
-    left = left_out(model, TOKENIZER if form == "gguf" else TAKEN)
-    notes = (*left_out_note(model, left), *notes)
-    data |= {"for": engine if form == "compressed-tensors" else None, "left_out": left, "notes": notes}
-    return CommandResult(data, (*notes, said))
 
 
 @answers(

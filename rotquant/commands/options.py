@@ -9,7 +9,6 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from rotquant.commands import completion
 from rotquant.commands.outputs import MODEL, RECIPE, Reads, place_of
 from rotquant.foundation.data import merge, nested
 from rotquant.foundation.errors import CheckpointError, ConfigError, RecipeError
@@ -19,12 +18,17 @@ from rotquant.models.architectures import check_family
 from rotquant.models.folders import Kind, check_kind, located, read_config
 from rotquant.models.gguf.header import is_gguf
 from rotquant.models.gguf.importing import checked
-from rotquant.recipes.corpus import BOS, SPLITS
+from rotquant.recipes.corpus import BOS, SPLITS, WIKITEXT2
 from rotquant.recipes.corpus import Split as TextSplit
-from rotquant.recipes.presets import PRESETS, preset
+from rotquant.recipes.presets import PRESETS, all_presets, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
 from rotquant.tensors.devices import check_device, check_dtype
 from rotquant.text import CorpusSpec, check_split, corpus_spec, split_of_file
+
+
+def method_names() -> list[str]:
+    """What a shell completes methods with."""
+    return list(all_presets())
 
 
 def not_empty(value: str) -> str:
@@ -87,6 +91,13 @@ def place_of_bos(given: str | None, usual: BOS = "text") -> BOS:
     return cast(BOS, given or usual)
 
 
+#: Keys of the answer of a command that makes a folder of a model.
+MADE = {
+    "model": "",
+    "output": "the folder",
+    "bytes": "of the folder",
+    "left_out": "files of the model that are not copied",
+}
 TEXT = Reads(lambda given: place_of(corpus_spec(given).path))
 Checkpoint = Annotated[
     str,
@@ -118,7 +129,7 @@ Converted = Annotated[
 _TEXT_OPTION = typer.Option(
     "--corpus",
     callback=lambda text: text if text is None else not_empty(text),
-    autocompletion=completion.corpora,
+    autocompletion=lambda: [WIKITEXT2.name],
     help="Text: a folder of parquet, json, jsonl or txt files named for their splits; one such file, of which the "
     "first 80 % are for training and calibration, the next 10 % for validation and the rest for tests; `wikitext2` of "
     "the hub; or a hub id with an optional configuration, e.g. allenai/c4:en.",
@@ -128,7 +139,7 @@ AnyCorpus = Annotated[str | None, _TEXT_OPTION, TEXT]
 Method = Annotated[
     str,
     typer.Option(
-        autocompletion=completion.methods,
+        autocompletion=method_names,
         help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are. Or a file, .yaml or "
         ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it.",
     ),
@@ -155,12 +166,12 @@ Bos = Annotated[
 ]
 MethodName = Annotated[
     str,
-    typer.Argument(metavar="METHOD", autocompletion=completion.methods, help="A method of `rotquant methods`."),
+    typer.Argument(metavar="METHOD", autocompletion=method_names, help="A method of `rotquant methods`."),
 ]
 Split = Annotated[
     str | None,
     typer.Option(
-        autocompletion=completion.splits,
+        autocompletion=lambda: list(SPLITS),
         help="train, validation or test. Default: test, or validation where --corpus is one file named for it.",
     ),
 ]

@@ -7,6 +7,7 @@ import typer
 from rich.table import Column, Table
 
 from rotquant.commands.answers import CommandResult, answers
+from rotquant.commands.formats import For, check_target
 from rotquant.commands.models import recipe_for
 from rotquant.commands.options import (
     Changes,
@@ -18,7 +19,6 @@ from rotquant.commands.options import (
     named_recipe,
     with_options,
 )
-from rotquant.commands.targets import For, check_target
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 
@@ -72,9 +72,9 @@ def plan(
     kind = _device_kind(device)
     with task("starting"):
         from rotquant.costs.plan import costs_of
-        from rotquant.costs.shapes import settings_folder, shapes_of
+        from rotquant.costs.shapes import shapes_of
         from rotquant.costs.work import Work
-        from rotquant.models.checkpoints import load_config
+        from rotquant.models.checkpoints import load_config, settings_folder
 
         folder = settings_folder(model)
         recipe, note = recipe_for(folder, method, samples, sequence_length, changes)

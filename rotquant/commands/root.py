@@ -13,7 +13,7 @@ from rotquant.commands import (
     distil,
     doctor,
     families,
-    importing,
+    formats,
     methods,
     models,
     plan,
@@ -36,8 +36,8 @@ cli.command()(models.quantize)
 cli.command()(plan.plan)
 cli.command()(models.evaluate)
 cli.command()(compare.compare)
-cli.command()(models.export)
-cli.command()(importing.import_gguf)
+cli.command()(formats.export)
+cli.command()(formats.import_gguf)
 cli.command()(distil.train_quantized)
 cli.command()(convert.convert)
 cli.command()(convert.generate)

@@ -3,16 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rotquant.foundation.errors import CheckpointError
-from rotquant.models import deltas
 from rotquant.models.architectures import Architecture
-from rotquant.models.checkpoints import first_line
-from rotquant.models.folders import check_kind, is_delta, located
-from rotquant.models.gguf.header import is_gguf
-from rotquant.models.gguf.importing import described
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,33 +94,3 @@ def shapes_of(config: Any) -> ModelShapes:
     tied = bool(getattr(config, "tie_word_embeddings", False))
     stored = config.dtype.itemsize if isinstance(getattr(config, "dtype", None), torch.dtype) else 0
     return ModelShapes(architecture, quantized, floats, len(base_model(model).embed_tokens.weight), tied, stored, model)
-
-
-def settings_folder(checkpoint: str | Path) -> Path:
-    """A folder with a checkpoint's config.json: the local one or, of low-rank deltas, their base's; of a hub id only
-    settings are fetched, no weights.
-
-    Raises:
-        CheckpointError: neither a folder nor a hub id; the hub gives no config.json; or the folder holds a quantized
-            model.
-    """
-    if is_gguf(checkpoint):
-        return described(checkpoint)
-    folder, name, revision = located(checkpoint)
-    if folder is None:
-        return _fetched(name, revision)
-    check_kind(folder, "plain")
-    return settings_folder(deltas.checked_base(folder)) if is_delta(folder) else folder
-
-
-def _fetched(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=["config.json", "tokenizer_config.json"])
-    except Exception as error:  # no connection shows as one of many libraries' exceptions
-        raise CheckpointError(
-            f"{name} is no folder here, and the hub gives no config.json of that name ({first_line(error)}): correct "
-            "it, accept its licence where it is gated, or give a folder that holds config.json."
-        ) from None
-    return Path(folder)

@@ -5,7 +5,7 @@ loads neither torch nor transformers.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,6 @@ from rotquant.foundation.files import (
     read_json,
     short_hash,
 )
-from rotquant.foundation.hub import settings_of
 from rotquant.foundation.parsing import parse_json
 from rotquant.foundation.progress import downloading, task
 from rotquant.models import deltas
@@ -56,6 +55,9 @@ if TYPE_CHECKING:
 
 #: No weight is stored in less than 2 bits: a configuration that asks for more than its files can hold is damaged.
 _WEIGHTS_PER_BYTE = 4
+#: What is fetched from the hub: of a checkpoint, and of its settings alone.
+_FILES = ("*.json", "*.safetensors", *(name for name in TAKEN if "/" not in name))
+_SETTINGS = ("config.json", "tokenizer_config.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -145,35 +147,26 @@ def _load(
 
 def config_of(checkpoint: str | Path) -> Any:
     """The configuration of a checkpoint or of a quantized folder, without its weights; raises as `load_checkpoint`."""
-    return load_config(_settings_folder(checkpoint))
+    return load_config(settings_folder(checkpoint))
 
 
-def _settings_folder(checkpoint: str | Path) -> Path:
-    """`local_folder`, of a GGUF file without weights."""
-    return described(checkpoint) if is_gguf(checkpoint) else local_folder(checkpoint)
+def settings_folder(checkpoint: str | Path) -> Path:
+    """A folder with a checkpoint's configuration and tokenizer settings: its own or, of low-rank deltas, their base's.
 
-
-def configuration_alone(checkpoint: str | Path) -> Any | None:
-    """The configuration of a plain checkpoint, or of the hub's, of which nothing else is fetched.
-
-    Returns:
-        None where neither the hub nor its local copy has it, and for low-rank deltas of a model that is not here.
-
-    Raises:
-        CheckpointError: as `load_config`.
+    Of a GGUF file it has no weights, and of a hub id nothing else is fetched. Raises as `load_checkpoint`.
     """
-    folder, name, revision = located(described(checkpoint) if is_gguf(checkpoint) else checkpoint)
-    if folder is not None:
-        base = deltas.base_folder(folder)
-        return None if base is None and is_delta(folder) else load_config(base or folder)
-    file = settings_of(name, revision)
-    return file and load_config(file.parent)
+    if is_gguf(checkpoint):
+        return described(checkpoint)
+    folder, name, revision = located(checkpoint)
+    if folder is None:
+        return _download(name, revision, _SETTINGS)
+    return settings_folder(deltas.checked_base(folder)) if is_delta(folder) else folder
 
 
 def model_max_length(checkpoint: str | Path) -> Any:
     """The tokenizer's own limit on the length of texts, unchecked; None where it says nothing. Raises as
     `config_of`."""
-    return _tokenizer_settings(_settings_folder(checkpoint)).get("model_max_length")
+    return _tokenizer_settings(settings_folder(checkpoint)).get("model_max_length")
 
 
 def _tokenizer_settings(folder: Path) -> dict[str, Any]:
@@ -282,8 +275,8 @@ def _check_generation(path: Path) -> None:
             raise CheckpointError(f"{path} is damaged: it is no JSON object.")
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """Fetch a checkpoint from the hub into its cache, or find it there."""
+def _download(name: str, revision: str | None, files: Sequence[str] = _FILES) -> Path:
+    """Fetch files of a checkpoint, all by default, from the hub into its cache, or find them there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -294,7 +287,7 @@ def _download(name: str, revision: str | None) -> Path:
                 snapshot_download(
                     name,
                     revision=revision,
-                    allow_patterns=["*.json", "*.safetensors", *(name for name in TAKEN if "/" not in name)],
+                    allow_patterns=[*files],
                     ignore_patterns=["*/*"],
                 )
             )

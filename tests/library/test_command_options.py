@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from rotquant import api, comparison
-from rotquant.commands import compare, convert, diagnose, distil, models, plan
+from rotquant.commands import compare, convert, diagnose, distil, formats, models, plan
 from rotquant.costs import plan as costs
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
@@ -155,7 +155,7 @@ def test_every_command_that_loads_a_network_has_the_option_dtype() -> None:
     for command in (
         models.quantize,
         models.evaluate,
-        models.export,
+        formats.export,
         plan.plan,
         compare.compare,
         diagnose.diagnose,

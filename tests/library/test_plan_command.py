@@ -139,7 +139,7 @@ def test_a_model_of_the_hub_without_a_hub_is_one_sentence(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert rotquant(monkeypatch, "plan", "nobody/no-such-model") == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "the hub gives no config.json of that name" in said
+    assert "the hub cannot be reached for a model of that name" in said
 
 
 def fits(work: Work) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rotquant.commands.targets import TARGETS, check_target
+from rotquant.commands.formats import TARGETS, check_target
 from rotquant.decoder import convert
 from rotquant.formats import gguf as gguf_export
 from rotquant.formats.export import export_compressed, export_plain

@@ -9,8 +9,7 @@ import typer
 from reproduction.commands.runs import table_names
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.completion import methods
-from rotquant.commands.options import Changes, Device, Dtype, changed
+from rotquant.commands.options import Changes, Device, Dtype, changed, method_names
 from rotquant.commands.outputs import Writes
 from rotquant.foundation.files import OutputKind, has_keys
 from rotquant.foundation.progress import task
@@ -23,7 +22,9 @@ bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", n
 @answers({"every key of the record": "seconds by stage, peak_gpu_bytes, gpu, layers, recipe, environment"}, file=True)
 def quantize(
     shape: Annotated[str, typer.Option(help="llama-2-7b, llama-2-13b or llama-2-70b.")] = "llama-2-7b",
-    method: Annotated[str, typer.Option(autocompletion=methods, help="A method of `rotquant quantize`.")] = "quarot",
+    method: Annotated[
+        str, typer.Option(autocompletion=method_names, help="A method of `rotquant quantize`.")
+    ] = "quarot",
     changes: Changes = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Only so many decoder layers: a quick trial.")] = None,
     device: Device = "auto",

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from reproduction.metrics.settings import Metric
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.hub import UNRESOLVED
-from rotquant.models.folders import DELTA_CONFIG
+from rotquant.foundation.hub import UNRESOLVED, settings_of
+from rotquant.models.deltas import base_folder
+from rotquant.models.folders import DELTA_CONFIG, is_delta
 from rotquant.models.gguf.header import is_gguf
+from rotquant.models.gguf.importing import described
 from rotquant.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -49,10 +51,16 @@ def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None
     if digest.endswith(f"@{UNRESOLVED}") or not (local or "@" in digest):
         return None
     from rotquant.models.architectures import architecture_of
-    from rotquant.models.checkpoints import configuration_alone
+    from rotquant.models.checkpoints import load_config
     from rotquant.models.limits import ModelLimits
 
-    config = configuration_alone(place if local else digest)
+    if local:
+        base = base_folder(place)
+        folder = None if base is None and is_delta(Path(place)) else described(base or place)
+    else:
+        file = settings_of(*digest.rsplit("@", 1))
+        folder = file and file.parent
+    config = folder and load_config(folder)
     return config and (architecture_of(config), ModelLimits.of(config))
 
 
