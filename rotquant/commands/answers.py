@@ -20,8 +20,7 @@ from rich.table import Table
 
 from rotquant.commands.outputs import MODEL, Writes, places_of
 from rotquant.foundation.files import OutputKind, check_output_file, has_keys, json_text, read_json, write_text
-from rotquant.models.gguf.importing import origin_of_model
-from rotquant.models.gguf.origin import Origin
+from rotquant.models.gguf.importing import Origin, origin_of_model
 
 #: Exit status of a command whose result is not finite; bad input has 2.
 NOT_FINITE = 3

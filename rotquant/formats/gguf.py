@@ -6,8 +6,8 @@ Codes are exact; scales are rounded to float16. Quantizers of activations and KV
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer
 from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
-from rotquant.models.gguf.network import PAIRED, paired_rows
-from rotquant.models.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from rotquant.models.gguf.words import WORDS
+from rotquant.models.gguf.header import library
+from rotquant.models.gguf.network import SIZES, Place, paired_rows, places_of
+from rotquant.models.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, WORDS
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -75,21 +75,20 @@ def export_gguf(source: str | Path, output: str | Path, dtype: torch.dtype | Non
     recipe, config = read_manifest(source).recipe, load_config(source)
     check_gguf(recipe, config, dtype)
     words = _tokenizer(source)
-    gguf = _library()
+    gguf = library()
+    architecture = ARCHITECTURES[config.model_type]
     stored = read_quantized(source)
-    blocks, kind = _blocks(stored, dtype)
-    name = ARCHITECTURES[config.model_type]
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, name.upper()), config.num_hidden_layers)
+    shape = {"model_type": architecture, "head_dim": architecture_of(config).head_dim}  # of the family's name
+    places = places_of({**stored.config.to_dict(), **shape})
+    names = {own: theirs for theirs, place in places.items() for own in place.names}
+    blocks, kind = _blocks(stored, places, dtype)
     with atomic_path(output) as temporary:
-        writer = gguf.GGUFWriter(temporary, name)
+        writer = gguf.GGUFWriter(temporary, architecture)
         _describe(writer, gguf, config, kind)
         for key, values in words.items():
             getattr(writer, f"add_{key}")(values)
         for own, block in sorted(blocks.items()):
-            theirs = names.get_name(own, try_suffixes=(".weight", ".bias"))
-            if theirs is None:
-                raise RecipeError(f"GGUF has no name for the tensor {own} of {config.model_type} models.")
-            writer.add_tensor(theirs, block.data, raw_dtype=getattr(gguf.GGMLQuantizationType, block.kind))
+            writer.add_tensor(names[own], block.data, raw_dtype=getattr(gguf.GGMLQuantizationType, block.kind))
         if (factors := _rope_factors(config)) is not None:
             writer.add_tensor("rope_freqs.weight", factors)
         writer.write_header_to_file()
@@ -97,13 +96,6 @@ def export_gguf(source: str | Path, output: str | Path, dtype: torch.dtype | Non
         writer.write_tensors_to_file()
         writer.close()
     return kind
-
-
-def _library() -> Any:
-    try:
-        return import_module("gguf")
-    except ImportError:
-        raise RecipeError("GGUF files are written by the package gguf: pip install 'rotquant[serve]'.") from None
 
 
 def check_tokenizer(source: Path) -> None:
@@ -171,16 +163,14 @@ def _check_integers(recipe: Recipe, scheme: QuantizationScheme, architecture: Ar
             raise RecipeError(f"{site.name} has {site.features} features, and blocks of GGUF hold {BLOCK}: {_REMEDY}.")
 
 
-def _blocks(stored: StoredTensors, dtype: torch.dtype | None) -> tuple[dict[str, GGUFTensor], str]:
+def _blocks(
+    stored: StoredTensors, places: Mapping[str, Place], dtype: torch.dtype | None
+) -> tuple[dict[str, GGUFTensor], str]:
     """All tensors by their own names, rows in llama.cpp's order, and the type of the quantized weights."""
-    config, kind = stored.config, "F32"
-    architecture = architecture_of(config)
-    paired = ARCHITECTURES[config.model_type] == PAIRED
-    heads = {"q_proj": architecture.num_heads, "k_proj": architecture.num_kv_heads} if paired else {}
+    kind, heads = "F32", {name: place.heads for place in places.values() for name in place.names}
 
     def order(name: str, rows: int) -> Tensor:
-        count = heads.get(name.rpartition(".")[0].rpartition(".")[2])
-        return torch.arange(rows) if count is None else paired_rows(rows, count)
+        return paired_rows(rows, heads[name]) if heads.get(name) else torch.arange(rows)
 
     blocks = {}
     for name, tensor in stored.floats.items():
@@ -265,10 +255,8 @@ def _describe(writer: Any, gguf: Any, config: Any, kind: str) -> None:
     writer.add_file_type(getattr(gguf.LlamaFileType, files[kind]))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    for theirs, ours in SIZES.items():
+        writer.add_uint32(f"{writer.arch}.{theirs}", getattr(config, ours))
     writer.add_head_count(architecture.num_heads)
     writer.add_head_count_kv(architecture.num_kv_heads)
     writer.add_key_length(architecture.head_dim)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import check_regular
 from rotquant.models.folders import DECODER_MANIFEST, MANIFEST
-from rotquant.models.gguf.origin import ORIGIN
+from rotquant.models.gguf.importing import ORIGIN
 
 GENERATION = "generation_config.json"
 _VOCABULARY = ("tokenizer*", "vocab.*", "*.model", "*.tiktoken")

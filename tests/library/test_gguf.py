@@ -148,7 +148,7 @@ def test_what_has_no_form_is_refused_in_a_sentence(
     scheme: dict[str, Any], options: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = stored(tmp_path / "quantized", scheme, **options)
-    monkeypatch.setattr(gguf_export, "_library", lambda: None)
+    monkeypatch.setattr(gguf_export, "library", lambda: None)
     with pytest.raises(RecipeError, match=sentence):
         export_gguf(folder, tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
@@ -189,7 +189,7 @@ def test_scales_that_float16_does_not_hold_are_refused() -> None:
 
 def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RecipeError, match=r"pip install 'rotquant\[serve\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install 'rotquant\[serve\]'"):
         export_gguf(stored(tmp_path / "q", GROUPS), tmp_path / "model.gguf")
 
 

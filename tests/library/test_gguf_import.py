@@ -24,10 +24,16 @@ from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf import importing, network
 from rotquant.models.gguf.header import read_header
-from rotquant.models.gguf.importing import checked, described, imported, origin_of_model, write_checkpoint
-from rotquant.models.gguf.origin import ORIGIN, origin_of
-from rotquant.models.gguf.tokenizer import tokenizer_of, vocabulary_of
-from rotquant.models.gguf.words import WORDS
+from rotquant.models.gguf.importing import (
+    ORIGIN,
+    checked,
+    described,
+    imported,
+    origin_of,
+    origin_of_model,
+    write_checkpoint,
+)
+from rotquant.models.gguf.tokenizer import WORDS, tokenizer_of, vocabulary_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.text import bos_of

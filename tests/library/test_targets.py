@@ -102,7 +102,10 @@ def test_groups_that_do_not_divide_are_told_before_any_work(
     tiny_model(num_layers=1, hidden_size=192, intermediate_size=256).save_pretrained(folder)
     byte_level().save_pretrained(folder)
     monkeypatch.setattr("rotquant.weights.build.build_weights", lambda *_, **__: pytest.fail("it began"))
-    for command in (["quantize", str(folder), "-o", str(tmp_path / "out")], ["plan", str(folder)]):
+    for command in (
+        ["quantize", str(folder), "-o", str(tmp_path / "out"), "--corpus", "wikitext2"],
+        ["plan", str(folder)],
+    ):
         arguments = [*command, "--method", "awq-128g", "--sequence-length", "32"]
         assert rotquant(monkeypatch, *arguments, "--for", "vllm") == 2
         assert "groups of 128 do not divide the 192 features of" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def library() -> Any:
     try:
         return import_module("gguf")
     except ImportError:
-        raise CheckpointError("GGUF files are read by the package gguf: pip install 'rotquant[serve]'.") from None
+        raise CheckpointError("GGUF files take the package gguf: pip install 'rotquant[serve]'.") from None
 
 
 def is_gguf(path: str | Path) -> bool:

@@ -27,8 +27,13 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
-#: The architecture whose rotary embedding pairs neighbours in llama.cpp.
-PAIRED = "llama"
+#: Sizes of a network: the names of GGUF's settings, and of transformers'.
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+}
 #: Settings of an architecture that change nothing: what tensors say too, and what only describes.
 _SILENT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal"})
 #: Tensors that settings are made of.
@@ -130,7 +135,10 @@ def network_of(header: Header) -> GGUFNetwork:
     config |= _own(said, family, config)
     config["rope_parameters"] = _rope(said, family, config)
     said.check_read()
-    places = _places(config, FAMILIES[family], header)
+    for layer in range(config["num_hidden_layers"]):
+        if f"blk.{layer}.attn_output.weight" not in header.tensors:  # before as many as a damaged number says
+            raise CheckpointError(f"{path} is incomplete: it has no tensor blk.{layer}.attn_output.weight.")
+    places = places_of(config)
     _check_tensors(header, places)
     return GGUFNetwork(config, places)
 
@@ -140,20 +148,17 @@ def _common(said: _Settings, family: str) -> dict[str, Any]:
     tensors, heads = said.header.tensors, said.size("attention.head_count")
     if "token_embd.weight" not in tensors:
         raise CheckpointError(f"{said.header.path} has no token embedding (token_embd.weight).")
-    hidden = said.size("embedding_length")
-    head = said.size("attention.key_length", max(hidden // heads, 1))
+    sizes = {ours: said.size(theirs) for theirs, ours in SIZES.items()}
+    head = said.size("attention.key_length", max(sizes["hidden_size"] // heads, 1))
     said.only("attention.value_length", head)
     return {
         "model_type": family,
         "vocab_size": tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": said.size("feed_forward_length"),
-        "num_hidden_layers": said.size("block_count"),
+        **sizes,
         "num_attention_heads": heads,
         "num_key_value_heads": said.size("attention.head_count_kv", heads),
         "head_dim": head,
         "rms_norm_eps": said.number("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": said.size("context_length"),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
 
@@ -273,8 +278,9 @@ def _llama3(factors: "np.ndarray", base: float, header: Header) -> dict[str, Any
     return {"rope_type": "llama3", **found}
 
 
-def _places(config: Mapping[str, Any], family: Family, header: Header) -> dict[str, Place]:
-    """Every tensor of a network."""
+def places_of(config: Mapping[str, Any]) -> dict[str, Place]:
+    """Every tensor of a network by its name in a GGUF file; `config` is that of config.json."""
+    family = FAMILIES[config["model_type"]]
     hidden, offset = config["hidden_size"], family.norm_offset
     table = (config["vocab_size"], hidden)
     found = {"token_embd.weight": Place(("model.embed_tokens.weight",), table)}
@@ -282,8 +288,6 @@ def _places(config: Mapping[str, Any], family: Family, header: Header) -> dict[s
     if not config["tie_word_embeddings"]:
         found["output.weight"] = Place(("lm_head.weight",), table)
     for layer in range(config["num_hidden_layers"]):
-        if f"blk.{layer}.attn_output.weight" not in header.tensors:  # before as many as a damaged number says
-            raise CheckpointError(f"{header.path} is incomplete: it has no tensor blk.{layer}.attn_output.weight.")
         places = {**_attention(config, family), **_mlp(config), **_norms(config, family)}
         for name, place in places.items():
             names = tuple(f"model.layers.{layer}.{one}" for one in place.names)

@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from rotquant.models.checkpoints import load_checkpoint, load_config, load_tokenizer, local_folder, model_max_length
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.folders import check_weight_files
-from rotquant.models.gguf.importing import checked, write_checkpoint
-from rotquant.models.gguf.origin import ORIGIN, origin_of
+from rotquant.models.gguf.importing import ORIGIN, checked, origin_of, write_checkpoint
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.models import tiny_model

@@ -85,7 +85,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.folders:check_weight_files": ("safetensors headers",),
     "rotquant.models.folders:read_safetensors_header": ("safetensors headers",),
     "rotquant.models.gguf.header:_read": ("GGUF files",),
-    "rotquant.models.gguf.origin:origin_of": ("origins",),
+    "rotquant.models.gguf.importing:origin_of": ("origins",),
     "rotquant.models.deltas:checked_base": ("low-rank deltas",),
     "rotquant.models.checkpoints:_merged": ("low-rank deltas",),
     "rotquant.models.checkpoints:_load": ("whole checkpoints", "whole checkpoints of shards"),

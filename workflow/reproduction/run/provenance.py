@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from reproduction.identity.run import Run
-from rotquant.models.gguf.importing import origin_of_model
-from rotquant.models.gguf.origin import Origin
+from rotquant.models.gguf.importing import Origin, origin_of_model
 
 #: What the KL divergence of a quantized run is from, its `reference`. Runs without are from before prefixes counted.
 PLAIN, WITH_PREFIX = "full precision", "full precision with the same prefix"
