@@ -151,15 +151,12 @@ def _row_map(cut: Across, x: Tensor, rows: int) -> np.void:
     return matrix_map(x, element=2, columns=columns, rows=rows * cut.order, box=box, swizzled=True)
 
 
-def row_problem(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> str | None:
-    """Why no kernel transforms the middle axis of [rows, n, inner] on this GPU; None where one does."""
+def has_kernel(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> bool:
+    """Whether a kernel transforms the middle axis of [rows, n, inner] on this GPU."""
     if torch.cuda.get_device_capability(device) < (8, 0):
-        return "the kernels need a GPU of compute capability 8.0 or newer"
-    if _fitting_cut(n, inner, dtype, "kSame", False, half, device) is not None:
-        return None
-    if _any_bytes(n * inner, half) > _shared_limit(device):
-        return f"a row of {n * inner} values does not fit in shared memory"
-    return None
+        return False
+    fits = _any_bytes(n * inner, half) <= _shared_limit(device)
+    return fits or _fitting_cut(n, inner, dtype, "kSame", False, half, device) is not None
 
 
 def _launch_any(

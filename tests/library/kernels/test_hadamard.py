@@ -1,4 +1,4 @@
-"""The Hadamard operator: its reference, its shape rule, its backends, and on a GPU every kernel against float64."""
+"""The Hadamard operator: its reference, its shape rule, and on a GPU every kernel against float64."""
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from rotquant.kernels.launch.operators import references
 from rotquant.kernels.layouts.codes import Rounding, RowCodes
 from rotquant.kernels.layouts.weights import unpack_rows
 from rotquant.kernels.rows.activations import hadamard_quantize
+from rotquant.tensors import hadamard as reference
 from rotquant.tensors.hadamard import HadamardSizeError, hadamard_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -37,8 +38,8 @@ def rounding_bound(result: torch.Tensor) -> float:
 
 def exact_transform(x: torch.Tensor, heads: int, inverse: bool) -> torch.Tensor:
     if heads:
-        return head_hadamard_transform(x.double(), heads, inverse=inverse, backend="torch")
-    return hadamard_transform(x.double(), inverse=inverse, backend="torch")
+        return reference.head_hadamard_transform(x.double(), heads, inverse=inverse)
+    return reference.hadamard_transform(x.double(), inverse=inverse)
 
 
 @pytest.mark.parametrize("inverse", [False, True])
@@ -113,16 +114,6 @@ def test_cuts_hold_a_whole_row() -> None:
         for output in ("kSame", "kInt8", "kInt4"):
             for across in (False, True):
                 assert cut_of(n, 1, torch.float16, output, across=across).elements == n
-
-
-def test_a_backend_is_refused_where_it_cannot_compute() -> None:
-    x = torch.randn(2, 64)
-    with pytest.raises(KernelError, match="cuda cannot compute this transform: the tensor is on cpu"):
-        hadamard_transform(x, backend="cuda")
-    with pytest.raises(KernelError, match="is no backend: choose auto, cuda, torch"):
-        hadamard_transform(x, backend="triton")
-    with pytest.raises(KernelError, match="fast-hadamard-transform cannot compute"):
-        hadamard_transform(x, backend="fast-hadamard-transform")
 
 
 def test_heads_and_orders_that_do_not_exist_are_refused() -> None:
@@ -213,7 +204,7 @@ def test_every_code_is_written_and_none_beyond(n: int, packed: bool) -> None:
 def test_the_gradient_on_a_gpu_is_the_opposite_transform() -> None:
     x = torch.randn(5, 5120, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     upstream = torch.randn_like(x)
-    hadamard_transform(x, backend="cuda").backward(upstream)
+    hadamard_transform(x).backward(upstream)
     assert error(x.grad, exact_transform(upstream, 0, True)) < TOLERANCE[torch.bfloat16]
 
 
