@@ -4,31 +4,17 @@ Perplexity, KL divergence and zero-shot tasks ask for no more than `Network` has
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, StopStringCriteria
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from rotquant.decoder.model import Decoder
 from rotquant.foundation.errors import KernelError
 from rotquant.models.generation import end_tokens
-
-
-@dataclass(frozen=True)
-class Output:
-    """Output of `Network`: logits [batch, tokens, vocabulary]."""
-
-    logits: Tensor
-
-
-@dataclass(frozen=True)
-class HiddenStates:
-    """Output of `Network.states`: [batch, tokens, hidden]."""
-
-    last_hidden_state: Tensor
 
 
 class Network(nn.Module):
@@ -71,9 +57,9 @@ class Network(nn.Module):
     def tie_weights(self) -> None:
         """Asked for by lm-eval; there is nothing to tie."""
 
-    def states(self, input_ids: Tensor, use_cache: bool = False) -> HiddenStates:
+    def states(self, input_ids: Tensor, use_cache: bool = False) -> BaseModelOutput:
         """int64 [batch, tokens] -> what `lm_head` reads."""
-        return HiddenStates(self.decoder.states(input_ids))
+        return BaseModelOutput(last_hidden_state=cast(Any, self.decoder.states(input_ids)))
 
     def lm_head(self, states: Tensor) -> Tensor:
         """[..., hidden] -> logits [..., vocabulary]; it contains the last norm."""
@@ -81,7 +67,7 @@ class Network(nn.Module):
 
     def forward(
         self, input_ids: Tensor, use_cache: bool = False, logits_to_keep: int | Tensor = 0, **others: Any
-    ) -> Output:
+    ) -> CausalLMOutput:
         """int64 [batch, tokens] -> logits, of the last tokens or of those of some columns where these are asked for.
 
         Raises:
@@ -90,7 +76,7 @@ class Network(nn.Module):
         if unknown := [name for name, value in others.items() if value is not None]:
             raise KernelError(f"a decoder reads whole texts that begin in the first column, and takes no {unknown[0]}.")
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return Output(self.decoder.predict(self.decoder.states(input_ids)[:, keep]))
+        return CausalLMOutput(logits=cast(Any, self.decoder.predict(self.decoder.states(input_ids)[:, keep])))
 
     @torch.no_grad()
     def generate(

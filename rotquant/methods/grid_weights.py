@@ -35,8 +35,8 @@ class GridWeights(WeightGrid, Method):
 def apply(settings: GridWeights, context: "QuantizationContext") -> None:
     """Round site by site."""
     from rotquant.tensors.quantization import choose_qparams, quantize
-    from rotquant.weights.output_error import search_ratios
     from rotquant.weights.rtn import QuantizedWeight
+    from rotquant.weights.search import search_ratios
 
     scheme = context.recipe.rounded.scheme
     ratios = settings.ratios(scheme)

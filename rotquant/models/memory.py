@@ -3,8 +3,10 @@
 The work and `rotquant plan` (`costs.memory`) both ask here. A bound is by kind of device (`tensors.devices.of_device`).
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rotquant.models.architectures import Architecture, architecture_of, embedding
 
@@ -54,3 +56,14 @@ def free_memory(device: torch.device) -> int:
     import psutil
 
     return psutil.virtual_memory().available
+
+
+def keep(store: dict[Any, Tensor], key: object, value: Tensor, most: int) -> Tensor:
+    """Put a computed value into a store of at most so many bytes and return it; a full store is emptied first.
+
+    A value that is larger than all of the store is kept alone.
+    """
+    if sum(other.nbytes for other in store.values()) + value.nbytes > most:
+        store.clear()
+    store[key] = value
+    return value

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.models.architectures import decoder_layers
-from rotquant.tensors.host import host_tensors
+from rotquant.training.offload import host_tensors
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from rotquant.tensors.codebook import LevelTable
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.normal_float import normal_float_asymmetric
 from rotquant.tensors.value_range import ValueRange, dynamic_range, uniform
-from rotquant.weights.grid_search import search_grid
-from rotquant.weights.output_error import group_moments, output_error
+from rotquant.weights.search import group_moments, output_error, search_grid
 
 #: Shares of the largest and of the smallest weight (BitDistiller's code): 1.0, 0.95, ..., 0.55.
 SHARES = tuple(1 - step / 20 for step in range(10))

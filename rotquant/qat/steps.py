@@ -17,9 +17,9 @@ from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer
 from rotquant.qat.student import Distillation
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.host import host_tensors
 from rotquant.tensors.partition import partitions
 from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.training.offload import host_tensors
 from rotquant.training.state import Record
 
 #: Tokens that pass a model at once where no gradient is asked for.

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import embedding
 from rotquant.models.integrity import weights_digest
+from rotquant.models.memory import keep
 
 #: Sequences that are written side by side.
 _SEQUENCES_AT_ONCE = 256

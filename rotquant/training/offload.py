@@ -6,7 +6,7 @@ optimizers of 8-bit states (torchao, bitsandbytes) and those that compute on the
 parameter over the bus in each step: 2 to 3 s for 7 billion at 25 GB/s each way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -14,12 +14,30 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from rotquant.tensors.host import host_tensors
-
 #: Elements that are on the GPU at once in each of the streams.
 _TILE = 2**24
 _STREAMS = 3
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+#: Bytes of a block of page-locked memory. torch rounds what it locks up to a power of two, which for single tensors
+#: would waste up to a half.
+_BLOCK_BYTES = 2**30
+
+
+def host_tensors(like: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Tensors of zeros on the host of the shapes and types of others, each made when it is asked for.
+
+    For a GPU they are page-locked, parts of larger blocks.
+    """
+    block, used = torch.empty(0, dtype=torch.uint8), 0
+    for tensor in like:
+        if device.type != "cuda":
+            yield torch.zeros(tensor.shape, dtype=tensor.dtype)
+            continue
+        size = -(-tensor.nbytes // 256) * 256
+        if used + size > block.numel():
+            block, used = torch.zeros(max(_BLOCK_BYTES, size), dtype=torch.uint8, pin_memory=True), 0
+        yield block[used : used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        used += size
 
 
 class _Tile(NamedTuple):

@@ -4,7 +4,7 @@
 and Atom keep in higher precision. Integers are packed where they are kept (`rotquant.weights.packing`), never here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,18 +61,8 @@ class QuantizedWeight:
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
         """Move the weight to another device."""
-
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
-
-        return QuantizedWeight(
-            self.codes.to(device),
-            self.qparams.to(device),
-            self.scheme,
-            move(self.columns),
-            move(self.outlier_values),
-            move(self.outlier_scale),
-        )
+        parts = {name: part for name, part in vars(self).items() if isinstance(part, Tensor | QParams)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items()})
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from rotquant.models.stream import LayerStream
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, fake_quantize, share_of_all_steps
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.grid_search import search_grid
 from rotquant.weights.grids import ScaleGrid
+from rotquant.weights.search import search_grid
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.output_error import search_ratios
+from rotquant.weights.search import search_ratios
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens

@@ -18,8 +18,8 @@ from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
-from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.scale_search import attention_weights, best_factors
+from rotquant.weights.search import output_error, search_ratios
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=3)

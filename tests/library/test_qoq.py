@@ -43,8 +43,8 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import quantize
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.search import search_ratios
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.invariance import norms_in_model_dtype

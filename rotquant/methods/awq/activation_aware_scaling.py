@@ -22,10 +22,9 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
-from rotquant.weights.grid_search import search_grid
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.output_error import output_error, search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.search import output_error, search_grid, search_ratios
 
 #: Smallest scale of a feature, so that a dead one divides nothing by zero (authors' code).
 SMALLEST_SCALE = 1e-4

@@ -27,9 +27,9 @@ from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.scale_search import ScaleSearch
+from rotquant.weights.search import search_ratios
 
 #: A learned scale stays above this share of where it begins.
 _LEAST_SHARE = 1e-3

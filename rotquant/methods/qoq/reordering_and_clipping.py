@@ -28,8 +28,8 @@ from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.output_error import search_ratios
 from rotquant.weights.rtn import QuantizedWeight
+from rotquant.weights.search import search_ratios
 
 #: Clipping shrinks a range to no less than this share (authors' code).
 SMALLEST_CLIP = 0.2

@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from rotquant.foundation.files import canonical_json, short_hash
-from rotquant.foundation.memory import keep
 from rotquant.foundation.progress import silenced
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.memory import plan_memory
@@ -30,6 +29,7 @@ from rotquant.models.architectures import Architecture, architecture_of, base_mo
 from rotquant.models.fitting import check_transforms
 from rotquant.models.integrity import weights_digest
 from rotquant.models.limits import ModelLimits
+from rotquant.models.memory import keep
 from rotquant.models.placement import placed
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, check_quantization

@@ -1,9 +1,10 @@
-"""The error of a layer's outputs by the rounding of its weights, from X^T X, and the clip ratios of least error.
+"""Grid searches: of candidates the one of least error, and of clip ratios those of least error of a layer's outputs.
 
 AWQ, QoQ and PrefixQuant search so, each with its own way to round and its own ratios.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,35 @@ from torch import Tensor, nn
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
-from rotquant.weights.grid_search import search_grid
+
+Candidate = TypeVar("Candidate", float, Tensor)
+
+
+@torch.no_grad()
+def search_grid(
+    candidates: Iterable[Candidate],
+    error: Callable[[Candidate], Tensor],
+    start: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The candidates of least error and these errors, each element by itself.
+
+    Args:
+        candidates: numbers, or tensors that broadcast with the errors; of equally good ones the first wins.
+        error: of a candidate, of any shape.
+        start: what another search found, which wins unless a candidate is better; else there is a candidate.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    best, least = start or (None, None)
+    for candidate in candidates:
+        found = error(candidate)
+        if best is None or least is None:
+            best, least = torch.zeros_like(found) + candidate, torch.full_like(found, torch.inf)
+        best, least = torch.where(found < least, candidate, best), torch.minimum(found, least)
+    if best is None or least is None:
+        raise ValueError("a search needs at least one candidate")
+    return best, least
 
 
 def output_error(difference: Tensor, moment: Tensor) -> Tensor:
