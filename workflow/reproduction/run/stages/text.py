@@ -18,6 +18,7 @@ from rotquant.foundation.files import atomic_path
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     NO_BOS,
+    CorpusSpec,
     Split,
     Tokens,
     bos_of,
@@ -38,7 +39,7 @@ TOKENS = Path("results") / "corpora" / "tokens"
 EXPECTED_HASHES = Path(__file__).parents[3] / "resources" / "models" / "corpus.json"
 
 
-def expected_hashes(spec: Corpus) -> dict[str, str]:
+def expected_hashes(spec: CorpusSpec) -> dict[str, str]:
     """The recorded content hashes of a corpus from installed packages, by portion; empty for other corpora."""
     if spec.source not in INSTALLED or not EXPECTED_HASHES.is_file():
         return {}
