@@ -24,8 +24,15 @@ from rotquant.models.companions import has_tokenizer, write_companions
 from rotquant.models.folders import DECODER, check_kind, read_safetensors_header
 from rotquant.models.folders import DECODER_MANIFEST as MANIFEST
 from rotquant.models.generation import generation_config
-from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors, seal
-from rotquant.models.shards import write_shards
+from rotquant.models.integrity import (
+    check_finite,
+    check_seal,
+    checking_digests,
+    note_unsealed,
+    read_tensors,
+    seal,
+    write_shards,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase

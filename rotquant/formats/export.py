@@ -29,8 +29,7 @@ from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import load_config, load_tokenizer, quiet_transformers
 from rotquant.models.companions import companions, write_companions
-from rotquant.models.integrity import check_finite, seal
-from rotquant.models.shards import LARGEST_SHARD, write_shards
+from rotquant.models.integrity import LARGEST_SHARD, check_finite, seal, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.weights.ranges import static_schemes

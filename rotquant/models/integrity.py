@@ -1,4 +1,4 @@
-"""Integrity checks of tensors that are read or made: that they hold numbers, and are those that were written.
+"""Files of tensors, read and written: that they hold numbers, and are those that were written.
 
 A single inf or nan among billions of weights gives a finished and wrong report, and so does a flipped bit, so each door
 to a model goes through here: checkpoints, quantized folders, decoders, rotations, and what a recipe makes of a model
@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import CheckpointError
-from rotquant.foundation.files import canonical_json, json_text
+from rotquant.foundation.files import canonical_json, json_text, write_json
 from rotquant.models.folders import settings_files
 
+#: transformers' own default for a checkpoint's files.
+LARGEST_SHARD = "5GB"
 Named = Iterable[tuple[str, Tensor]]
 
 #: Elements of 8-bit floats that are widened at once, since torch cannot compare them.
@@ -48,6 +50,25 @@ def read_tensors(path: Path, device: "torch.device | str" = "cpu") -> dict[str, 
         return load_file(path, device=str(device))
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of a type, a shape, their bytes
         raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}; copy it again.") from None
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], stem: str) -> tuple[str, ...]:
+    """Write tensors, contiguous and on the host, into `<stem>*.safetensors`, with an index where these are several.
+
+    Returns:
+        The names of the files that hold tensors.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    pattern = stem + "{suffix}.safetensors"
+    shards = split_torch_state_dict_into_shards(dict(tensors), filename_pattern=pattern, max_shard_size=LARGEST_SHARD)
+    for file, names in shards.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        write_json(folder / f"{stem}.safetensors.index.json", index)
+    return tuple(shards.filename_to_tensors)
 
 
 def check_finite(where: object, tensors: Named) -> None:

@@ -1,7 +1,8 @@
 """Reading a corpus: a hub dataset, a local folder or one text file.
 
 The papers' protocol joins the rows with a blank line (GPTQ's `datautils.py`, used by every paper here). Only data files
-are read, those of the hub through the `datasets` library: no dataset script runs.
+are read, no dataset script runs. Those of the hub go through the `datasets` library. Local ones do not: it tells the
+hub of each file that it opens, and a damaged JSON file can crash its parser with the process.
 """
 
 import re
@@ -15,11 +16,11 @@ from typing import Any
 from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import canonical_json, check_regular, short_hash
 from rotquant.foundation.hub import commit_of
+from rotquant.foundation.parsing import broken_line, parse_json
 from rotquant.foundation.progress import at_terminal, downloading, task
 from rotquant.recipes.corpus import SPLITS, WIKITEXT2, CorpusSpec, Split, content_hash, portion
-from rotquant.text.rows import SUFFIXES, data_rows
 
-_SUFFIXES = (*SUFFIXES, ".txt")
+_SUFFIXES = (".parquet", ".json", ".jsonl", ".txt")
 #: Words that name a split, as the `datasets` library knows them.
 _SPLIT_NAMES = {
     "train": {"train", "training"},
@@ -305,3 +306,42 @@ def _check_shards(spec: CorpusSpec, files: list[Path]) -> None:
                 f"Corpus {spec.name}: {folder} lacks {before}{missing[0]:05d}-of-{count}{after}{more} of {int(count)} "
                 "shards; copy what is missing, or name one file to read it alone."
             )
+
+
+def data_rows(file: Path) -> Iterator[Any]:
+    """The rows of a file of JSON (a list, or a row on each line) or Parquet.
+
+    Raises:
+        ValueError: it is damaged; what is wrong, as the end of a sentence.
+        OSError: it cannot be read.
+    """
+    if file.suffix == ".parquet":
+        yield from _parquet_rows(file)
+        return
+    with file.open("rb") as lines:
+        if lines.read(1 << 16).lstrip().startswith(b"["):
+            lines.seek(0)
+            rows = parse_json(lines.read())
+            if not isinstance(rows, list):
+                raise ValueError("it holds no list of rows")
+            yield from rows
+            return
+        lines.seek(0)
+        for line in filter(bytes.strip, lines):
+            try:
+                row = parse_json(line)
+            except ValueError as error:
+                raise ValueError(broken_line(file) or str(error)) from None
+            yield row
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(batch_size=1000):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+        raise ValueError(" ".join(str(error).split())[:200].rstrip(".")) from None

@@ -41,8 +41,8 @@ from rotquant.models.integrity import (
     note_unsealed,
     read_tensors,
     seal,
+    write_shards,
 )
-from rotquant.models.shards import write_shards
 from rotquant.models.simulation.kv_cache import static_shape
 from rotquant.models.simulation.runtime import SiteKey
 from rotquant.models.transforms import tensor_shapes

@@ -19,7 +19,7 @@ import rotquant.serving  # noqa: F401 - registers the quantization method
 from rotquant import api
 from rotquant.formats.export import export_compressed
 from rotquant.foundation.errors import RecipeError, ResultError
-from rotquant.models import shards
+from rotquant.models import integrity
 from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.recipes.presets import all_presets
@@ -259,7 +259,7 @@ def test_the_learned_rotations_of_an_export_need_no_quantizers_to_be_learned_for
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_weights_may_lie_in_several_files(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = quantized(tmp_path / "quantized", recipe_of("R1R2R4", "W4A16"), **SIZES["28"])
-    monkeypatch.setattr(shards, "LARGEST_SHARD", 40_000)
+    monkeypatch.setattr(integrity, "LARGEST_SHARD", 40_000)
     export_compressed(folder, tmp_path / "out", engine)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     expected = logits(api.load(folder).network, use_cache=False)

@@ -218,7 +218,7 @@ def test_transformers_refuses_the_folder_instead_of_inventing_weights(good_folde
 
 
 def test_large_models_are_stored_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rotquant.models.shards.LARGEST_SHARD", "30KB")
+    monkeypatch.setattr("rotquant.models.integrity.LARGEST_SHARD", "30KB")
     stored = build(ROTATED_GPTQ)
     save_quantized(tmp_path / "model", stored)
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1

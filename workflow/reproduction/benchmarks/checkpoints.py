@@ -18,7 +18,7 @@ from reproduction.benchmarks.shapes import decoder_config
 from rotquant.decoder.config import KINDS, LINEARS, DecoderConfig
 from rotquant.decoder.random import random_decoder
 from rotquant.foundation.files import folder_size
-from rotquant.models.shards import write_shards
+from rotquant.models.integrity import write_shards
 from rotquant.qat.quantizers import Kind, make_quantizer
 from rotquant.tensors.codebook_compression import in_float16
 from rotquant.weights.packing import weight_tensors
