@@ -27,7 +27,7 @@ State = Literal["ok", "absent", "slow", "broken"]
 
 #: Packages beyond those that the library requires, and what each is for.
 OPTIONAL = {
-    "compressed-tensors": "transformers loads exports that nothing of rotquant runs: pip install 'rotquant[serve]'",
+    "compressed-tensors": "exports to compressed-tensors, and folders of it: pip install 'rotquant[serve]'",
     "gguf": "GGUF files, as models and from `rotquant export`: pip install 'rotquant[serve]'",
     "rotquant-reproduction": "the papers' tables: pip install ./workflow in a checkout",
     "matplotlib": "figures, of examples too: pip install 'rotquant[study]'",

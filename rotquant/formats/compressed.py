@@ -56,7 +56,8 @@ def library(module: str) -> Any:
         ) from None
 
 
-def _packing() -> Any:
+def packing() -> Any:
+    """The library's functions that pack integers; raises as `library`."""
     return library("compressors.pack_quantized.helpers")
 
 
@@ -90,7 +91,7 @@ def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, T
 def _packed(codes: Tensor, bits: int, symmetric: bool, dim: int = 1) -> Tensor:
     """Codes as int32, packed along a dimension; the library takes them around zero."""
     signed = codes if symmetric else (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
-    return _packing().pack_to_int32(signed, bits, dim).contiguous()
+    return packing().pack_to_int32(signed, bits, dim).contiguous()
 
 
 def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -106,7 +107,7 @@ def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int)
 
 def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] of its parts by the names of `PARTS`, dequantized as `QuantizedWeight.dequantize` does."""
-    shape, unpack = [int(size) for size in parts["weight_shape"]], _packing().unpack_from_int32
+    shape, unpack = [int(size) for size in parts["weight_shape"]], packing().unpack_from_int32
     codes = unpack(parts["weight_packed"], scheme.bits, shape)
     scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
     zero_point = torch.zeros_like(scale)

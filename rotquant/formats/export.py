@@ -121,6 +121,7 @@ def export_compressed(
     manifest = read_manifest(source)
     recipe = running(manifest.recipe, changes)
     architecture = check_compressed(recipe, load_config(source), engine)
+    compressed.packing()  # which has to be installed before the weights are read
     stored = read_quantized(source)
     kept = {*static_schemes(recipe, architecture)}
     static = {place: qparams for place, qparams in stored.state.static.items() if place[1] in kept}

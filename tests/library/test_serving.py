@@ -6,6 +6,7 @@ terms in another order, after which an input may round to the next of its codes.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.quantizers import auto
 
 import rotquant.serving  # noqa: F401 - registers the quantization method
 from rotquant import api
+from rotquant.formats import export
 from rotquant.formats.export import export_compressed
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models import integrity
@@ -111,6 +113,16 @@ def test_transformers_has_this_projects_logits(
     served = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(served, use_cache=False), expected)
     assert torch.equal(logits(api.load(tmp_path / "out").network, use_cache=False), expected)
+
+
+def test_without_the_package_it_is_named_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = quantized(tmp_path / "quantized", recipe_of("none", "W4A16"))
+    monkeypatch.setitem(sys.modules, "compressed_tensors.compressors.pack_quantized.helpers", None)
+    monkeypatch.setattr(export, "read_quantized", lambda _: pytest.fail("the weights were read"))
+    with pytest.raises(RecipeError, match=r"pip install 'rotquant\[serve\]'"):
+        export_compressed(folder, tmp_path / "out")
 
 
 def test_an_export_is_smaller_and_is_a_configuration_that_the_library_knows(tmp_path: Path) -> None:
