@@ -120,6 +120,7 @@ def test_shapes_come_from_the_configuration() -> None:
         ({"model_type": "llava", "text_config": {"model_type": "llama"}}, "save the language model by itself"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "save the language model by itself"),
         ({"model_type": "qwen2_5_vl", "vision_config": {"depth": 32}}, "save the language model by itself"),
+        ({"model_type": "mistral", "layer_types": []}, "no adapter describes the model family 'ministral'"),
         ({"model_type": "internlm2", "auto_map": {}}, "Its code comes with the checkpoint and is never run"),
         ({"model_type": "granite", "rms_norm_eps": 1e-6}, r'write the entry "granite": Family\(\) into `FAMILIES`'),
         ({}, "names no family"),
