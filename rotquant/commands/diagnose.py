@@ -12,7 +12,6 @@ from rotquant.commands.options import Checkpoint, Corpus, Device, Dtype, Seed, c
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import (
@@ -27,13 +26,11 @@ from rotquant.text import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rotquant.commands.diagnosis import FigureTable
     from rotquant.metrics.diagnostics import Costs, Sinks
     from rotquant.recipes.corpus import CorpusSpec, Split
-    from rotquant.text import Tokens
 
 KEYS = {
     "model": "",
@@ -147,8 +144,12 @@ def diagnosed(
     """
     with task("starting"):
         from rotquant import api
+        from rotquant.metrics.bos import bos_note
+        from rotquant.metrics.diagnostics import find_sinks, measure_costs
+        from rotquant.metrics.key_bias import key_bias_note
         from rotquant.models.checkpoints import load_tokenizer, local_folder
         from rotquant.models.folders import check_kind
+        from rotquant.models.limits import metric_windows
 
     kind, place = torch_dtype(dtype), torch_device(device)
     checkpoint = local_folder(model)
@@ -163,17 +164,28 @@ def diagnosed(
     calibration = Calibration(samples=32, sequence_length=length, bos=place_of_bos(bos))
     samples = api.calibration_tokens(spec, calibration, tokenizer, seed)
 
-    def load() -> "PreTrainedModel":
-        return api.load_checkpoint(checkpoint, kind, place)[0]
-
     changed = api.fit(checkpoint, preset("quarot-rtn"))[1]  # which has all rotations that are compared here
+    sinks: list[Sinks] = []
+    begun, advice = adds_bos(tokenizer), ""
 
-    def fit(recipe: Recipe) -> Recipe:
-        return api.fit(checkpoint, recipe)[0]
+    def look(network: "PreTrainedModel") -> None:
+        """Find outlier tokens of the copy that is loaded first, and whether it needs BOS, or its keys more bits."""
+        nonlocal advice
+        windows = metric_windows(network, tokens, metric.model_copy(update={"bos": "none"}))
+        sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
+        found = bos_note(network, tokens, begun, metric.bos), key_bias_note(network, preset("quarot-rtn"))
+        advice = " ".join(filter(None, found))
 
-    asked = None if ask is None else lambda network: ask(network, tokenizer)
-    begun = adds_bos(tokenizer)
-    costs, sinks, advice = _measured(load, tokens, metric, samples, asked, fit, outlier_ratio, seed, begun)
+    costs = measure_costs(
+        lambda: api.load_checkpoint(checkpoint, kind, place)[0],
+        tokens,
+        metric,
+        samples,
+        ask=None if ask is None else lambda network: ask(network, tokenizer),
+        look=look,
+        fit=lambda recipe: api.fit(checkpoint, recipe)[0],
+        seed=seed,
+    )
     windows = costs.perplexity["unquantized"].windows
     on = f"{windows} windows of {length} tokens spread over the {part} split of {spec.name}, rotation of seed {seed}"
     on += f"; {changed.rstrip('.')}" if changed else ""
@@ -197,37 +209,6 @@ def diagnosed_part(split: str | None, spec: "CorpusSpec") -> "Split":
     part = cast("Split", chosen)
     check_split(spec, part)
     return part
-
-
-def _measured(
-    load: "Callable[[], PreTrainedModel]",
-    tokens: "Tokens",
-    metric: Perplexity,
-    samples: "Tensor",
-    ask: "Callable[[PreTrainedModel], Any] | None",
-    fit: Callable[[Recipe], Recipe],
-    outlier_ratio: float,
-    seed: int,
-    adds_bos: bool,
-) -> "tuple[Costs, list[Sinks], str]":
-    """Costs; of the copy of the model that is loaded first its outlier tokens, and sentences where it needs BOS or its
-    keys more bits."""
-    from rotquant.metrics.bos import bos_note
-    from rotquant.metrics.diagnostics import find_sinks, measure_costs
-    from rotquant.metrics.key_bias import key_bias_note
-    from rotquant.models.limits import metric_windows
-
-    sinks: list[Sinks] = []
-    notes: list[str] = []
-
-    def look(network: "PreTrainedModel") -> None:
-        windows = metric_windows(network, tokens, metric.model_copy(update={"bos": "none"}))
-        sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
-        found = bos_note(network, tokens, adds_bos, metric.bos), key_bias_note(network, preset("quarot-rtn"))
-        notes.append(" ".join(filter(None, found)))
-
-    costs = measure_costs(load, tokens, metric, samples, ask=ask, look=look, fit=fit, seed=seed)
-    return costs, sinks, notes[0]
 
 
 def _numbers(found: Diagnosis) -> dict[str, Any]:

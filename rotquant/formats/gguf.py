@@ -26,7 +26,7 @@ from rotquant.models.folders import GGUF, GGUF_MARK
 from rotquant.models.generation import end_tokens, generation_config
 from rotquant.models.gguf.header import library
 from rotquant.models.gguf.network import SIZES, Place, paired_rows, places_of
-from rotquant.models.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, WORDS
+from rotquant.models.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, WORDS, rules_of
 from rotquant.models.limits import ModelLimits
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
@@ -41,8 +41,6 @@ MOVED = 1 / 4
 _REMEDY = "write dequantized numbers with --format gguf --dtype float16, or quantize otherwise"
 #: Families by the names of llama.cpp's architectures. Llama's rotary embedding pairs neighbours there.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-#: llama.cpp's names of splits into words, by the regular expression of the tokenizer.
-_SPLITS = {WORDS[name].pattern: name for name in ("gpt-2", "llama-bpe", "qwen2")}
 
 
 @dataclass(frozen=True)
@@ -287,23 +285,23 @@ def _tokenizer(source: Path) -> dict[str, Any]:
     tokenizer: Any = load_tokenizer(source)
     backend = getattr(tokenizer, "backend_tokenizer", None)  # which those written in Python have not
     content = _NO_TOKENIZER if backend is None else json.loads(backend.to_str())
-    model, split = content["model"], _split(content["pre_tokenizer"])
+    model, rules = content["model"], rules_of(content["pre_tokenizer"])
     if (
         model.get("type") != "BPE"
         or "merges" not in model
-        or split not in _SPLITS
+        or rules is None
         or content["normalizer"] not in (None, {"type": "NFC"})
     ):
         raise CheckpointError(
-            f"the tokenizer of {source} is not byte-level BPE as GPT-2's, Llama 3's and Qwen2's are, and no other is "
-            "written as GGUF here: export with --format plain, and let llama.cpp convert it."
+            f"the tokenizer of {source} is not byte-level BPE with words as one of {', '.join(WORDS)} has, and no "
+            "other is written as GGUF here: export with --format plain, and let llama.cpp convert it."
         )
     size = load_config(source).vocab_size
     tokens = {number: text for text, number in tokenizer.get_vocab().items()}
     added = {one["id"]: one["special"] for one in content["added_tokens"]}
     found: dict[str, Any] = {
         "tokenizer_model": "gpt2",
-        "tokenizer_pre": _SPLITS[split],
+        "tokenizer_pre": rules,
         "token_list": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
         "token_types": [_token_type(number, tokens, added) for number in range(size)],
         "token_merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]],
@@ -329,16 +327,3 @@ def _token_type(number: int, tokens: dict[int, str], added: dict[int, bool]) -> 
     if number in added:
         return CONTROL if added[number] else USER_DEFINED
     return NORMAL if number in tokens else UNUSED
-
-
-def _split(pre_tokenizer: Any) -> str | None:
-    """The regular expression that splits text into words, "" for GPT-2's own; None where it is another thing."""
-    parts = (pre_tokenizer or {}).get("pretokenizers") or [pre_tokenizer or {}]
-    last = parts[-1]
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return None
-    if len(parts) == 1 and last.get("use_regex", True):
-        return ""
-    if len(parts) == 2 and parts[0].get("type") == "Split" and not last.get("use_regex", True):
-        return parts[0]["pattern"].get("Regex")
-    return None

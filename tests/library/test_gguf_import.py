@@ -33,7 +33,7 @@ from rotquant.models.gguf.importing import (
     origin_of_model,
     write_checkpoint,
 )
-from rotquant.models.gguf.tokenizer import WORDS, tokenizer_of, vocabulary_of
+from rotquant.models.gguf.tokenizer import WORDS, _split, rules_of, tokenizer_of, vocabulary_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.text import bos_of
@@ -120,6 +120,8 @@ def test_what_is_exported_is_imported(family: str, tmp_path: Path) -> None:
     alone = dict.fromkeys(("activations", "attention_output", "keys", "values"))
     changes = {"methods": {"spinquant": None, "gptq": None}, "weights": {"scheme": scheme}, **alone}
     recipe, tokenizer = override(preset("spinquant-easy"), changes, "test"), with_a_merge()
+    if family == "llama":  # words as SmolLM2's
+        tokenizer.backend_tokenizer.pre_tokenizer = _split(WORDS["smollm"])
     save_quantized(tmp_path / "q", build_weights(tiny_model(family), tokenizer, recipe, seed=0))
     export_gguf(tmp_path / "q", tmp_path / "m.gguf", torch.float32)
     write_checkpoint(tmp_path / "m.gguf", tmp_path / "folder", "float32")
@@ -127,8 +129,21 @@ def test_what_is_exported_is_imported(family: str, tmp_path: Path) -> None:
     loaded, again = load_checkpoint(tmp_path / "folder", torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(loaded(tokens).logits, quantized.network(tokens).logits, rtol=1e-4, atol=1e-5)
-    text = "A!! B!, </s>!"
+    text = "A!! B!, 12 </s>!"
     assert again(text, add_special_tokens=False)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_rules_of_words_are_told_from_a_tokenizer_as_they_make_one(name: str) -> None:
+    rules, plain = WORDS[name], json.loads(_split(WORDS[name]).__getstate__())
+    found = rules_of(plain)
+    assert found is not None
+    assert (WORDS[found].pattern, WORDS[found].digits) == (rules.pattern, rules.digits)
+    last = plain["pretokenizers"][-1] if "pretokenizers" in plain else plain
+    last["trim_offsets"] = not last["trim_offsets"]  # which moves no token
+    assert rules_of(plain) == found
+    last["add_prefix_space"] = True
+    assert rules_of(plain) is None
 
 
 def with_a_merge() -> PreTrainedTokenizerFast:

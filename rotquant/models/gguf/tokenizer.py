@@ -5,6 +5,7 @@ first. `gpt2` is byte-level BPE, with merges of its own. transformers 5.17 makes
 Gemma, which splits words into letters, and leaves BOS out. torch is not loaded before a tokenizer is made.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from rotquant.models.gguf.header import Header
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedTokenizerBase
 
 #: gguf's `TokenType`.
@@ -239,7 +241,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> "Tokenizer":
 
 
 def _byte_level(vocabulary: Vocabulary, words: WordRules) -> "Tokenizer":
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
     ids = {
         token: place
@@ -248,10 +250,29 @@ def _byte_level(vocabulary: Vocabulary, words: WordRules) -> "Tokenizer":
     }
     found = Tokenizer(models.BPE(ids, list(vocabulary.merges), ignore_merges=words.whole_words))
     found.normalizer = normalizers.NFC() if words.nfc else None
+    found.pre_tokenizer = _split(words)
+    found.decoder = decoders.ByteLevel()
+    return found
+
+
+def _split(words: WordRules) -> "PreTokenizer":
+    """What splits text into words by rules, and words into bytes."""
+    from tokenizers import Regex, pre_tokenizers
+
     splits: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
     if words.pattern:
         splits.append(pre_tokenizers.Split(Regex(words.pattern), "isolated"))
     splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words.pattern))
-    found.pre_tokenizer = pre_tokenizers.Sequence(splits) if len(splits) > 1 else splits[0]
-    found.decoder = decoders.ByteLevel()
-    return found
+    return pre_tokenizers.Sequence(splits) if len(splits) > 1 else splits[0]
+
+
+def rules_of(pre_tokenizer: Any) -> str | None:
+    """llama.cpp's name of the rules by which a tokenizer splits text, from its description; None of others."""
+    plain = {name: _described(json.loads(_split(rules).__getstate__())) for name, rules in WORDS.items()}
+    return next((name for name, parts in plain.items() if parts == _described(pre_tokenizer)), None)
+
+
+def _described(pre_tokenizer: Any) -> list[Any]:
+    """The parts of a description, without what decides offsets alone."""
+    parts = (pre_tokenizer or {}).get("pretokenizers") or [pre_tokenizer or {}]
+    return [{key: value for key, value in part.items() if key != "trim_offsets"} for part in parts]
