@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rotquant.decoder.network import Network
-from rotquant.decoder.storage import is_decoder_folder, load_decoder, read_decoder_manifest
-from rotquant.formats.reading import is_compressed, load_compressed
+from rotquant.decoder.storage import load_decoder, read_decoder_manifest
+from rotquant.formats.reading import load_compressed
 from rotquant.foundation.errors import CorpusError, RecipeError, ResultError
 from rotquant.foundation.files import file_digest
 from rotquant.foundation.progress import task
@@ -38,7 +38,7 @@ from rotquant.models.checkpoints import (
 from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
-from rotquant.models.folders import check_kind, check_weight_files, embedding_type
+from rotquant.models.folders import check_kind, check_weight_files, embedding_type, kind_of
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.placement import current_gpu, fits
 from rotquant.models.rotation.matrices import (
@@ -70,9 +70,7 @@ from rotquant.text import (
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, check_recipe, quantized_forward
 from rotquant.weights.storage import (
-    QuantizedState,
     check_settings,
-    is_quantized_folder,
     load_quantized,
     prefix_tokens,
     round_ends,
@@ -330,13 +328,13 @@ def load(
     Raises:
         RotquantError: bad input, in one sentence.
     """
-    if is_decoder_folder(path):
+    kind, state = kind_of(path), None
+    if kind == "decoder":
         return _load_decoder(path, recipe, device, dtype)
-    state: QuantizedState | None = None
-    if is_quantized_folder(path):
+    if kind == "quantized":
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
-    elif is_compressed(path):
+    elif kind == "compressed-tensors":
         packed = load_compressed(path, device, dtype)
         recipe = recipe or packed.recipe
         return Model(packed.model, packed.tokenizer, recipe, packed.run(recipe))
@@ -370,12 +368,12 @@ def limits_of(path: str | Path) -> ModelLimits:
     Raises:
         RotquantError: bad input, in one sentence.
     """
-    advised = advised_length(model_max_length(path))
-    if is_decoder_folder(path):
+    advised, kind = advised_length(model_max_length(path)), kind_of(path)
+    if kind == "decoder":
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
-    prefix = prefix_tokens(path) if is_quantized_folder(path) else 0
-    config = load_config(Path(path), quantized=True) if is_compressed(path) else config_of(path)
+    prefix = prefix_tokens(path) if kind == "quantized" else 0
+    config = load_config(Path(path), quantized=True) if kind == "compressed-tensors" else config_of(path)
     return ModelLimits.of(config, advised, prefix)
 
 

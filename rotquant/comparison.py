@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from rotquant import api
 from rotquant.decoder.config import LINEARS
 from rotquant.decoder.network import Network
-from rotquant.decoder.storage import is_decoder_folder
-from rotquant.formats.reading import is_compressed
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.files import folder_size
 from rotquant.foundation.progress import task
@@ -30,13 +28,12 @@ from rotquant.metrics.divergence import float_states
 from rotquant.metrics.perplexity import PerplexityResult, mean_with_error, paired_ratio, perplexity
 from rotquant.models.architectures import base_model
 from rotquant.models.checkpoints import load_tokenizer, local_folder
-from rotquant.models.folders import read_safetensors_header
+from rotquant.models.folders import kind_of, read_safetensors_header
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import CorpusSpec, adds_bos, load_text, tokenize
-from rotquant.weights.storage import is_quantized_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,7 +126,7 @@ def compare(
     tokens = tokenize(load_text(corpus, metric.split), tokenizer)
 
     def load(folder: Path) -> nn.Module:
-        return api.load(folder, device=device, dtype=None if is_decoder_folder(folder) else dtype).network
+        return api.load(folder, device=device, dtype=None if kind_of(folder) == "decoder" else dtype).network
 
     def measure(name: str | Path, folder: Path, network: nn.Module, **known: Any) -> MeasuredModel:
         words = f"perplexity of {name}"
@@ -201,7 +198,7 @@ def _measured(
     size, count = folder_size(folder, "*.safetensors"), _parameters(network, reference)
     return MeasuredModel(
         model=str(name),
-        format=_format(folder),
+        format=kind_of(folder) or "plain",
         perplexity=found,
         bytes=size,
         parameters=count,
@@ -226,14 +223,6 @@ def _parameters(network: nn.Module, reference: int | None) -> int:
     if reference is not None and any(abs(one / reference - 1) < 0.01 for one in (count, count - embedding)):
         return reference
     return count
-
-
-def _format(folder: Path) -> str:
-    if is_decoder_folder(folder):
-        return "decoder"
-    if is_quantized_folder(folder):
-        return "quantized"
-    return "compressed-tensors" if is_compressed(folder) else "plain"
 
 
 def _bits_per_weight(folder: Path, network: nn.Module) -> float:

@@ -147,11 +147,6 @@ def read_decoder_manifest(folder: str | Path) -> DecoderManifest:
     return manifest
 
 
-def is_decoder_folder(path: str | Path) -> bool:
-    """Whether a path is a folder that `save_decoder` wrote."""
-    return (Path(path) / MANIFEST).is_file()
-
-
 def _check(folder: Path, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
     """Raise CheckpointError unless the tensors are those of the decoder, in name, shape and type."""
     expected = decoder.state_dict()

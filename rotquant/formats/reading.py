@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rotquant.formats.compressed import METHOD, PARTS, library, targets_name, unpacked_weight
+from rotquant.formats.compressed import PARTS, library, targets_name, unpacked_weight
 from rotquant.formats.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, sealed_content
 from rotquant.formats.export import METHOD as OURS
 from rotquant.foundation.data import first_problem
@@ -21,7 +21,7 @@ from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
-from rotquant.models.folders import check_weight_files, quantization_of, read_config
+from rotquant.models.folders import check_weight_files, read_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.transforms import features_at
@@ -60,11 +60,6 @@ class Packed:
     def has(self, part: str) -> bool:
         """Whether a weight has a part of `PARTS`."""
         return part != "weight_zero_point" or not self.scheme.symmetric
-
-
-def is_compressed(folder: str | Path) -> bool:
-    """Whether this module reads a folder."""
-    return (quantization_of(folder) or {}).get("quant_method") in (METHOD, OURS)
 
 
 def declared(config: Any, where: object) -> Declared:

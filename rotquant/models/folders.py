@@ -139,17 +139,23 @@ def embedding_type(folder: Path) -> str:
     raise CheckpointError(f"{folder} has no token embedding (embed_tokens.weight).")
 
 
-Kind = Literal["plain", "quantized", "decoder"]
+Kind = Literal["plain", "quantized", "decoder", "compressed-tensors"]
+#: Quantization methods of folders of compressed-tensors: the library's, and that of exports which only rotquant runs.
+PACKED = ("compressed-tensors", "rotquant")
 
 
 def kind_of(folder: str | Path) -> Kind | None:
-    """Kind of content of a folder: a plain checkpoint (or deltas of one), a quantized model, a converted decoder, or
-    none. A GGUF file is a plain checkpoint."""
+    """Kind of content of a folder; None where it is none.
+
+    Low-rank deltas and a GGUF file are a plain checkpoint. compressed-tensors are this project's exports and others'.
+    """
     folder = Path(folder)
     if (folder / DECODER_MANIFEST).is_file():
         return "decoder"
     if (folder / MANIFEST).is_file():
         return "quantized"
+    if (quantization_of(folder) or {}).get("quant_method") in PACKED:
+        return "compressed-tensors"
     if is_delta(folder) or is_gguf(folder):
         return "plain"
     plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
@@ -159,17 +165,15 @@ def kind_of(folder: str | Path) -> Kind | None:
 def check_kind(folder: str | Path, wanted: Kind) -> None:
     """Raise `CheckpointError` for a folder of another kind than wanted, or none there; it says what to run first."""
     found = kind_of(folder)
-    packed = None if wanted == "plain" or found not in (None, "plain") else quantization_of(folder)
-    if packed is not None:
-        raise CheckpointError(
-            f"{folder} holds packed weights ({packed.get('quant_method')}), which `rotquant evaluate` and `compare` "
-            "read as they are: give the quantized folder that it was exported from, or quantize the checkpoint that it "
-            "was made from."
-        )
     if found is None and not Path(folder).exists():
         raise CheckpointError(f"model folder {folder} does not exist.")
     if found is None or found == wanted:
         return
+    if found == "compressed-tensors":
+        raise CheckpointError(
+            f"{folder} holds packed weights (compressed-tensors), which `rotquant evaluate` and `compare` read as they "
+            "are: give the quantized folder that it was exported from, or the checkpoint that it was made from."
+        )
     quantize = f"`rotquant quantize {folder} -o quantized`"
     problem = {
         ("plain", "quantized"): f"is a plain checkpoint: quantize it first, {quantize}",

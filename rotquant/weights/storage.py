@@ -386,11 +386,6 @@ def prefix_tokens(folder: str | Path) -> int:
     return sum(header[name]["shape"][0] for header in headers for name in names & header.keys())
 
 
-def is_quantized_folder(path: str | Path) -> bool:
-    """Whether a path is a folder that `save_quantized` wrote."""
-    return (Path(path) / MANIFEST).is_file()
-
-
 @torch.no_grad()
 def round_ends(model: nn.Module, dtype: torch.dtype) -> None:
     """Round a model's embedding and head to the type that its checkpoint has them in, where that has fewer bits.

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from rotquant.foundation.errors import CheckpointError, ResultError
 from rotquant.models.checkpoints import load_checkpoint
+from rotquant.models.folders import kind_of
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.codebook import CodebookWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.packing import HostWeights, all_weight_tensors, pack_codes, unpack_codes
 from rotquant.weights.rtn import QuantizedWeight
-from rotquant.weights.storage import is_quantized_folder, load_quantized, read_manifest, save_quantized
+from rotquant.weights.storage import load_quantized, read_manifest, save_quantized
 from tests.helpers.sealing import reseal
 from tests.helpers.weights import RECIPES, ROTATED_GPTQ, build
 
@@ -196,7 +197,7 @@ def test_the_manifest_says_how_the_weights_were_made(good_folder: Path) -> None:
     assert manifest.seconds.keys() == {"outlier features", "GPTQ"}
     assert manifest.quantized[UP] == (96, 64)
     assert manifest.versions["torch"] == metadata.version("torch")
-    assert is_quantized_folder(good_folder)
+    assert kind_of(good_folder) == "quantized"
 
 
 def test_a_manifest_is_what_its_file_says_and_does_not_run_a_model(good_folder: Path) -> None:

@@ -188,6 +188,7 @@ ASIDE: dict[str, str] = {
     "rotquant.models.companions:companions": "takes a checkpoint's other files along byte for byte, whatever they hold",
     "rotquant.comparison:_bits_per_weight": _AGAIN,
     "rotquant.formats.gguf:_tokenizer": "decodes what the loaded tokenizer says of itself",
+    "rotquant.models.gguf.tokenizer:rules_of": "decodes what a tokenizer that is made here says of itself",
     "reproduction.run.tracking.entries:finished": _MLFLOW,
     "reproduction.run.tracking.entries:of_table": _MLFLOW,
     "reproduction.run.tracking.line:_start": _WRITES,
