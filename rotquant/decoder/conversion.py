@@ -120,7 +120,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
         dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked at run time
         weights="lut2" if weights.bits == 2 else "int4-grouped" if weights.granularity == "group" else "int4",
         table_group=weights.group_size if weights.bits == 2 else GROUP_SIZE,
-        inputs=_input_scheme(inputs),
+        inputs=inputs
+        and InputScheme(bits=cast(Any, inputs.bits), clip_ratio=inputs.clip_ratio, static=not inputs.dynamic),
         cache=_cache_scheme(recipe.keys, recipe.values),
         transforms=online,
     )
@@ -163,13 +164,6 @@ def _check_inputs(scheme: QuantizationScheme, bits: tuple[int, ...]) -> None:
         f"{'dynamic' if scheme.dynamic else 'static'} input scales per {scheme.granularity}",
         "the kernels take dynamic scales per token or static ones per tensor",
     )
-
-
-def _input_scheme(scheme: QuantizationScheme | None) -> InputScheme | None:
-    if scheme is None:
-        return None
-    bits = cast("Literal[4, 8]", scheme.bits)
-    return InputScheme(bits=bits, clip_ratio=scheme.clip_ratio, static=not scheme.dynamic)
 
 
 def check_config(config: Any) -> None:

@@ -42,7 +42,9 @@ class ModelLimits:
     def of(cls, config: Any, advised: int | None = None, prefix: int = 0) -> "ModelLimits":
         """The limits in a transformers configuration. A sliding window limits a text after a prefix alone: of others
         layers hand on what lies before it."""
-        return cls(_context(config), config.vocab_size, advised, _window(config), prefix)
+        kinds = getattr(config, "layer_types", None)  # without which all layers are alike
+        window = None if kinds and "sliding_attention" not in kinds else getattr(config, "sliding_window", None)
+        return cls(_context(config), config.vocab_size, advised, window, prefix)
 
     @property
     def _usable(self) -> int | None:
@@ -174,11 +176,6 @@ def _context(config: Any) -> int | None:
         return positions
     original = rope.get("original_max_position_embeddings") or positions
     return max(positions, int(original * (rope.get("factor") or 1.0)))
-
-
-def _window(config: Any) -> int | None:
-    kinds = getattr(config, "layer_types", None)  # without which all layers are alike
-    return None if kinds and "sliding_attention" not in kinds else getattr(config, "sliding_window", None)
 
 
 def _capped(data: Any, longest: int) -> Any:

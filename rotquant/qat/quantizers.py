@@ -34,7 +34,8 @@ class TrainableQuantizer(nn.Module):
     def __init__(self, group_size: int, bits: int) -> None:
         super().__init__()
         if bits not in self.widths:
-            raise RecipeError(f"this quantizer of weights takes {_either(self.widths)} bits, not {bits}.")
+            known = " or ".join(map(str, self.widths))
+            raise RecipeError(f"this quantizer of weights takes {known} bits, not {bits}.")
         self.group_size = group_size
         self.bits = bits
 
@@ -207,7 +208,3 @@ def _encoded(table: LevelTable, view: Tensor) -> tuple[Tensor, Tensor]:
 def _parameter(share: Tensor) -> nn.Parameter:
     """The logit of a share, float32."""
     return nn.Parameter(torch.logit(share.float().clamp(SMALLEST_SHARE, LARGEST_SHARE)))
-
-
-def _either(numbers: tuple[int, ...]) -> str:
-    return " or ".join(map(str, numbers))

@@ -196,7 +196,8 @@ def fake_quantize(
     if qparams is None:
         with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
             qparams = choose_qparams(x, scheme)
-    if torch.is_grad_enabled() and (x.requires_grad or _is_learned(qparams)):
+    operands = (x, qparams.scale, qparams.zero_point)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands):
         view = _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme)
         return ungrouped(view, x.shape)
     with torch.no_grad():
@@ -286,10 +287,6 @@ def fake_quantize_split(
 def _take_columns(x: Tensor, columns: Tensor) -> Tensor:
     """x[..., columns]; gather is the fastest of torch's ways to say so on a CPU."""
     return x.gather(-1, columns.expand(*x.shape[:-1], -1))
-
-
-def _is_learned(qparams: QParams) -> bool:
-    return qparams.scale.requires_grad or (qparams.zero_point is not None and qparams.zero_point.requires_grad)
 
 
 def _arithmetic_dtype(x: Tensor) -> torch.dtype:

@@ -141,14 +141,11 @@ def launch_cut(
         problem = _STRIPS.of(**common, elements=elements, blocks_of=cut.blocks_of or cut.sign_rows)
     else:
         problem = _ROWS.of(**common)
-    maps = (_row_map(cut, x, rows),) if isinstance(cut, Across) else ()
+    maps = ()
+    if isinstance(cut, Across):  # rows of x as matrices, one below the other; a copy takes 64 columns of one
+        shape = {"columns": CHUNK * cut.chunks, "rows": rows * cut.order, "box": (CHUNK, cut.order)}
+        maps = (matrix_map(x, element=2, swizzled=True, **shape),)
     launch(function, (blocks,), (threads(cut),), problem, *maps, device=x.device, shared=shared)
-
-
-def _row_map(cut: Across, x: Tensor, rows: int) -> np.void:
-    """Rows of x as matrices, one below the other; a copy takes 64 columns of one."""
-    columns, box = CHUNK * cut.chunks, (CHUNK, cut.order)
-    return matrix_map(x, element=2, columns=columns, rows=rows * cut.order, box=box, swizzled=True)
 
 
 def has_kernel(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> bool:

@@ -154,12 +154,8 @@ def choose_plan(rows: int, strips: int, architecture: str) -> GemvPlan:
 
 
 def _plans(architecture: str) -> dict[int, tuple[tuple[float, GemvPlan], ...]]:
-    return _HOPPER if is_hopper(architecture) else _AMPERE
-
-
-def is_hopper(architecture: str) -> bool:
-    """Whether blocks can form clusters, and have the shared memory of Hopper: Hopper and newer."""
-    return int(architecture.removeprefix("sm_").rstrip("a")) >= 90
+    # Hopper and newer form clusters of blocks and have its shared memory.
+    return _HOPPER if int(architecture.removeprefix("sm_").rstrip("a")) >= 90 else _AMPERE
 
 
 def launch_gemv(

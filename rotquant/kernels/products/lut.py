@@ -191,7 +191,9 @@ def _cuda(a: W2Linear) -> Tensor:
         return y
     if rows > MAX_ROWS[a.x.dtype]:
         return _multiply_dequantized(a)
-    plan = choose_plan(a.x.dtype, rows, *a.codes.shape[:2], _multiprocessors(a.x.device))  # pyright: ignore[reportCallIssue]  # 2
+    strips, groups = a.codes.shape[:2]
+    processors = torch.cuda.get_device_properties(a.x.device).multi_processor_count
+    plan = choose_plan(a.x.dtype, rows, strips, groups, processors)
     for start in range(0, rows, plan.rows):
         part = slice(start, start + plan.rows)
         scale = a.row_scale if a.row_scale is None or a.row_scale.shape[0] == 1 else a.row_scale[part]
@@ -338,10 +340,6 @@ def launch_lut_gemv(
     function = kernel(plan.source, plan.instance, x.device)
     shared = plan.shared_bytes(strips, groups)
     launch_structure(function, plan.blocks, plan.threads, problem, device=x.device, shared=shared)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _multiply_dequantized(a: W2Linear) -> Tensor:

@@ -72,10 +72,6 @@ def _interleaved(codes: Tensor) -> Tensor:
     return codes.unflatten(-1, (-1, 2, 8)).transpose(-2, -1).flatten(-3)
 
 
-def _uninterleaved(codes: Tensor) -> Tensor:
-    return codes.unflatten(-1, (-1, 8, 2)).transpose(-2, -1).flatten(-3)
-
-
 def half_shapes(out_features: int, in_features: int, grouped: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the codes and of the scale of a `HalfWeight`.
 
@@ -120,7 +116,8 @@ def _reference(a: W4A16Linear) -> Tensor:
 def _dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
     groups, out_features = scale.shape
     ordered = unpack_weight(codes, out_features, padded(in_features, K_BLOCK))
-    integers = _uninterleaved(ordered)[:, :in_features].to(dtype)
+    natural = ordered.unflatten(-1, (-1, 8, 2)).transpose(-2, -1).flatten(-3)  # the inverse of `_interleaved`
+    integers = natural[:, :in_features].to(dtype)
     return (integers.unflatten(1, (groups, -1)) * scale.T.to(dtype)[..., None]).flatten(1)
 
 

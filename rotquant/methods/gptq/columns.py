@@ -236,11 +236,6 @@ def _constant_scales(rows: QParams) -> ColumnScales:
     return lambda start, stop: _each(lambda parts: parts[0].T.expand(stop - start, -1), [rows])
 
 
-def release_graphs() -> None:
-    """Free the memory of captured graphs; the next call captures anew."""
-    _captured_column_loop.cache_clear()
-
-
 class _GroupScales:
     """Scales of consecutive groups of columns, each chosen when the block begins in which its first column lies.
 
@@ -315,4 +310,4 @@ def apply(settings: GPTQ, context: QuantizationContext) -> None:
         quantized_inputs=settings.sees_quantizers,
         exact=settings.arithmetic == "float64",
     )
-    release_graphs()
+    _captured_column_loop.cache_clear()  # frees the memory of graphs
