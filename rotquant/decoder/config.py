@@ -7,7 +7,7 @@ A precision is to a decoder what a recipe is to a simulated model, in the few co
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rotquant.foundation.data import Frozen
 from rotquant.recipes.schemes import INPUTS, RotationScheme
@@ -38,8 +38,8 @@ class DecoderConfig(Frozen):
     local_layers: those whose rotary embedding has `local_frequencies` (Gemma 3's with a window).
     window: longest text, prefix included, where the model's layers attend to so many tokens at most; within it they
         attend to all, as the kernels do.
-    prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1); an empty
-        list in folders of before it was their number. prefix_ids: these tokens, unknown in folders of before.
+    prefix: how many tokens stand in the cache before every text, in full precision (PrefixQuant Sec. 5.1).
+        prefix_ids: these tokens; folders of 0.2.0 do not name them.
     """
 
     vocabulary: Size
@@ -64,7 +64,7 @@ class DecoderConfig(Frozen):
     local_frequencies: tuple[float, ...] = ()
     window: Size | None = None
     tied: bool = False
-    prefix: Annotated[int, Field(ge=0), BeforeValidator(lambda given: 0 if given == [] else given)] = 0
+    prefix: Annotated[int, Field(ge=0)] = 0
     prefix_ids: Annotated[tuple[int, ...], Field(exclude_if=lambda ids: not ids)] = ()
 
     @model_validator(mode="after")
@@ -163,18 +163,6 @@ class Precision(Frozen):
     inputs: InputScheme | None = None
     cache: CacheScheme | None = None
     transforms: tuple[Transform, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _switches_become_transforms(cls, data: Any) -> Any:
-        """Folders of before transforms were data have a switch for each."""
-        if not isinstance(data, dict) or "rotate_heads" not in data:
-            return data
-        data = dict(data)
-        heads, mlp, half = (data.pop(name, False) for name in ("rotate_heads", "rotate_mlp", "half_transforms"))
-        cache = dict(data["cache"]) if isinstance(data.get("cache"), dict) else None
-        keys = cache is not None and cache.pop("rotate", True)
-        return {**data, "cache": cache, "transforms": online(heads=heads, keys=keys, mlp=mlp, half=half)}
 
     @model_validator(mode="after")
     def _kernels_have_the_transforms(self) -> "Precision":

@@ -146,7 +146,7 @@ def test_a_flipped_bit_is_found(made: Path, tmp_path: Path, kind: str, load: Cal
         load(folder)
 
 
-def test_rotations_whose_bits_were_flipped_are_refused_and_those_without_a_digest_are_read(tmp_path: Path) -> None:
+def test_rotations_whose_bits_were_flipped_or_whose_metadata_are_not_theirs_are_refused(tmp_path: Path) -> None:
     file, rotations = tmp_path / "rotations.safetensors", Rotations(torch.eye(4, dtype=torch.float64), None)
     save_rotations(file, rotations, [{"loss": 1.0}])
     assert load_history(file) == [{"loss": 1.0}]
@@ -155,9 +155,10 @@ def test_rotations_whose_bits_were_flipped_are_refused_and_those_without_a_diges
     file.write_bytes(data)
     with pytest.raises(ResultError, match="a matrix was changed"):
         load_rotations(file)
-    save_file(rotations.tensors(), file, metadata={"rotquant.models.rotation.matrices": '[{"loss": 2.0}]'})
-    assert load_history(file) == [{"loss": 2.0}]
-    assert torch.equal(load_rotations(file).residual, rotations.residual)
+    for metadata in ('[{"loss": 2.0}]', "nothing", '{"history": [2.0], "digest": "", "made_of": null}'):
+        save_file(rotations.tensors(), file, metadata={"rotquant.models.rotation.matrices": metadata})
+        with pytest.raises(ResultError, match=r"are damaged \(their history\)"):
+            load_rotations(file)
 
 
 def test_rotations_with_a_number_that_is_none_are_refused(tmp_path: Path) -> None:

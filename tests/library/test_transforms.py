@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rotquant.decoder.config import KINDS, Precision
+from rotquant.decoder.config import Precision
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers
@@ -348,20 +348,3 @@ def test_a_decoder_has_hadamard_transforms_alone() -> None:
     for transform in (make("scaling", {"s": ONES})[0], make("hadamard", size=8)[0], *RotationScheme().transforms[:1]):
         with pytest.raises(ValidationError, match=f"the kernels have no transform like {transform.name}"):
             Precision(transforms=(transform,))
-
-
-@pytest.mark.parametrize("kind", ["quarot", "quarot-fp16-hadamard", "quarot-no-hadamard", "prefixquant", "w2a4"])
-def test_a_decoders_folder_of_before_has_switches_for_its_transforms(kind: str) -> None:
-    precision = KINDS[kind]
-    written = precision.model_dump(mode="json")
-    locations = {one.location for one in precision.transforms}
-    del written["transforms"]
-    written |= {
-        "rotate_heads": "across_heads" in locations,
-        "rotate_mlp": "mlp_output" in locations,
-        "half_transforms": kind == "quarot-fp16-hadamard",
-    }
-    if precision.cache:
-        written["cache"]["rotate"] = "queries_keys" in locations
-    assert Precision.model_validate(written) == precision
-    assert Precision.model_validate(precision.model_dump(mode="json")) == precision

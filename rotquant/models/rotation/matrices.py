@@ -30,8 +30,8 @@ from rotquant.tensors.stiefel import orthonormality_error
 
 #: How far from orthonormal a stored or learned rotation may be; beyond it a rotated model is another function.
 _TOLERANCE = 1e-4
-#: The file's only metadata: history and digest of the matrices as JSON; the history alone in files of before digests
-#: were kept. Safetensors writes several in random order, and equal rotations should give equal files.
+#: The file's only metadata: history and digest of the matrices, and what they were made of, as JSON. Safetensors writes
+#: several in random order, and equal rotations should give equal files.
 _METADATA = "rotquant.models.rotation.matrices"
 
 
@@ -218,20 +218,6 @@ def ends_of(history: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _parse_metadata(path: str | Path, text: str) -> dict[str, Any]:
-    """Metadata of a file with rotations: their history, and what they were made of where it says so."""
-    try:
-        parsed = parse_json(text.encode())
-        record = {"history": parsed} if isinstance(parsed, list) else parsed
-        record = {"made_of": None, **record, "history": record["history"]}
-        whole = isinstance(record["history"], list) and all(isinstance(step, dict) for step in record["history"])
-    except (ValueError, LookupError, TypeError):
-        whole, record = False, {}
-    if not whole:
-        raise ResultError(f"rotations {path} are damaged (their history); delete the file to compute it again.")
-    return record
-
-
 def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The matrices, and what is said of them."""
     check_regular(path)
@@ -246,7 +232,13 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _METADATA not in metadata:
         raise ResultError(f"{path} holds no rotations.")
     check_finite(path, tensors.items())
-    record = _parse_metadata(path, metadata[_METADATA])
-    if "digest" in record and tensors_digest(tensors) != record["digest"]:
+    try:
+        record: Any = parse_json(metadata[_METADATA].encode())
+    except ValueError:
+        record = None
+    whole = isinstance(record, dict) and record.keys() >= {"history", "digest", "made_of"}
+    if not (whole and isinstance(record["history"], list) and all(isinstance(one, dict) for one in record["history"])):
+        raise ResultError(f"rotations {path} are damaged (their history); delete the file to compute it again.")
+    if tensors_digest(tensors) != record["digest"]:
         raise ResultError(f"rotations {path} are damaged: a matrix was changed; delete the file to compute it again.")
     return tensors, record

@@ -175,14 +175,6 @@ def test_a_folder_gives_back_the_decoder(recipe: Recipe, tmp_path: Path) -> None
         assert torch.equal(loaded.decoder.state_dict()[name], tensor)
 
 
-def test_a_folder_of_before_prefixes_had_a_number_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "decoder"
-    save_decoder(folder, convert(build_weights(tiny_model(), None, QUAROT, 0)))
-    config = json.loads((folder / "decoder.json").read_text())["config"]
-    reseal(folder / "decoder.json", config=config | {"prefix": []})
-    assert load_decoder(folder).decoder.config.prefix == 0
-
-
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "decoder"
     save_decoder(folder, convert(build_weights(tiny_model(), None, QUAROT, 0)))

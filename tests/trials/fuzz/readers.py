@@ -99,7 +99,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.integrity:_sha256": ("manifests of quantized folders",),
     "rotquant.models.integrity:_content_digest": ("manifests of quantized folders", "exports to compressed-tensors"),
     "rotquant.models.integrity:_stored": ("whole checkpoints",),
-    "rotquant.models.rotation.matrices:_parse_metadata": ("rotations",),
     "rotquant.models.rotation.matrices:_read": ("rotations",),
     "rotquant.qat.engine:ShardedCheckpoint.load": ("states of shared trainings",),
     "reproduction.render.figures.arrays:history_of": ("histories of rotations",),
