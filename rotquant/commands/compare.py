@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from rotquant.comparison import ModelComparison
 
 
-def _models(models: list[str]) -> list[str]:
-    return [*map(a_model, models)]
-
-
 _MODEL = (
     "model, format, perplexity (with by_window), bytes of its weights on disk, parameters, bits_per_weight of linear "
     "layers, bits_per_parameter of all files, tokens_per_second of a forward pass (null without --timing), device, "
@@ -54,7 +50,11 @@ def compare(
     ],
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", callback=_models, help="Models that are compared with it."),
+        typer.Argument(
+            metavar="MODEL...",
+            callback=lambda models: [*map(a_model, models)],
+            help="Models that are compared with it.",
+        ),
         MODEL,
     ],
     corpus: Corpus,

@@ -47,16 +47,13 @@ def families(
     for config in configs:
         name, *cells = _row(config)
         found[name] = dict(zip(_HEAD, cells, strict=True))
-        table.add_row(name, *(_text(value) for key, value in found[name].items() if key != "methods"))
+        shown = (value for key, value in found[name].items() if key != "methods")
+        table.add_row(name, *(value if isinstance(value, str) else " ".join(value) for value in shown))
     return CommandResult({"families": found}, (table, *_methods_table(found)))
 
 
 #: What is said of a family.
 _HEAD = ("rotations", "methods", "convert", "export", "layers have")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else " ".join(value)
 
 
 def _row(config: Any) -> Iterator[Any]:

@@ -72,8 +72,7 @@ def plan(
     kind = _device_kind(device)
     with task("starting"):
         from rotquant.costs.plan import costs_of
-        from rotquant.costs.shapes import shapes_of
-        from rotquant.costs.work import Work
+        from rotquant.costs.work import Work, shapes_of
         from rotquant.models.checkpoints import load_config, settings_folder
 
         folder = settings_folder(model)

@@ -13,9 +13,8 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from rotquant.costs.disk import disk
 from rotquant.costs.memory import peak, phases, training_way
 from rotquant.costs.plan import costs_of
-from rotquant.costs.shapes import shapes_of
 from rotquant.costs.time import durations
-from rotquant.costs.work import Work
+from rotquant.costs.work import Work, shapes_of
 from rotquant.models.architectures import FAMILIES
 from rotquant.models.fitting import fitted
 from rotquant.models.rotation.matrices import initial_rotations

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from rotquant.costs.plan import costs_of
-from rotquant.costs.shapes import shapes_of
-from rotquant.costs.work import Work
+from rotquant.costs.work import Work, shapes_of
 from rotquant.foundation.files import folder_size
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.presets import preset

@@ -10,8 +10,8 @@ from typing import Any
 
 from reproduction.benchmarks.records import BENCH, CellRecord, Record, read_record
 from reproduction.benchmarks.shapes import shape_config
-from rotquant.costs.shapes import shapes_of
 from rotquant.costs.time import ROTATION, TimeRecord
+from rotquant.costs.work import shapes_of
 from rotquant.foundation.files import read_object
 from rotquant.methods.gptq import GPTQ
 
