@@ -149,7 +149,8 @@ def quantize(
         checkpoint: a local folder or hub id.
         recipe: a recipe, or a preset's name: then with texts no longer than the model's context, and with what `fit`
             changes, of which a warning tells.
-        corpus: text whose train split calibrates and rotations are learned on; None where the recipe reads none.
+        corpus: text whose train split calibrates and rotations are learned on, such as `corpus_spec("wikitext2")` of
+            `rotquant.text`; None where the recipe reads none.
         seed: of the random rotation, the calibration sample and the order of learning.
         rotations: file of learned rotations, read where it exists and else written, so that several recipes share
             them; an interrupted learning continues.

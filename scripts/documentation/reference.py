@@ -27,6 +27,9 @@ MODULES = (
     ("tensors", "Tensors", "The mathematics on tensors: Hadamard transforms, quantizers, codebooks, lattices.", ()),
     ("models", "Models", "Families of models, and what they are made of.",
      ("rotquant.models.architectures", "rotquant.models.equivalent")),
+    ("text", "Text", "Corpora by their names, and the papers' windows of tokens.",
+     ("rotquant.text.loading", "rotquant.text.windows")),
+    ("formats", "Formats", "Exports and what each can say.", ("rotquant.formats.export", "rotquant.formats.gguf")),
     ("metrics", "Metrics", "Perplexity, divergence, diagnosis.",
      ("rotquant.metrics.perplexity", "rotquant.metrics.divergence", "rotquant.metrics.diagnostics")),
 )  # fmt: skip
