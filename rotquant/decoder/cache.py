@@ -80,12 +80,13 @@ class Cache:
         device: torch.device | str,
         cache_init: Iterable[CacheInit],
     ) -> None:
+        self.config, self.precision, self.device = config, precision, device
         self.batch, self.prefix = batch, config.prefix
         self.capacity, self.length = self.prefix + capacity, self.prefix
         self.lengths = torch.full((batch,), self.length, dtype=torch.int32, device=device)
         dtype, every = getattr(torch, precision.dtype), (config.inverse_frequencies, config.local_frequencies)
         self.turns = [rotary_table(one, config.rope_scale, self.capacity, dtype, device) for one in every if one]
-        self.layers = [make_layer_cache(config, precision, self, device, given) for given in cache_init]
+        self.layers = [make_layer_cache(self, given) for given in cache_init]
         self._masked = isinstance(self.layers[0], FloatCache)
 
     def prefill_step(self, tokens: int) -> Step:
@@ -148,31 +149,22 @@ def rotary_table(
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
 
-def make_layer_cache(
-    config: DecoderConfig, precision: Precision, cache: Cache, device: torch.device | str, cache_init: CacheInit
-) -> "FloatCache | Int4Cache":
+def make_layer_cache(cache: Cache, cache_init: CacheInit) -> "FloatCache | Int4Cache":
     """Make one layer's cache: 4-bit where the kernels have the head size, otherwise floats (rounded, where it should
     be)."""
-    if precision.cache is None:
-        return FloatCache(config, precision, cache, device, cache_init)
-    kind = Int4Cache if config.head_dim in HEAD_DIMS else RoundedCache
-    return kind(config, precision, cache, device, cache_init)
+    if cache.precision.cache is None:
+        return FloatCache(cache, cache_init)
+    return (Int4Cache if cache.config.head_dim in HEAD_DIMS else RoundedCache)(cache, cache_init)
 
 
 class FloatCache:
     """KV cache of one layer in the decoder's type: keys and values [batch, capacity, kv_heads, head_dim]."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        precision: Precision,
-        cache: Cache,
-        device: torch.device | str,
-        cache_init: CacheInit,
-    ) -> None:
+    def __init__(self, cache: Cache, cache_init: CacheInit) -> None:
+        config, dtype = cache.config, getattr(torch, cache.precision.dtype)
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        size, dtype = (cache.batch, cache.capacity, config.kv_heads, config.head_dim), getattr(torch, precision.dtype)
-        self.keys, self.values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        size = (cache.batch, cache.capacity, config.kv_heads, config.head_dim)
+        self.keys, self.values = (torch.zeros(size, dtype=dtype, device=cache.device) for _ in range(2))
         for all_tokens, first in zip((self.keys, self.values), cache_init.prefix or (), strict=False):
             all_tokens[:, : cache.prefix] = first.transpose(0, 1)
 
@@ -195,17 +187,10 @@ class RoundedCache(FloatCache):
     For head sizes that no kernel has, those of small models.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        precision: Precision,
-        cache: Cache,
-        device: torch.device | str,
-        cache_init: CacheInit,
-    ) -> None:
-        super().__init__(config, precision, cache, device, cache_init)
-        scheme = cast(CacheScheme, precision.cache)
-        self.transform = Chain(at(precision.transforms, "queries_keys"))
+    def __init__(self, cache: Cache, cache_init: CacheInit) -> None:
+        super().__init__(cache, cache_init)
+        scheme = cast(CacheScheme, cache.precision.cache)
+        self.transform = Chain(at(cache.precision.transforms, "queries_keys"))
         common = {"bits": 4, "granularity": "head", "symmetric": scheme.static, "dynamic": not scheme.static}
         self.schemes = [
             QuantizationScheme(**common, group_size=scheme.group_size, clip_ratio=clip)
@@ -231,14 +216,8 @@ class RoundedCache(FloatCache):
 class Int4Cache:
     """4-bit KV cache of one layer, keys stored after R3; decoding multiplies the integers as they are."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        precision: Precision,
-        cache: Cache,
-        device: torch.device | str,
-        cache_init: CacheInit,
-    ) -> None:
+    def __init__(self, cache: Cache, cache_init: CacheInit) -> None:
+        config, precision = cache.config, cache.precision
         scheme, dtype = cast(CacheScheme, precision.cache), getattr(torch, precision.dtype)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.store = Int4KVCache.allocate(
@@ -252,7 +231,7 @@ class Int4Cache:
             clip_v=scheme.value_clip,
             # A scale rounded to 16 bits is as exact as the 16-bit numbers it gives; wider numbers keep wider scales.
             params_dtype=dtype if dtype.itemsize > 2 else torch.float16,
-            device=device,
+            device=cache.device,
             lengths=cache.lengths,
             prefix=cache_init.prefix,
             scales=cache_init.scales,

@@ -9,7 +9,6 @@ order of their own, and are never rounded again. Nothing here chooses codes or s
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,19 +97,10 @@ def half_linear(x: Tensor, weight: HalfWeight, bias: Tensor | None = None) -> Te
     return w4a16_linear(x, weight.codes, weight.scale, bias)
 
 
-class W4A16Linear(NamedTuple):
-    """Arguments of `w4a16_linear`: see `half_linear`; codes and scale are those of a `HalfWeight`."""
-
-    x: Tensor
-    codes: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
-
-def _reference(a: W4A16Linear) -> Tensor:
-    """The definition, in float64, rounded once."""
-    y = a.x.double() @ _dequantize(a.codes, a.scale, a.x.shape[1], torch.float64).T
-    return (y if a.bias is None else y + a.bias.double()).to(a.x.dtype)
+def _reference(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The definition, in float64, rounded once; arguments as of `half_linear`, codes and scale a `HalfWeight`'s."""
+    y = x.double() @ _dequantize(codes, scale, x.shape[1], torch.float64).T
+    return (y if bias is None else y + bias.double()).to(x.dtype)
 
 
 def _dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:
@@ -121,33 +111,33 @@ def _dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dty
     return (integers.unflatten(1, (groups, -1)) * scale.T.to(dtype)[..., None]).flatten(1)
 
 
-def _cuda(a: W4A16Linear) -> Tensor:
-    _check(a)
-    rows, out_features = a.x.shape[0], a.scale.shape[1]
-    y = torch.empty(rows, out_features, dtype=a.x.dtype, device=a.x.device)
+def _cuda(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    _check(x, codes, scale, bias)
+    rows, out_features = x.shape[0], scale.shape[1]
+    y = torch.empty(rows, out_features, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
     if rows > DIRECT_ROWS:
-        return linear(a.x, launch_dequantize(a.codes, a.scale, a.x.shape[1], a.x.dtype), a.bias)
+        return linear(x, launch_dequantize(codes, scale, x.shape[1], x.dtype), bias)
     for start in range(0, rows, MAX_ROWS):
         part = slice(start, start + MAX_ROWS)
-        launch_w4a16(a.x[part], a.codes, a.scale, a.bias, y[part])
+        launch_w4a16(x[part], codes, scale, bias, y[part])
     return y
 
 
-def _check(a: W4A16Linear) -> None:
-    check_tensor(a.x, "activations", dtypes=tuple(TYPES_16), shape=(None, None))
-    rows, columns = a.x.shape
+def _check(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+    check_tensor(x, "activations", dtypes=tuple(TYPES_16), shape=(None, None))
+    rows, columns = x.shape
     if columns % _ALIGNMENT or columns == 0:
         raise KernelError(f"activations have {columns} columns, and the kernel reads {_ALIGNMENT} at a time.")
-    check_tensor(a.scale, "weight scale", dtypes=(torch.float32,), shape=(None, None))
-    groups, out_features = a.scale.shape
+    check_tensor(scale, "weight scale", dtypes=(torch.float32,), shape=(None, None))
+    groups, out_features = scale.shape
     if groups != 1 and groups * GROUP_SIZE != columns:
         raise KernelError(f"weight scale has {groups} groups of {GROUP_SIZE} for {columns} input features.")
-    codes, _ = half_shapes(out_features, columns, grouped=groups > 1)
-    check_tensor(a.codes, "packed codes", dtypes=(torch.uint8,), shape=codes)
-    check_output(rows, out_features, a.x.dtype, None, a.bias)
-    check_same_device(a.x, codes=a.codes, scale=a.scale, bias=a.bias)
+    expected, _ = half_shapes(out_features, columns, grouped=groups > 1)
+    check_tensor(codes, "packed codes", dtypes=(torch.uint8,), shape=expected)
+    check_output(rows, out_features, x.dtype, None, bias)
+    check_same_device(x, codes=codes, scale=scale, bias=bias)
 
 
 @dataclass(frozen=True)
@@ -318,5 +308,5 @@ w4a16_linear = operator(
     "w4a16_linear",
     reference=_reference,
     cuda=_cuda,
-    fake=lambda a: a.x.new_empty(a.x.shape[0], a.scale.shape[1]),
+    fake=lambda x, codes, scale, bias: x.new_empty(x.shape[0], scale.shape[1]),
 )
