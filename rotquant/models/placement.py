@@ -1,21 +1,24 @@
 """A model on one accelerator or, where it does not fit, on all GPUs (by accelerate), or with layers on the host.
 
 For work that needs the whole model at once, as learning through all layers does; what goes layer by layer needs one
-GPU only (`rotquant.models.stream`). Nothing here computes.
+GPU only (`rotquant.models.stream`). Nothing here computes. Of layers on the host the matrices are copied to the device
+before the forward pass, those of the next layer meanwhile, and leave once another layer runs. Values are the same, so
+results equal to the last bit those of a model that lies on the device.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.memory import ON_THEIR_WAY, USABLE, free_memory, size_in_bytes
-from rotquant.models.offload import matrices, offloaded
 from rotquant.models.stream import on_device
+from rotquant.training.offload import host_tensors
 
 #: Share of each GPU's free memory that weights may take; the rest is for activations and gradients.
 _SHARE_OF_FREE_MEMORY = 0.7
@@ -27,7 +30,7 @@ def placed(model: nn.Module, device: torch.device | str, working: int = 0, memor
 
     Spread over GPUs, inputs go to the embedding's device and each layer moves what it is given to its own. Where one
     GPU cannot hold the model and what works on it, and several are not there, or too few, layers stay on the host as
-    far as needed and come to the GPU as they run (`offload.offloaded`).
+    far as needed and come to the GPU as they run (`offloaded`).
 
     Args:
         working: bytes of a device that work on the model needs at least in addition to its weights.
@@ -57,6 +60,107 @@ def placed(model: nn.Module, device: torch.device | str, working: int = 0, memor
         return
     with offloaded(model, device, _resident(model, int(USABLE * own), working)):
         yield True
+
+
+@contextmanager
+def offloaded(model: nn.Module, device: torch.device | str, resident: int = 0) -> Iterator[None]:
+    """Hold a model on a device while the block runs, but for matrices of decoder layers, which stay on the host.
+
+    A gradient needs layers that are computed again in the backward pass (`training.loop.recomputed`), as a layer's
+    matrices are only there while it runs. They must be frozen, and the model on the host.
+
+    Args:
+        resident: bytes of the device that layers may take and stay there, the first ones as far as they fit.
+    """
+    device, layers = torch.device(device), decoder_layers(model)
+    stays, hosted = resident, []
+    for layer in layers:
+        stays -= sum(matrix.nbytes for matrix in matrices(layer))
+        if stays < 0:
+            hosted.append(layer)
+    kept = {id(matrix) for layer in hosted for matrix in matrices(layer)}
+    home = next(model.parameters()).device
+    for parameter in model.parameters():
+        if id(parameter) not in kept:
+            parameter.data = parameter.data.to(device)
+    for module in model.modules():
+        module._buffers.update({name: None if b is None else b.to(device) for name, b in module._buffers.items()})
+    fetching = _Fetching([matrices(layer) for layer in hosted], device)
+    hooks = [layer.register_forward_pre_hook(partial(fetching, index)) for index, layer in enumerate(hosted)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        fetching.release()
+        model.to(home)
+
+
+def matrices(layer: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a layer that take memory: all but vectors."""
+    return [parameter for parameter in layer.parameters() if parameter.ndim > 1]
+
+
+class _Fetching:
+    """Copies of layers' matrices on a device: of the layer that runs, and of the one that is expected next.
+
+    layers: the matrices of each; their data lies on the host while the layer does not run.
+    """
+
+    def __init__(self, layers: Sequence[list[nn.Parameter]], device: torch.device) -> None:
+        self.layers, self.device = layers, device
+        every = [matrix for layer in layers for matrix in layer]
+        for matrix, host in zip(every, host_tensors(every, device), strict=True):
+            host.copy_(matrix.data)
+            matrix.data = host
+        self._hosts = [[matrix.data for matrix in layer] for layer in layers]
+        self._copies: dict[int, list[Tensor]] = {}
+        self._ready: dict[int, torch.cuda.Event] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._last, self._step = -1, 1
+
+    def __call__(self, index: int, *_: Any) -> None:
+        """Bring a layer, take away those that have run, and begin to copy the one that comes next.
+
+        Passes go forward and then backward, so the direction turns at either end.
+        """
+        if index != self._last:
+            self._step = 1 if index > self._last else -1
+        if not 0 <= index + self._step < len(self.layers):
+            self._step = -self._step
+        following = index + self._step
+        self._copy(index)
+        self.release(but=(index, following))
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(self._ready[index])
+            for copy in self._copies[index]:
+                copy.record_stream(current)
+        for matrix, copy in zip(self.layers[index], self._copies[index], strict=True):
+            matrix.data = copy
+        self._last = index
+        if 0 <= following < len(self.layers):
+            self._copy(following)
+
+    def release(self, but: tuple[int, ...] = ()) -> None:
+        """Forget all copies but those of some layers."""
+        for index in self._copies.keys() - set(but):
+            for matrix, host in zip(self.layers[index], self._hosts[index], strict=True):
+                matrix.data = host
+            del self._copies[index]
+
+    def _copy(self, index: int) -> None:
+        """Begin to copy a layer's matrices, unless they are there."""
+        if index in self._copies:
+            return
+        hosts = self._hosts[index]
+        if self._stream is None:
+            self._copies[index] = [host.to(self.device, copy=True) for host in hosts]
+            return
+        with torch.cuda.stream(self._stream):
+            self._copies[index] = [host.to(self.device, non_blocking=True) for host in hosts]
+            self._ready[index] = torch.cuda.Event()
+            self._ready[index].record(self._stream)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.foundation.files import read_object, write_json
 from rotquant.models.architectures import base_model, decoder_layers, lm_head
-from rotquant.models.offload import offloaded
+from rotquant.models.placement import offloaded
 from rotquant.models.stream import on_device
 from rotquant.training.offload import OffloadedAdamW
 from rotquant.training.state import Checkpoint, Part, Record

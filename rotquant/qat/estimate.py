@@ -16,7 +16,7 @@ The budget of RCP at Llama-2-7B's shape, 8 sequences of 1,024 tokens at once, in
 On an H200 with offloading: 57.6 allocated and 68.8 reserved at most, 98 on the host, 3.5 s a step (the clips' search
 apart). At 2 layers, where both ways fit, losses are equal to the last bit, and a step takes 0.25 s in place of 0.14.
 The step's best parameters so far, 25 GiB, lie on the host in any case. Offloading (`training.offload`,
-`models.offload`) changes no number, so it is no setting: one GPU takes it where the other way does not fit.
+`models.placement`) changes no number, so it is no setting: one GPU takes it where the other way does not fit.
 Optimizer states of 8 bits would take 12.9 GiB of the GPU and change the numbers; weights of 16 bits, rounded at random,
 would save 25.1 and add noise larger than RCP's steps of 1e-6.
 """

@@ -355,3 +355,13 @@ class _StraightThrough(torch.autograd.Function):
         to_scale = (gradient * slope).sum_to_size(scale.shape)
         to_zero_point = ((to_input - gradient) * scale).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None
         return to_input, to_scale, to_zero_point, None
+
+
+def square_sum(x: Tensor) -> Tensor:
+    """sum x^2 over all elements, a float64 scalar, added up in at least float32."""
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
+
+
+def decibel(signal: Tensor, noise: Tensor) -> Tensor:
+    """10 log10(signal / noise) of sums of squares, float64; inf without noise, nan where one is not a number."""
+    return 10 * torch.log10(signal.double() / noise.double())

@@ -9,7 +9,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from rotquant.models.memory import size_in_bytes
-from rotquant.models.offload import matrices, offloaded
+from rotquant.models.placement import matrices, offloaded
 from rotquant.training.offload import OffloadedAdamW, host_tensors
 from rotquant.training.state import Checkpoint
 from tests.helpers.models import tiny_model, tiny_tokens

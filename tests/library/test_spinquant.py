@@ -24,7 +24,7 @@ from rotquant.methods.spinquant.cayley_training import learn_rotations, learning
 from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.memory import USABLE, size_in_bytes
-from rotquant.models.offload import matrices
+from rotquant.models.placement import matrices
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap

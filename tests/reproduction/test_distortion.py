@@ -15,8 +15,7 @@ from rotquant.models.architectures import architecture_of
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors.distortion import decibel, square_sum
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.tensors.quantization import decibel, fake_quantize, square_sum
 from rotquant.text import Tokens
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 

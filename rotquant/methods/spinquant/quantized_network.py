@@ -32,9 +32,8 @@ from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import INPUTS, QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
-from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear, linear
-from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
+from rotquant.tensors.quantization import choose_qparams, decibel, fake_quantize, grouped, square_sum, ungrouped
 from rotquant.training.loop import recomputed
 
 

@@ -6,7 +6,7 @@ functions of tensors; nothing here quantizes or knows a model.
 
 from torch import Tensor
 
-from rotquant.tensors.distortion import square_sum
+from rotquant.tensors.quantization import square_sum
 
 
 def relative_error(exact: Tensor, rounded: Tensor) -> float:

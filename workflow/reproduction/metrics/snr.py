@@ -11,8 +11,8 @@ from reproduction.metrics.settings import SNR
 from rotquant.foundation.progress import track
 from rotquant.metrics.perplexity import standard_error
 from rotquant.models.limits import metric_windows
-from rotquant.tensors.distortion import decibel, square_sum
 from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.quantization import decibel, square_sum
 from rotquant.text import Tokens
 
 
