@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.architectures import architecture_of, decoder_layers, linear_of
 from rotquant.recipes.recipe import Recipe
 
 #: Range of a head's features over their root mean square: that of 64 to 128 normal values is 4.7 to 5.3.
@@ -32,7 +32,7 @@ def key_signals(model: nn.Module, bits: int) -> Tensor:
     rows = slice(*architecture.key.rows) if architecture.key.rows else slice(None)
     norm = architecture.site("attention_input").norm
     for layer, signals in zip(decoder_layers(model), found, strict=True):
-        linear = layer.get_submodule(architecture.key.name)
+        linear = linear_of(layer, architecture.key.name)
         if linear.bias is None or architecture.head_norms:
             continue
         gain = 1.0 if norm is None else layer.get_parameter(f"{norm}.weight").double() + architecture.norm_offset
