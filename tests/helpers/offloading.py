@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rotquant.models import offload
+from rotquant.models import placement
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def only_what_is_fetched() -> Iterator[list[int]]:
     """
     there: list[int] = []
 
-    class Watched(offload._Fetching):
+    class Watched(placement._Fetching):
         def __call__(self, index: int, *more: Any) -> None:
             super().__call__(index, *more)
             there.append(len(self._copies))
@@ -34,5 +34,5 @@ def only_what_is_fetched() -> Iterator[list[int]]:
                     matrix.data = host if not but else matrix.data  # at the end all is as it was
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload, "_Fetching", Watched)
+        patch.setattr(placement, "_Fetching", Watched)
         yield there
