@@ -67,11 +67,13 @@ def declared(config: Any, where: object) -> Declared:
 
     Raises:
         CheckpointError: it is damaged, or has several groups.
+        RecipeError: the package compressed-tensors is not installed.
     """
+    quantization, transform = library("quantization"), library("transform")
     try:
-        found = library("quantization").QuantizationConfig.model_validate(config)
+        found = quantization.QuantizationConfig.model_validate(config)
         said = config.get("transform_config") or {"config_groups": {}}
-        transforms = library("transform").TransformConfig.model_validate(said).config_groups
+        transforms = transform.TransformConfig.model_validate(said).config_groups
     except ValidationError as error:
         raise CheckpointError(
             f"the quantization_config of {where} is damaged: {first_problem(error, config)}."

@@ -1,6 +1,7 @@
 """Checkpoints of compressed-tensors by other libraries are read as that library runs them, or refused."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from rotquant import api
 from rotquant.formats import reading
 from rotquant.formats.reading import foreign_recipe
-from rotquant.foundation.errors import CheckpointError
+from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.metrics.perplexity import perplexity
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.quantization import fake_quantize
@@ -123,3 +124,9 @@ def test_what_is_not_read_is_refused_in_a_sentence(changes: dict[str, Any], sent
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=sentence):
         api.load(folder)
+
+
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compressed_tensors.quantization", None)
+    with pytest.raises(RecipeError, match=r"pip install 'rotquant\[serve\]'"):
+        reading.declared({"config_groups": {}}, "test")
