@@ -222,22 +222,31 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
     state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
     transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)
-    unpack_all(tensors, packed, kind)
+    unpack_all(tensors, packed, kind, folder)
     model = make_model(folder, config, tensors, kind, device)
     recipe = state.recipe if state else cast(Recipe, foreign)
     return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
 
 
-def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype) -> None:
-    """Put floating-point weights in the place of their parts, one after another."""
+def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype, where: object) -> None:
+    """Put floating-point weights in the place of their parts, one after another.
+
+    Raises:
+        CheckpointError: parts of a weight are missing, or do not fit each other.
+    """
     mark = "weight_packed" if packed.format == "pack-quantized" else "weight_scale"
     for layer in [name.removesuffix(mark) for name in tensors if name.endswith(f".{mark}")]:
         found = {part: tensors.pop(layer + part) for part in PARTS if layer + part in tensors}
-        if packed.format == "pack-quantized":
-            tensors[f"{layer}weight"] = unpacked_weight(found, packed.scheme, dtype)
-        else:
-            scale = found["weight_scale"].to(torch.float32)
-            tensors[f"{layer}weight"] = (tensors[f"{layer}weight"].to(torch.float32) * scale).to(dtype)
+        try:
+            if packed.format == "pack-quantized":
+                tensors[f"{layer}weight"] = unpacked_weight(found, packed.scheme, dtype)
+            else:
+                scale = found["weight_scale"].to(torch.float32)
+                tensors[f"{layer}weight"] = (tensors[f"{layer}weight"].to(torch.float32) * scale).to(dtype)
+        except (LookupError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{where} is damaged: the parts of {layer}weight do not fit each other ({first_line(error)})."
+            ) from None
 
 
 def foreign_recipe(config: Declared, where: object) -> Recipe:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rotquant import api
@@ -130,3 +131,24 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "compressed_tensors.quantization", None)
     with pytest.raises(RecipeError, match=r"pip install 'rotquant\[serve\]'"):
         reading.declared({"config_groups": {}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("weight_packed", torch.Tensor.long),
+        ("weight_shape", lambda _: None),
+        ("weight_shape", lambda shape: shape[:1]),
+        ("weight_scale", lambda scale: scale[:3]),
+        ("weight_zero_point", torch.Tensor.float),
+    ],
+)
+def test_parts_of_a_weight_that_do_not_fit_are_a_sentence(part: str, change: Any, tmp_path: Path) -> None:
+    folder = by_the_library(tmp_path / "theirs", ASYMMETRIC, None, "pack-quantized")
+    tensors = load_file(folder / "model.safetensors")
+    name = f"model.layers.0.mlp.down_proj.{part}"
+    tensors[name] = change(tensors[name])
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"the parts of model\.layers\.0\.mlp\.down_proj\.weight do not fit"):
+        api.load(folder)
