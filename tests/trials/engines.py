@@ -3,7 +3,8 @@
 Ours is the simulation of the quantized folder, once as stored and once without its quantizers of inputs: an engine that
 drops these is near the second, which a tolerance alone would not tell. --quick leaves vLLM out. It has an environment
 of its own, made once below ROTQUANT_ENGINES (default: a folder that is removed at the end), or ROTQUANT_VLLM names the
-Python of one. ROTQUANT_REAL_MODELS, a folder of real models, adds SmolLM2 and Qwen2.5 where they are in it.
+Python of one. ROTQUANT_ENGINE chooses one engine. ROTQUANT_REAL_MODELS, a folder of real models, adds SmolLM2 and
+Qwen2.5 where they are in it.
 """
 
 import io
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -91,7 +92,8 @@ def body(trial: Trial) -> None:
     """Every case on every model."""
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        asked = [case for case in CASES if not trial.quick or case.engine != "vllm"]
+        chosen = os.environ.get("ROTQUANT_ENGINE", "")
+        asked = [case for case in CASES if chosen in case.engine and not (trial.quick and case.engine == "vllm")]
         python = None if trial.quick else vllm_python(Path(os.environ.get("ROTQUANT_ENGINES", place)))
         for model in models():
             windows = windows_of(model)
@@ -142,7 +144,7 @@ def ours(folder: Path, windows: list[list[int]]) -> dict[str, torch.Tensor]:
     stored = api.load(folder)
     found = {"ours": log_probabilities(stored.network, windows)}
     if stored.recipe.activations is not None:
-        without = replace(stored.recipe.model_copy(update={"activations": None}))
+        without = stored.recipe.model_copy(update={"activations": None})
         found["ours without quantizers of inputs"] = log_probabilities(api.load(folder, without).network, windows)
     return found
 

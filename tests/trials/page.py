@@ -51,6 +51,11 @@ TRIALS = {
         "Two GPUs share a training of RCP, on a layer of random weights of Llama-2-7B's widths. It is killed and "
         "continued. Where there are four GPUs, these share it too.",
     ),
+    "engines": (
+        "Engines that serve",
+        "llama.cpp, transformers and vLLM on a CPU run what is exported. The log-probability of each token is compared "
+        "with this project's simulation, as stored and without its quantizers of inputs, which tells what was dropped.",
+    ),
     "fuzzing": (
         "Foreign input",
         "Every format that is read gets mutated examples, by structure and by bytes.",
