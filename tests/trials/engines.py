@@ -54,7 +54,8 @@ class Case:
 
 _GGUF = ("--format", "gguf")
 _PACKED = ("--format", "compressed-tensors")
-_FOR_VLLM = (*_PACKED, "--for", "vllm")
+#: The products of packed weights that vLLM has on a CPU are of bfloat16.
+_FOR_VLLM = (*_PACKED, "--for", "vllm", "--dtype", "bfloat16")
 #: llama.cpp's cache is float16, and its inputs of packed weights are rounded to 8 bits in blocks of 32.
 CASES = (
     Case("float32", "llama.cpp", "quarot-rtn", (*_WEIGHTS, *_MERGED), (*_GGUF, "--dtype", "float32"), 2e-3),
@@ -71,17 +72,17 @@ CASES = (
     Case("W4A4KV4, all rotations", "transformers", "quarot-rtn", (), _PACKED, 1e-4),
     Case("W4A16", "transformers", "quarot-rtn", (*_WEIGHTS, *_MERGED), _PACKED, 1e-4),
     Case("plain", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), ("--format", "plain"), 2e-3),
-    Case("W4A16, groups", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), _FOR_VLLM, 2e-2),
-    Case("W4A16, channels", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), _FOR_VLLM, 2e-2),
+    Case("W4A16, groups", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), _FOR_VLLM, 5e-2),
+    Case("W4A16, channels", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), _FOR_VLLM, 5e-2),
     Case(
         "W4A16, groups, asymmetric",
         "vllm",
         "quarot-rtn",
         (*_WEIGHTS, *_MERGED, *_GROUPS, "weights.scheme.symmetric=false"),
         _FOR_VLLM,
-        2e-2,
+        5e-2,
     ),
-    Case("W4A16, R4 and across heads", "vllm", "quarot-rtn", _WEIGHTS, _FOR_VLLM, 2e-2),
+    Case("W4A16, R4 and across heads", "vllm", "quarot-rtn", _WEIGHTS, _FOR_VLLM, 5e-2),
     Case("W8A8, dynamic", "vllm", "quarot-rtn", (*_W8A8, *_MERGED), _FOR_VLLM, 5e-2),
     Case("W8A8, dynamic, R4", "vllm", "quarot-rtn", _W8A8, _FOR_VLLM, 5e-2),
     Case("W4A8", "vllm", "quarot-rtn", (*_W8A8[1:], *_MERGED), _FOR_VLLM, 5e-2, drops="quantizers of inputs"),
@@ -211,9 +212,8 @@ def vllm(python: str, target: Path, windows: list[list[int]]) -> torch.Tensor | 
         words, input=json.dumps(windows), capture_output=True, text=True, env=environment, check=False
     )
     if done.returncode:
-        return next(
-            (line for line in reversed(done.stderr.splitlines()) if "Error" in line), f"status {done.returncode}"
-        )
+        errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
+        return next((line for line in errors if "failed with error" in line), errors[-1] if errors else "no word")
     return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     windows = json.load(sys.stdin)
     model = LLM(
         sys.argv[1],
-        dtype="float32",
+        dtype="auto",
         enforce_eager=True,
         max_model_len=256,
         max_num_seqs=4,
