@@ -71,7 +71,7 @@ CASES = (
     Case("Q8_0", "llama.cpp", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS, "weights.scheme.bits=6"), _GGUF, 4e-2),
     Case("W4A4KV4, all rotations", "transformers", "quarot-rtn", (), _PACKED, 1e-4),
     Case("W4A16", "transformers", "quarot-rtn", (*_WEIGHTS, *_MERGED), _PACKED, 1e-4),
-    Case("plain", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), ("--format", "plain"), 2e-3),
+    Case("plain", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), ("--format", "plain", "--dtype", "float32"), 2e-3),
     Case("W4A16, groups", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), _FOR_VLLM, 5e-2),
     Case("W4A16, channels", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), _FOR_VLLM, 5e-2),
     Case(
