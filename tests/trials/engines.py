@@ -200,12 +200,9 @@ def llama_cpp(target: Path, windows: list[list[int]]) -> torch.Tensor:
 
 def vllm(python: str, target: Path, windows: list[list[int]]) -> torch.Tensor | str:
     """By vLLM in a process of its own environment; its last line is the answer."""
-    environment = {
-        **os.environ,
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "HF_HUB_OFFLINE": "1",
-    }
+    # Else W4A16 has its inputs rounded to 8 bits on a processor with AMX: .23 nats a token from ours, and not .03.
+    environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     words = [python, str(Path(__file__).with_name("engines_vllm.py")), str(target)]
     done = subprocess.run(
