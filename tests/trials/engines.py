@@ -22,6 +22,7 @@ import torch
 
 from rotquant import api
 from rotquant.cli import app
+from rotquant.foundation.files import read_json
 from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
 VLLM = "0.32.0"
@@ -204,7 +205,8 @@ def vllm(python: str, target: Path, windows: list[list[int]]) -> torch.Tensor | 
     environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
-    words = [python, str(Path(__file__).with_name("engines_vllm.py")), str(target)]
+    kind = read_json(target / "config.json", "configuration")["dtype"]  # `auto` makes float16 of float32
+    words = [python, str(Path(__file__).with_name("engines_vllm.py")), str(target), kind]
     done = subprocess.run(
         words, input=json.dumps(windows), capture_output=True, text=True, env=environment, check=False
     )

@@ -1,6 +1,6 @@
 """Run by the Python of vLLM's environment: log-probabilities of windows' tokens by vLLM on a CPU.
 
-Argument: a model's folder. Standard input: windows of token ids. The last line of standard output: the log-probability
+Arguments: a model's folder, the type to compute in. Standard input: windows of token ids. The last line of standard output: the log-probability
 of each window's tokens after the first, all in one list.
 """
 
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     windows = json.load(sys.stdin)
     model = LLM(
         sys.argv[1],
-        dtype="auto",
+        dtype=sys.argv[2],
         enforce_eager=True,
         max_model_len=256,
         max_num_seqs=4,
