@@ -1,7 +1,7 @@
 """Run by the Python of vLLM's environment: log-probabilities of windows' tokens by vLLM on a CPU.
 
-Arguments: a model's folder, the type to compute in. Standard input: windows of token ids. The last line of standard output: the log-probability
-of each window's tokens after the first, all in one list.
+Arguments: a model's folder, the type to compute in. Standard input: windows of token ids. The last line of standard
+output: the log-probability of each window's tokens after the first, all in one list.
 """
 
 import json
