@@ -37,7 +37,7 @@ class Quantized:
     scale: Tensor
 
 
-class Inputs(nn.Module):
+class LinearInputs(nn.Module):
     """The first half of a linear layer: its inputs after an online transform, as integers or as floats.
 
     scheme: how they become integers; None leaves them floats.
@@ -118,7 +118,7 @@ class PackedLinear(nn.Module):
 
     def __init__(
         self,
-        inputs: Inputs,
+        inputs: LinearInputs,
         weight: Tensor | PackedWeight | HalfWeight | LutWeight,
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float16,
@@ -174,7 +174,7 @@ def make_linear(config: DecoderConfig, precision: Precision, name: str, device: 
         else:
             transform = config.heads if one.location == "across_heads" else WHOLE_AXIS
         half = one.dtype == "float16"
-    inputs = Inputs(precision.inputs, transform, half, matrix, device)
+    inputs = LinearInputs(precision.inputs, transform, half, matrix, device)
     bias = torch.empty(out_features, dtype=dtype, device=device) if name in config.biases else None
     table_group = precision.table_group or in_features
     weight = empty_weight(precision, in_features, out_features, device)

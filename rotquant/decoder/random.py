@@ -3,7 +3,7 @@
 import torch
 
 from rotquant.decoder.config import KINDS, DecoderConfig, Precision
-from rotquant.decoder.linear import Inputs, PackedLinear
+from rotquant.decoder.linear import LinearInputs, PackedLinear
 from rotquant.decoder.model import Decoder, DecoderLayer
 from rotquant.foundation.errors import RecipeError, nearest
 
@@ -58,5 +58,5 @@ def _fill(module: torch.nn.Module, generator: torch.Generator) -> None:
                 buffer.fill_(_SPREAD * _STEP if name == "scale" else 0.0)
             else:
                 buffer.normal_(0.0, _SPREAD, generator=generator)
-    elif isinstance(module, Inputs) and module.static_scale is not None:
+    elif isinstance(module, LinearInputs) and module.static_scale is not None:
         module.static_scale.fill_(_STEP)

@@ -55,7 +55,7 @@ def test_every_method_has_a_page_with_its_settings_and_reports(pages: dict[str, 
 def test_a_method_page_names_equations_and_what_paper_and_code_disagree_about(pages: dict[str, str]) -> None:
     page = pages["methods/smoothquant.md"]
     equations = page.partition("## Equations in the code")[2]
-    assert "| `smoothing_scale` | Eq. 4: s_j" in equations
+    assert "| `SmoothQuant` | SmoothQuant (Xiao et al. 2023, Eq. 4): s_j" in equations
     disputed = page.partition("## Where it differs")[2].partition("## Equations")[0]
     assert "`alpha`, default `0.5`: How much of the difficulty" in disputed
     assert "SmoothQuant's repository (README, examples/ppl_eval.sh)" in disputed

@@ -13,7 +13,7 @@ from rotquant.decoder import (
     Precision,
     random_decoder,
 )
-from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, Inputs, empty_weight
+from rotquant.decoder.linear import NO_TRANSFORM, WHOLE_AXIS, LinearInputs, empty_weight
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.kernels.products.linear import PackedWeight
 from rotquant.recipes.schemes import QuantizationScheme
@@ -35,7 +35,7 @@ def test_a_quantized_linear_layer_multiplies_what_it_says(grouped: bool, static:
     scheme = InputScheme(bits=4, clip_ratio=0.9, static=static)
     codes = torch.randint(-8, 8, (outs, ins), dtype=torch.int8)
     weight = PackedWeight.pack(codes, torch.rand(outs, *((3,) if grouped else ())) + 0.1)
-    layer = PackedLinear(Inputs(scheme, transform), weight, torch.randn(outs), torch.float32)
+    layer = PackedLinear(LinearInputs(scheme, transform), weight, torch.randn(outs), torch.float32)
     if static:
         layer.inputs.static_scale = torch.tensor([0.3])
     x = torch.randn(rows, ins)

@@ -13,7 +13,7 @@ from rotquant.commands.root import cli
 from rotquant.decoder import Decoder, Generation, convert, load_decoder, save_decoder
 from rotquant.decoder.config import LINEARS, InputScheme, Precision
 from rotquant.decoder.conversion import check_convertible, pack_tables, precision_of
-from rotquant.decoder.linear import Inputs, PackedLinear, empty_weight
+from rotquant.decoder.linear import LinearInputs, PackedLinear, empty_weight
 from rotquant.decoder.network import Network
 from rotquant.foundation.errors import KernelError, RecipeError
 from rotquant.foundation.files import folder_size
@@ -259,7 +259,7 @@ def test_few_rows_and_many_multiply_alike(group_size: int, rows: int) -> None:
     levels = 0.02 * torch.randn(outs, ins // group_size, 4, device="cuda")
     codes = torch.randint(0, 4, (outs, ins), dtype=torch.uint8, device="cuda")
     stored = CodebookWeight(codes, levels.sort().values.half())
-    inputs = Inputs(InputScheme(clip_ratio=0.9))
+    inputs = LinearInputs(InputScheme(clip_ratio=0.9))
     lut: LutWeight = pack_tables({"it": stored})
     assert lut.shape == (outs, spread_features(ins, group_size))
     layer = PackedLinear(inputs, lut, dtype=torch.float32, table_group=group_size)
