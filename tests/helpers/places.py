@@ -80,7 +80,6 @@ def _texts(root: Path) -> dict[str, Path]:
         "torn-runs.parquet": "w3",
         "config.yaml": "device: toaster\n",
         "recipe.yaml": "name: mine\nstepz: 3\n",
-        "training.yaml": Path("config/training/rq-7b.yaml").read_text(encoding="utf-8"),
     }
     for name, content in files.items():
         (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())

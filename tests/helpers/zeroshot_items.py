@@ -2,8 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from reproduction.tasks import TASKS
+from reproduction.tasks import TASKS, scores
 from reproduction.tasks.settings import ZeroShot
 
 MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
@@ -32,3 +33,8 @@ def items(folder: Path, task: str) -> list[dict]:
 
 def examples(folder: Path, task: str) -> list[dict]:
     return items(folder, f"{task}.examples")
+
+
+def measured(*arguments: Any, **options: Any) -> dict[str, float]:
+    """The metrics alone, of what `scores` takes."""
+    return scores(*arguments, **options).metrics

@@ -24,7 +24,6 @@ from tests.helpers.models import tiny_model
 #: Commands without numbers: they write, serve or draw, and say where.
 WITHOUT = {
     "version",
-    "train",
     "bench costs",
     "runs execute",
     "runs sync-tracking",

@@ -19,8 +19,8 @@ from reproduction.corpora import docstrings as module
 from reproduction.corpora import packages as installed
 from reproduction.run import packing
 from reproduction.run.stages.text import expected_hashes
-from reproduction.shipped.data import _train_tokenizer
 from rotquant.foundation.errors import CorpusError
+from rotquant.models.checkpoints import load_tokenizer
 from rotquant.recipes.schemes import Calibration
 from rotquant.text import (
     CALIBRATION_CHARACTERS,
@@ -41,7 +41,7 @@ LONG = "A sentence that is long enough to count as documentation, number {}."
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return _train_tokenizer([LONG.format(i) for i in range(50)], vocab_size=300, max_length=64)
+    return load_tokenizer("workflow/resources/models/rq-7b")
 
 
 @pytest.fixture

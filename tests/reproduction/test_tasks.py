@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from reproduction.tasks import TASKS, check, evaluate, prepare, scores, suite_of, task_names
+from reproduction.tasks import TASKS, check, prepare, scores, suite_of, task_names
 from reproduction.tasks.scoring import Scorer
 from reproduction.tasks.settings import ZeroShot
 from reproduction.tasks.suites import choices_of, has_choices, log_odds_of
@@ -27,7 +27,7 @@ from rotquant.recipes.recipe import override
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.commands import rotquant
 from tests.helpers.watching import long_work
-from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items
+from tests.helpers.zeroshot_items import ACCURACIES, ALL, COMPLETIONS, EIGHT, MODEL, examples, items, measured
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +150,13 @@ def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shippe
     metric = ZeroShot(
         corpus="modules", tasks=("next_word", "continuation", "function_name", "grammar", "preposition"), limit=60
     )
-    baseline = evaluate(shipped.network, shipped.tokenizer, metric, folder)
+    baseline = measured(shipped.network, shipped.tokenizer, metric, folder)
     for name in metric.tasks:
         task = ACCURACIES[name]
         assert baseline[name] > (task.chance or 0) + 3 * baseline[f"{name}.{task.measure}_stderr"]
     # The search of scales is most of the time.
     quantized = api.quantize(MODEL, override(preset("rtn"), {"weights": {"clip_search": False}}, ""))
-    damaged = evaluate(quantized.network, quantized.tokenizer, metric, folder)
+    damaged = measured(quantized.network, quantized.tokenizer, metric, folder)
     assert damaged["average"] < baseline["average"] - 2
 
 
@@ -165,7 +165,7 @@ def test_an_evaluation_says_how_many_questions_are_answered_and_texts_written(
 ):
     metric = ZeroShot(corpus="modules", tasks=("grammar", "summary"), limit=4)
     with long_work(monkeypatch):
-        evaluate(shipped.network, shipped.tokenizer, metric, folder, batch_size=2)
+        measured(shipped.network, shipped.tokenizer, metric, folder, batch_size=2)
     said = capsys.readouterr()
     questions = 4 * len(items(folder, "grammar")[0]["choices"])
     assert f"shipped tasks, answering: question {questions} of {questions}, " in said.err
@@ -192,7 +192,7 @@ def test_a_prompt_is_the_first_examples_with_their_answers_and_then_the_item(fol
 
 def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shallow: api.Model, folder: Path):
     metric = ZeroShot(corpus="modules", tasks=("parameter",), shots=3, limit=8)
-    found = evaluate(shallow.network, shallow.tokenizer, metric, folder)
+    found = measured(shallow.network, shallow.tokenizer, metric, folder)
     solved = "".join(
         f"{row['context']}{row['choices'][row['answer']]}\n\n" for row in examples(folder, "parameter")[:3]
     )
@@ -206,7 +206,7 @@ def test_accuracy_with_examples_is_that_of_one_prompt_at_a_time(shallow: api.Mod
 def test_more_shots_than_examples_are_refused(shipped: api.Model, folder: Path):
     metric = ZeroShot(corpus="modules", tasks=("grammar",), shots=17, limit=1)
     with pytest.raises(TaskError, match="'grammar' has 16 examples, fewer than 17 shots"):
-        evaluate(shipped.network, shipped.tokenizer, metric, folder)
+        measured(shipped.network, shipped.tokenizer, metric, folder)
 
 
 def longest_common_subsequence(first: list[str], second: list[str]) -> int:
@@ -245,7 +245,7 @@ def test_rouge_l_is_that_of_one_greedy_summary_at_a_time(
         model = api.quantize(with_few_layers(MODEL, 2, tmp_path), preset)
         model.network.double()  # In float32 an input next to a rounding boundary may get the neighbouring code.
     metric = ZeroShot(corpus="modules", tasks=("summary",), shots=1, limit=2)
-    found = evaluate(model.network, model.tokenizer, metric, folder, batch_size=2)
+    found = measured(model.network, model.tokenizer, metric, folder, batch_size=2)
     example = examples(folder, "summary")[0]
     solved = f"{example['context']} {example['summary']}\n\n"
     rows = items(folder, "summary")[:2]
@@ -264,7 +264,7 @@ def test_a_network_that_is_not_finite_has_no_accuracy(shipped: api.Model, folder
     network = copy.deepcopy(shipped.network)
     network.model.norm.weight.data[0] = torch.nan
     metric = ZeroShot(corpus="modules", tasks=tasks, limit=4)
-    found = evaluate(network, shipped.tokenizer, metric, folder)
+    found = measured(network, shipped.tokenizer, metric, folder)
     assert {name for name, value in found.items() if value == value} == {f"{task}.items" for task in tasks}
 
 
@@ -289,7 +289,7 @@ def test_an_item_that_is_not_finite_spoils_its_own_task_alone(shallow: api.Model
     for name, known in tokens.items():
         for row in items(folder, name)[: metric.limit]:
             known |= set(shallow.tokenizer.encode(row["context"] + "".join(row.get("choices", ()))))
-    expected = evaluate(shallow.network, shallow.tokenizer, metric, folder)
+    expected = measured(shallow.network, shallow.tokenizer, metric, folder)
     with broken_tokens(shallow, tokens["grammar"] - tokens["last_word"]):
         found = scores(shallow.network, shallow.tokenizer, metric, folder)
     assert set(found.items) == {"last_word"}
@@ -314,14 +314,14 @@ def test_a_summary_that_may_exceed_the_context_is_refused(shipped: api.Model, fo
     monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 32)
     metric = ZeroShot(corpus="modules", tasks=("summary",))
     with pytest.raises(TaskError, match=r"'summary' needs \d+ tokens .* context is 32 tokens"):
-        evaluate(shipped.network, shipped.tokenizer, metric, folder)
+        measured(shipped.network, shipped.tokenizer, metric, folder)
 
 
 def test_an_evaluation_leaves_no_trace(shipped: api.Model, folder: Path, capfd: pytest.CaptureFixture[str]):
     model, tokenizer = shipped.network, shipped.tokenizer
     model.train()
     before = (random.getstate(), torch.get_rng_state().tolist(), tokenizer.pad_token)
-    evaluate(model, tokenizer, ZeroShot(corpus="modules", tasks=("grammar",), limit=4), folder)
+    measured(model, tokenizer, ZeroShot(corpus="modules", tasks=("grammar",), limit=4), folder)
     assert (random.getstate(), torch.get_rng_state().tolist(), tokenizer.pad_token) == before
     assert model.training
     model.eval()
@@ -333,7 +333,7 @@ def test_a_model_whose_context_is_too_short_is_refused(
 ):
     monkeypatch.setattr(shipped.network.config, "max_position_embeddings", 16)
     with pytest.raises(TaskError, match=r"needs \d+ tokens .* context is 16 tokens"):
-        evaluate(shipped.network, shipped.tokenizer, ALL.model_copy(update={"limit": 20}), folder)
+        measured(shipped.network, shipped.tokenizer, ALL.model_copy(update={"limit": 20}), folder)
 
 
 def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model, folder: Path):
@@ -341,8 +341,8 @@ def test_items_begin_without_bos_where_the_tokenizer_has_none(shipped: api.Model
     tokenizer.bos_token = None
     metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)
     without = metric.model_copy(update={"bos": "none"})
-    found = evaluate(shipped.network, tokenizer, metric, folder)
-    assert found == evaluate(shipped.network, shipped.tokenizer, without, folder)
+    found = measured(shipped.network, tokenizer, metric, folder)
+    assert found == measured(shipped.network, shipped.tokenizer, without, folder)
 
 
 def test_log_odds_and_choices_are_those_of_one_item_at_a_time(shallow: api.Model, folder: Path):
@@ -423,17 +423,17 @@ def test_a_damaged_task_is_named(
     (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
     metric = ZeroShot(corpus="modules", tasks=("grammar",), limit=4)
     with pytest.raises(TaskError, match=re.escape(f"{tmp_path / file}{sentence}")):
-        evaluate(shipped.network, shipped.tokenizer, metric, tmp_path)
+        measured(shipped.network, shipped.tokenizer, metric, tmp_path)
 
 
 def test_shipped_tasks_need_no_lm_eval(shipped: api.Model, folder: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     metric = ZeroShot(corpus="modules", tasks=("grammar", "summary"), limit=2)
-    assert evaluate(shipped.network, shipped.tokenizer, metric, folder)["grammar.items"] == 2
+    assert measured(shipped.network, shipped.tokenizer, metric, folder)["grammar.items"] == 2
     paper = ZeroShot(suite="paper", tasks=("piqa",))
     with pytest.raises(TaskError, match="needs lm-eval; install it with"):
-        evaluate(shipped.network, shipped.tokenizer, paper, folder)
+        measured(shipped.network, shipped.tokenizer, paper, folder)
 
 
 def test_questions_that_share_a_row_do_not_see_each_other(shallow: api.Model):
@@ -467,7 +467,7 @@ def test_the_library_has_the_same_accuracies(shallow: api.Model, folder: Path, t
     target = tmp_path / "tasks"
     assert rotquant(monkeypatch, "tasks", "--tasks", "grammar,last_word", "-o", str(target)) == 0
     found = api.zero_shot(shallow, metric.tasks, limit=8, include_path=target, bos="text")["results"]
-    expected = evaluate(shallow.network, shallow.tokenizer, metric, folder)
+    expected = measured(shallow.network, shallow.tokenizer, metric, folder)
     assert {name: 100 * found[name]["acc,none"] for name in metric.tasks} == {
         name: pytest.approx(expected[name]) for name in metric.tasks
     }

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reproduction.tasks import TASKS, evaluate, identity, longbench, prepare
+from reproduction.tasks import TASKS, identity, longbench, prepare
 from reproduction.tasks.paper import PAPER_TASKS, parts
 from reproduction.tasks.scoring import Scorer
 from reproduction.tasks.settings import ZeroShot
@@ -20,6 +20,7 @@ from rotquant import api
 from rotquant.foundation.errors import TaskError
 from rotquant.models.checkpoints import load_tokenizer
 from tests.helpers.models import TINY_SHAPE
+from tests.helpers.zeroshot_items import measured
 
 MODEL = Path(__file__).parents[2] / "workflow" / "resources" / "models" / "rq-7b"
 
@@ -183,7 +184,7 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
     with torch.random.fork_rng():
         shape = {**TINY_SHAPE, "num_hidden_layers": 1, "vocab_size": len(tokenizer)}
         model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
-    found = evaluate(model, tokenizer, metric, folder, allow_code_execution=True)
+    found = measured(model, tokenizer, metric, folder, allow_code_execution=True)
     for name, task in TASKS["paper"].items():
         assert found[f"{name}.items"] == rows_of(name)
         assert found[name] == found[f"{name}.{task.measure}"]
@@ -195,7 +196,7 @@ def test_every_task_runs_offline_from_local_files(metric: ZeroShot, folder: Path
     accuracies = [found[name] for name, task in TASKS["paper"].items() if task.measure != "rouge_l"]
     assert found["average"] == pytest.approx(sum(accuracies) / len(accuracies))
     assert found["rouge_l"] == found["tldr"]
-    fewer = evaluate(model, tokenizer, metric.model_copy(update={"limit": 2, "tasks": ("piqa",)}), folder)
+    fewer = measured(model, tokenizer, metric.model_copy(update={"limit": 2, "tasks": ("piqa",)}), folder)
     assert fewer["piqa.items"] == 2
 
 
@@ -204,7 +205,7 @@ def test_by_the_unconditional_likelihood_a_choice_counts_by_what_the_question_ad
     tasks = ("arc_easy", "openbookqa", "piqa")
     metric = metric.model_copy(update={"tasks": tasks, "normalization": "unconditional"})
     model = api.load(MODEL)
-    found = evaluate(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
+    found = measured(model.network, model.tokenizer, metric, prepare(metric, tmp_path))
     scorer = Scorer(model.network, model.tokenizer, True, 8)
     prompts = {"arc_easy": "Question: {question}\nAnswer:", "openbookqa": "{question_stem}"}
     for task, prompt in prompts.items():
@@ -272,7 +273,7 @@ def test_mmlu_is_all_questions_of_57_subjects(data: Path, tmp_path: Path):
     folder = prepare(metric, tmp_path)
     assert len(identity(metric, folder)["tasks"]) == 57
     model = api.load(MODEL)
-    found = evaluate(model.network, model.tokenizer, metric, folder)
+    found = measured(model.network, model.tokenizer, metric, folder)
     assert found["mmlu.items"] == 2 * 57
     assert found["average"] == found["mmlu"]
 
@@ -309,7 +310,7 @@ def test_too_few_examples_are_named(data: Path, tmp_path: Path):
     folder = prepare(metric, tmp_path)
     model = api.load(MODEL)
     with pytest.raises(TaskError, match="'tldr' has 1 examples, fewer than 2 shots"):
-        evaluate(model.network, model.tokenizer, metric, folder)
+        measured(model.network, model.tokenizer, metric, folder)
     write_rows(tmp_path, "piqa", ROWS["piqa"], "jsonl")
     with pytest.raises(
         TaskError, match=rf"'piqa' has no examples for 5 shots: expected {tmp_path}/piqa.examples.jsonl"

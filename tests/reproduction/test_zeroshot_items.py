@@ -16,10 +16,9 @@ import pytest
 from reproduction.claims.guessing import COMMONEST
 from reproduction.corpora import MODULES, Corpus
 from reproduction.tasks import TASKS, folders, identity, prepare, shipped
-from reproduction.tasks.passages import Module, Passage, PassageSource, read
+from reproduction.tasks.passages import Module, Passage
 from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.errors import TaskError
-from rotquant.recipes.corpus import Split
 from rotquant.text import load_rows
 from tests.helpers.zeroshot_items import ALL, CHOICES, COMPLETIONS, examples, items
 
@@ -34,12 +33,6 @@ def folder() -> Path:
 def validation() -> str:
     """The modules of the validation packages."""
     return "\n".join(load_rows(MODULES, "validation"))
-
-
-@pytest.fixture(scope="module")
-def choosing() -> Path:
-    """The tasks that models are chosen by, in the user's cache too."""
-    return prepare(ALL, split="validation")
 
 
 #: What `rotquant diagnose` asks.
@@ -218,30 +211,14 @@ def test_examples_are_of_the_validation_packages_and_never_items(folder: Path, v
             assert row["context"].split("\n")[0] in validation
 
 
-@pytest.mark.parametrize("task", EIGHT)
-def test_models_are_chosen_by_items_of_validation_modules(folder: Path, choosing: Path, validation: str, task: str):
-    rows = items(choosing, task)
-    assert len(rows) >= 500
-    assert all(row["context"].split("\n")[0] in validation for row in rows)
-    of_runs, shown = items(folder, task), examples(choosing, task)
-    assert rows[0].keys() == of_runs[0].keys()
-    # Beyond those that are asked one beginning of a function is in both: `def close(self): "Close`.
-    assert not {row["context"] for row in rows[:100]} & {row["context"] for row in of_runs}
-    assert len(shown) == 16
-    assert not {row["context"] for row in rows} & {row["context"] for row in shown}
-
-
-def test_items_that_models_are_chosen_by_are_made_without_test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[Split] = []
-
-    def recorded(split: Split) -> PassageSource:
-        asked.append(split)
-        return read(split)
-
-    monkeypatch.setattr(shipped, "read", recorded)
-    monkeypatch.setattr(shipped, "SHIPPED", {"arithmetic": TASKS["shipped"]["arithmetic"]})
-    shipped.build(tmp_path / "choosing", split="validation")
-    assert asked == ["validation"]
+def test_the_text_of_sums_has_none_that_is_asked(folder: Path):
+    """RCP's stand-in of MetaMath trains on it."""
+    told = "\n".join(
+        load_rows(CorpusSpec(name="sums", source="local", path="workflow/resources/corpora/sums"), "train")
+    )
+    asked = {row["context"].split("\n")[-1] for row in items(folder, "arithmetic")}
+    assert asked
+    assert not asked & {line for line in told.split("\n") if line.startswith(">>> ")}
 
 
 def test_summaries_are_one_line_and_not_in_their_text(folder: Path):

@@ -12,8 +12,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from reproduction.shipped.finetuning import FineTuning
-from reproduction.shipped.recipe import TrainingConfig
 from reproduction.sources import sources
 from reproduction.tables.configuration import ConfigFile, find_root
 from reproduction.tables.targets import Targets
@@ -26,8 +24,6 @@ MODELS: dict[str, type[BaseModel]] = {
     "config": ConfigFile,
     **{source.file_kind: source.schema for source in sources().values()},
     "targets": Targets,
-    "training": TrainingConfig,
-    "finetuning": FineTuning,
 }
 """What describes each kind of file."""
 

@@ -1,17 +1,12 @@
 """Formats of what is kept, in the user's cache or in the project, so that it is not made twice."""
 
 import hashlib
-import json
-import time
 from pathlib import Path
-
-import numpy as np
 
 from reproduction.corpora import Corpus
 from reproduction.corpora.packages import cached
 from reproduction.identity.code import _read_python, _rules
 from reproduction.run.stages.text import TOKENS, token_ids
-from reproduction.shipped.data import TrainingData
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
 from tests.helpers.checkpoints import tiny_tokenizer
@@ -35,7 +30,6 @@ def formats(root: Path) -> list[Format]:
             rewritten=True,
         ),
         _tokens(root),
-        _training(root),
     ]
 
 
@@ -102,14 +96,3 @@ def _ids(folder: Path) -> None:
     spec = Corpus(name="text", source="local", path="text.test.txt")
     tokens, _ = token_ids(spec, "test", tiny_tokenizer())
     assert tokens.ids.ndim == 1
-
-
-def _training(root: Path) -> Format:
-    folder = root / "training"
-    folder.mkdir()
-    tiny_tokenizer().save_pretrained(folder)
-    for split in ("train", "validation"):
-        np.save(folder / f"{split}.npy", np.arange(50, dtype=np.uint16))
-    (folder / "provenance.json").write_text(json.dumps({"corpus": {"name": "text"}, "sha256": {}, "made": time.time()}))
-    changed = {"train.npy": "npy", "provenance.json": "json", "tokenizer.json": "json"}
-    return Format("training data", content_of(folder), changed, TrainingData, 0.7)

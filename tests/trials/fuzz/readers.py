@@ -132,10 +132,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.corpora.packages:cached": ("kept corpora",),
     "rotquant.text.loading:data_rows": ("corpora: jsonl", "corpora: json"),
     "rotquant.text.loading:_parquet_rows": ("corpora: parquet",),
-    "reproduction.shipped.data:TrainingData.__init__": ("training data",),
-    "reproduction.shipped.finetuning:FineTuning.from_yaml": ("training recipes",),
-    "reproduction.shipped.finetuning:is_fine_tuning": ("training recipes",),
-    "reproduction.shipped.recipe:TrainingConfig.from_yaml": ("training recipes",),
     "rotquant.training.state:Checkpoint._read": ("states of trainings",),
     "rotquant.training.state:Checkpoint._restored": ("states of trainings",),
     "rotquant.formats.reading:load_compressed": ("exports to compressed-tensors",),
@@ -176,11 +172,6 @@ ASIDE: dict[str, str] = {
     "reproduction.benchmarks.distillation:distill_shared": "reads what its own processes have written just before",
     "reproduction.benchmarks.timing:_l3_bytes": "reads the kernel's own account of the machine",
     "rotquant.foundation.environment:cpu_name": "reads the kernel's own account of the machine",
-    "reproduction.commands.card:card": ("reads a model card, text in which only a marker is looked for, by read_text"),
-    "reproduction.commands.card:_write_card": (
-        "reads a model card, text in which only a marker is looked for, by read_text"
-    ),
-    "reproduction.shipped.finetuning:fine_tuned": _LOADS,
     "rotquant.commands.models:evaluate": _LOADS,
     "rotquant.comparison:compare": _LOADS,
     "rotquant.comparison:compare.load": _LOADS,

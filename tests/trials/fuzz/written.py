@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-from reproduction.shipped.finetuning import FineTuning, is_fine_tuning
-from reproduction.shipped.recipe import TrainingConfig
 from reproduction.sources import load_project, load_tables
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
@@ -14,7 +12,6 @@ from rotquant.commands.options import changed, changes_of, named_recipe, rotatio
 from rotquant.recipes.presets import preset
 from tests.trials.fuzz.example import SETTINGS, SPEEDS
 from tests.trials.fuzz.formats import Format, content_of, kinds
-from tests.trials.trial import REPOSITORY
 
 TABLES = "workflow/papers/quarot/tables.yaml"
 PUBLISHED = "workflow/papers/quarot/published/"
@@ -33,7 +30,6 @@ def formats(root: Path) -> list[Format]:
         OVER: OVER_TEXT.encode()
     }
     fast = {name: content for name, content in files.items() if not name.startswith("models")}
-    trainings = content_of(REPOSITORY, "config/training/rq-7b.yaml", "config/finetuning/rq-7b-math.yaml")
     sections = preset("quarot").model_dump(mode="json").items()
     recipe = "\n".join(f"{name}: {json.dumps(section)}" for name, section in sections).encode()
     return [
@@ -45,7 +41,6 @@ def formats(root: Path) -> list[Format]:
         Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
         Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
         Format("printed times", fast, kinds(f"{PUBLISHED}table14.csv"), _speed),
-        Format("training recipes", trainings, kinds(*trainings), _training, 1.5, names_places=True),
         Format("recipes", {"recipe.yaml": recipe}, {"recipe.yaml": "yaml"}, _recipe, 2.0),
         Format("options", {"options": OPTIONS.encode()}, {"options": "lines"}, _options),
     ]
@@ -81,12 +76,6 @@ def _settings(folder: Path) -> None:
 
     for table in load_project((), folder).of(SettingsTable).values():
         markdown(settings_report(table))
-
-
-def _training(folder: Path) -> None:
-    for path in sorted(folder.rglob("*.yaml")):
-        recipe = FineTuning.from_yaml(path) if is_fine_tuning(path) else TrainingConfig.from_yaml(path)
-        recipe.learning_rate_at(3)
 
 
 def _text(folder: Path, name: str) -> str:

@@ -1,20 +1,17 @@
-"""The commands that the reproduction adds to `rotquant`: tables, runs, reports, benchmarks, the shipped models."""
+"""The commands that the reproduction adds to `rotquant`: tables, runs, reports, benchmarks, texts."""
 
 import typer
 
-from reproduction.commands import archives, bench, card, data, prefix, tasks, tracking
+from reproduction.commands import archives, bench, data, tasks, tracking
 from reproduction.commands.report import report_app
 from reproduction.commands.runs import runs_app
 
 
 def add_to(cli: typer.Typer) -> None:
     """Add all of them to the tree of commands (entry point `rotquant.commands`)."""
-    cli.command()(prefix.prefix)
     cli.command()(tasks.tasks)
-    cli.command()(card.card)
     cli.command()(data.corpus)
     cli.command()(data.pack)
-    cli.command()(data.train)
     runs_app.command("sync-tracking")(tracking.sync_tracking)
     runs_app.command("ui")(tracking.ui)
     runs_app.command()(archives.export)

@@ -1,4 +1,4 @@
-"""`rotquant corpus`, `rotquant pack` and `rotquant train`: the text, and the small models made from it."""
+"""`rotquant corpus` and `rotquant pack`: the texts that every installation has."""
 
 import json
 from collections.abc import Sequence
@@ -10,16 +10,13 @@ from rich.table import Table
 
 from reproduction.corpora import corpus_spec
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.options import TEXT, Device
-from rotquant.commands.outputs import FILE, NEW, Writes
-from rotquant.foundation.files import OutputKind, has_keys
+from rotquant.commands.options import TEXT
+from rotquant.commands.outputs import NEW, Writes
+from rotquant.foundation.files import OutputKind
 from rotquant.recipes.corpus import CALIBRATION_CHARACTERS, SPLITS
-from rotquant.tensors.devices import torch_device
 
 if TYPE_CHECKING:
     from rotquant.recipes.corpus import Split
-
-TRAINED = OutputKind("a model that was trained here", has_keys(marker="recipe.json"))
 
 
 @answers({"corpus": "", "splits": "by name: rows, characters, sha256, and the recorded sha256 or null"})
@@ -90,36 +87,3 @@ def pack(
     check_output_folder(output)
     files = packing.pack(output, cache_folder("corpora"), characters)
     return CommandResult({"output": str(output), "files": files}, (f"{files:,} files in {output}",))
-
-
-def train(
-    config: Annotated[
-        Path, typer.Argument(help="Recipe, e.g. config/training/rq-7b.yaml or config/finetuning/rq-7b-math.yaml."), FILE
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder of the trained model."), Writes(TRAINED, folder=True)
-    ],
-    device: Device = "auto",
-    compile: Annotated[
-        bool, typer.Option(help="torch.compile, and CUDA graphs on a GPU: faster, rounds differently.")
-    ] = False,
-) -> None:
-    """Train one of the shipped small models from its recipe, or fine-tune one that is there, whose deltas are written.
-
-    Killed and started again it resumes where it was.
-
-    Example: `rotquant train config/training/rq-7b.yaml -o models/rq-7b`
-    """
-    from reproduction.shipped.finetuning import FineTuning, fine_tuned, is_fine_tuning
-    from reproduction.shipped.recipe import TrainingConfig
-    from rotquant.foundation.files import check_output_folder
-
-    recipe = (FineTuning if is_fine_tuning(config) else TrainingConfig).from_yaml(config)
-    check_output_folder(output, TRAINED)
-    place = torch_device(device).type
-    if isinstance(recipe, FineTuning):
-        fine_tuned(recipe, output, place)
-        return
-    from reproduction.shipped.trainer import train_model
-
-    train_model(recipe, output, place, compile=compile)

@@ -128,12 +128,14 @@ def _members(metric: Metric, quantity: str) -> tuple[str, ...]:
 
 def _odds(metric: Metric) -> tuple[str, ...]:
     """The names of log-odds samples of tasks with choices."""
-    return tuple(log_odds_of(name) for name in _with_choices(metric))
+    named = _with_choices(metric)  # pyright: ignore[reportArgumentType]  # frozen, so hashable
+    return tuple(log_odds_of(name) for name in named)
 
 
 def _choices(metric: Metric) -> tuple[str, ...]:
     """The names of samples of choices, which have no mean."""
-    return tuple(choices_of(name) for name in _with_choices(metric))
+    named = _with_choices(metric)  # pyright: ignore[reportArgumentType]  # frozen, so hashable
+    return tuple(choices_of(name) for name in named)
 
 
 @functools.cache

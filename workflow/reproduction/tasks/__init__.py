@@ -3,7 +3,7 @@
 Importing this package imports neither torch nor lm-eval.
 """
 
-from reproduction.tasks.evaluation import Scores, evaluate, scores
+from reproduction.tasks.evaluation import Scores, scores
 from reproduction.tasks.folders import folder_name, identity, prepare
 from reproduction.tasks.suites import (
     DEFAULT_TASKS,
@@ -23,7 +23,6 @@ __all__ = [
     "Task",
     "check",
     "check_allowed",
-    "evaluate",
     "folder_name",
     "identity",
     "prepare",

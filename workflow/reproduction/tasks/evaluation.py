@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Scores:
     """What tasks found.
 
-    metrics: see `evaluate`. items: by task the score of each item by its quoted measure, in the order of its data: 0 or
+    metrics: see `scores`. items: by task the score of each item by its quoted measure, in the order of its data: 0 or
         1, or for ROUGE-L between them; of a task with choices also `<task>_log_odds`, of the right choice by that
         measure, and `<task>_choices`, which one was taken. Without the tasks on which the network's outputs are not
         finite.
@@ -47,14 +47,14 @@ class Scores:
     items: dict[str, tuple[float, ...]]
 
 
-def evaluate(
+def scores(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     metric: ZeroShot,
     folder: Path,
     batch_size: int = 64,
     allow_code_execution: bool = False,
-) -> dict[str, float]:
+) -> Scores:
     """Run the metric's tasks on a model whose forward already contains its quantizers.
 
     Args:
@@ -63,7 +63,8 @@ def evaluate(
         allow_code_execution: whether programs that the model writes may be run (`sandbox`).
 
     Returns:
-        In percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`, `<task>.exact_match`,
+        Items too; metrics in percent, per task: `<task>.acc`, `<task>.acc_norm`, `<task>.acc_mutual_info`,
+        `<task>.exact_match`,
         `<task>.pass_at_1`, `<task>.score` and `<task>.rouge_l`, as far as the task has them, each with its standard
         error `<task>.acc_stderr` and so on; for a task with choices `<task>_log_odds`, the mean log-odds of the right
         one in nats by the quoted measure;
@@ -77,18 +78,6 @@ def evaluate(
         TaskError: lm-eval, which the paper suite needs, is missing; a task has too few examples, or runs programs where
             none may be run; or an item exceeds the model's context.
     """
-    return scores(model, tokenizer, metric, folder, batch_size, allow_code_execution).metrics
-
-
-def scores(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    metric: ZeroShot,
-    folder: Path,
-    batch_size: int = 64,
-    allow_code_execution: bool = False,
-) -> Scores:
-    """As `evaluate`, item by item too."""
     names = task_names(metric)
     check_allowed(metric, allow_code_execution)
     if metric.suite == "paper":

@@ -16,19 +16,16 @@ from rotquant.foundation import progress
 from rotquant.foundation.contents import content_digest
 from rotquant.foundation.files import cache_folder, canonical_json, folder_beside, short_hash
 from rotquant.foundation.hub import commit_of
-from rotquant.recipes.corpus import Split
 
 TASKS_FOLDER = Path("results") / "tasks"
 
 
-def prepare(metric: ZeroShot, root: Path | None = None, corpus: Corpus | None = None, split: Split = "test") -> Path:
+def prepare(metric: ZeroShot, root: Path | None = None, corpus: Corpus | None = None) -> Path:
     """Return the folder of the metric's tasks, made first if it is not there.
 
     Args:
         root: a project's folder, whose results/tasks has it; None stands for the user's cache.
         corpus: what the shipped tasks are made from; None stands for the docstring corpus.
-        split: whose modules the items of the shipped tasks are made from. Runs ask those of the test split; models are
-            chosen by those of the validation split.
 
     Raises:
         RecipeError: unknown task.
@@ -39,24 +36,24 @@ def prepare(metric: ZeroShot, root: Path | None = None, corpus: Corpus | None = 
 
     def build(new: Path) -> None:
         if metric.suite == "shipped":
-            shipped.build(new, corpus, split)
+            shipped.build(new, corpus)
             return
         new.mkdir()
         for definition in paper.definitions(metric):
             write_definition(new, definition)
 
     folder = cache_folder("tasks") if root is None else root / TASKS_FOLDER
-    return _made(folder / folder_name(metric, split), build)
+    return _made(folder / folder_name(metric), build)
 
 
-def folder_name(metric: ZeroShot, split: Split = "test") -> str:
+def folder_name(metric: ZeroShot) -> str:
     """The name of the folder of a metric's tasks, which follows from their content and the code that makes them.
 
     Raises:
         TaskError: a local data file is missing.
     """
     if metric.suite == "shipped":
-        kind, content = "shipped" if split == "test" else f"shipped-{split}", [shipped.fingerprint()]
+        kind, content = "shipped", [shipped.fingerprint()]
     else:
         files = [file for splits in paper.data_files(metric).values() for file in splits.values()]
         asked = [metric.normalization, metric.template is not None, _lm_eval_version(), str(paper.lm_eval_tasks())]

@@ -137,12 +137,12 @@ OTHERS: dict[str, Callable[[PassageSource], Iterator[Item]]] = {
 """Per task all its items."""
 
 
-def task_items(task: str, source: PassageSource, count: int = ITEMS) -> list[Item]:
+def task_items(task: str, source: PassageSource) -> list[Item]:
     """The first items of a task, no context twice."""
     items: dict[str, Item] = {}
     for item in _items(task, source):
         items.setdefault(item["context"], item)
-        if len(items) == count:
+        if len(items) == ITEMS:
             break
     return list(items.values())
 

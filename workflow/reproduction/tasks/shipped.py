@@ -11,13 +11,12 @@ from typing import Any
 from reproduction.corpora import INSTALLED, Corpus
 from reproduction.corpora.packages import versions
 from reproduction.tasks.definitions import measured, write_definition, written
-from reproduction.tasks.items import EXAMPLES, ITEMS, task_examples, task_items
+from reproduction.tasks.items import task_examples, task_items
 from reproduction.tasks.passages import read
 from reproduction.tasks.rouge import rouge_l
 from reproduction.tasks.suites import SHIPPED
 from rotquant.foundation.errors import TaskError
 from rotquant.foundation.files import atomic_directory, canonical_json, short_hash
-from rotquant.recipes.corpus import Split
 
 GENERATOR_VERSION = 7
 """Raised when the rules that make items change, so that no stale folder is read."""
@@ -31,28 +30,19 @@ def fingerprint() -> str:
     return short_hash(canonical_json([GENERATOR_VERSION, versions("test"), versions("validation")]))
 
 
-def build(folder: Path, spec: Corpus | None = None, split: Split = "test") -> None:
-    """Write all tasks into `folder`, atomically.
-
-    Args:
-        split: whose modules the items are made from; examples always come from those of the validation split. Where
-            both are the same, the first items are the examples.
+def build(folder: Path, spec: Corpus | None = None) -> None:
+    """Write all tasks into `folder`, atomically. Items are of the test split, examples of the validation split.
 
     Raises:
         CorpusError: none of the held-out packages is installed.
         TaskError: `spec` is of another text, or too few of the held-out packages are installed.
     """
     check_source(spec)
-    validation = read("validation")
-    source = validation if split == "validation" else read(split)
+    source, validation = read("test"), read("validation")
     with atomic_directory(folder) as temporary:
         for name in SHIPPED:
-            if source is validation:
-                found = task_items(name, validation, EXAMPLES + ITEMS)
-                items, examples = found[EXAMPLES:], found[:EXAMPLES]
-            else:
-                items = task_items(name, source)
-                examples = task_examples(name, items, validation)
+            items = task_items(name, source)
+            examples = task_examples(name, items, validation)
             if not items:
                 raise TaskError(
                     f"the held-out packages have no text for task {name!r}; install requirements.lock, which pins them."

@@ -5,13 +5,12 @@ Its Figures 2, 3 and 8 to 17, and 4 and 7, drawn from the arrays of the run file
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Number, Values
 from reproduction.render.figures.arrays import array_of
 from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
-from reproduction.render.figures.style import DASHED, LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
+from reproduction.render.figures.style import LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS
 from reproduction.tables.tables import RunTable
@@ -144,29 +143,6 @@ def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: She
             _strips(right, {row: (one, values[row, column, "number"].mean) for row, one in found[column].items()})
         grid[-1, 0].set_xlabel(f"{SHARE}\n({rows[0]}, without the first position)")
         grid[-1, 1].set_xlabel(POSITION)
-        legend(figure, _marks())
-
-
-def outliers_of_model(found: Mapping[str, Mapping[str, Any]], threshold: float, path: Path) -> None:
-    """Draw one model's outlier tokens: ratios by layer, contents, positions.
-
-    Args:
-        found: results of `metrics.outlier_tokens.look` by the prefix of the text; first without a prefix.
-        threshold: the ratio from which a token is an outlier token.
-    """
-    with panels(Sheet(path), 1, 3, (2.3, 2.6), widths=[3, 2, 3]) as (figure, ((layers, left, right),)):
-        for (name, one), color in zip(found.items(), SERIES, strict=False):
-            ratios = [ratio if math.isfinite(ratio) and ratio > 0 else math.nan for ratio in one["ratios"]]
-            layers.plot(range(1, 1 + len(ratios)), ratios, color=color, marker="o", markersize=3, label=name)
-        layers.axhline(threshold, color=NEUTRAL, linewidth=0.8, linestyle=DASHED)
-        note(layers, f"{threshold:g}: outlier token", (1, threshold), (0, 2), color=NEUTRAL)
-        layers.set(xlabel="layer", ylabel="largest ratio of a token\nto the median of its window")
-        _logarithmic([layers])
-        layers.legend()
-        _contents(left, next(iter(found.values())))
-        left.set_xlabel(f"{SHARE}\nwithout the first position")
-        _strips(right, {name: (one, max(one["by_layer"])) for name, one in found.items()})
-        right.set_xlabel(POSITION)
         legend(figure, _marks())
 
 
