@@ -41,7 +41,7 @@ LONG = "A sentence that is long enough to count as documentation, number {}."
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer("workflow/resources/models/rq-7b")
+    return load_tokenizer(Path("workflow/resources/models/rq-7b"))
 
 
 @pytest.fixture
