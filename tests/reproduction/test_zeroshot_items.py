@@ -213,9 +213,7 @@ def test_examples_are_of_the_validation_packages_and_never_items(folder: Path, v
 
 def test_the_text_of_sums_has_none_that_is_asked(folder: Path):
     """RCP's stand-in of MetaMath trains on it."""
-    told = "\n".join(
-        load_rows(CorpusSpec(name="sums", source="local", path="workflow/resources/corpora/sums"), "train")
-    )
+    told = "\n".join(load_rows(Corpus(name="sums", source="local", path="workflow/resources/corpora/sums"), "train"))
     asked = {row["context"].split("\n")[-1] for row in items(folder, "arithmetic")}
     assert asked
     assert not asked & {line for line in told.split("\n") if line.startswith(">>> ")}
