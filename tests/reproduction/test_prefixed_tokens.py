@@ -21,9 +21,10 @@ from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.corpus import Split
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
-from tests import cards
+from tests.helpers.project import REPOSITORY
 from tests.helpers.project import shipped_project as project
 
+FOLDER = REPOSITORY / "workflow/resources/models"
 #: The models of these tables and figures.
 MODELS = ("rq-7b", "rq-13b", "rq-70b", "rq-llama3", "rq-qwen2")
 Runs = dict[str, tuple[Run, ...]]
@@ -44,16 +45,16 @@ def test_these_are_the_models_of_the_tables() -> None:
 @cache
 def tokens(corpus: Corpus, split: Split, characters: int | None = None) -> Tokens:
     """A text in tokens of the stand-ins, which have one tokenizer."""
-    return tokenize(load_text(corpus, split, max_characters=characters), load_tokenizer(cards.MODELS / MODELS[0]))
+    return tokenize(load_text(corpus, split, max_characters=characters), load_tokenizer(FOLDER / MODELS[0]))
 
 
 @cache
 def network(model: str) -> nn.Module:
-    return api.load_checkpoint(cards.MODELS / model, torch.float32, "cpu")[0]
+    return api.load_checkpoint(FOLDER / model, torch.float32, "cpu")[0]
 
 
 def test_the_models_have_one_tokenizer() -> None:
-    assert len({(cards.MODELS / model / "tokenizer.json").read_bytes() for model in MODELS}) == 1
+    assert len({(FOLDER / model / "tokenizer.json").read_bytes() for model in MODELS}) == 1
 
 
 @pytest.mark.parametrize("model", MODELS)

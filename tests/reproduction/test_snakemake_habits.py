@@ -15,8 +15,6 @@ EXCEPTIONS = {
     "Specify a conda environment or container for each rule.": "all rules run in the one environment of "
     "requirements.lock, which `make setup` or Containerfile makes; results record its versions",
     "Do not access input and output files individually by index in shell commands": "a cell is named by its first file",
-    "Shell command directly uses variable PLAN from outside of the rule": "the plan's file is named by all that it "
-    "follows from; as a parameter it would re-run every job for a setting of another table",
     "Path composition with '+' in line N": "what is added is a command to the prefix of all commands, no path",
     "Mixed rules and functions in same snakefile.": "a function stands next to the rules that alone use it",
 }

@@ -204,10 +204,12 @@ def test_an_interrupted_learning_continues_and_no_finished_result_is_lost(tmp_pa
 
 def results(project: Copy) -> dict[str, dict]:
     """The runs by file, without their seconds: Snakemake repeats a job that ended while Snakemake itself was killed."""
-    runs = {name: json.loads(text) for name, text in project.read("results/runs/*.json").items()}
-    for run in runs.values():
-        del run["run"]["seconds"]
-    return runs
+
+    def without_seconds(found: dict) -> dict:
+        return {name: value for name, value in found.items() if name != "seconds"}
+
+    runs = project.read("results/runs/*.json")
+    return {name: json.loads(text, object_hook=without_seconds) for name, text in runs.items()}
 
 
 def start_slowly(project: Copy) -> subprocess.Popen:
