@@ -168,6 +168,10 @@ def test_a_failing_job_leaves_the_others_and_the_earlier_report_and_is_tried_aga
 def test_an_interrupted_learning_continues_and_no_finished_result_is_lost(tmp_path: Path, how: signal.Signals) -> None:
     project = with_rotations(tmp_path)
     process = start_slowly(project)
+    deadline = time.monotonic() + 60
+    while not list(project.root.glob("results/rotations/*/unfinished")):  # what started first may be other work
+        assert time.monotonic() < deadline, "nothing is learned"
+        time.sleep(0.05)
     if how is signal.SIGKILL:
         process.kill()  # Snakemake alone: its jobs end with it
         process.wait()
