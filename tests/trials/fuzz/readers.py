@@ -64,7 +64,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.commands.report:make_report": ("run files behind pages",),
     "rotquant.decoder.storage:load_decoder": ("decoders",),
     "rotquant.decoder.storage:read_decoder_manifest": ("manifests of decoders",),
-    "reproduction.reading.arrays:read_array": ("texts as tokens", "training data"),
+    "reproduction.reading.arrays:read_array": ("texts as tokens",),
     "rotquant.foundation.contents:content_digest": ("digests of contents",),
     "rotquant.foundation.files:read_json": ("records of weights", "tokenizers"),
     "rotquant.foundation.files:read_text": ("rendered reports",),
