@@ -26,7 +26,7 @@ from rotquant.text import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from rotquant.commands.diagnosis import FigureTable
     from rotquant.metrics.diagnostics import Costs, Sinks
@@ -68,34 +68,6 @@ OutlierRatio = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnosed` found.
-
-    decode: the text of a token id. on: the text, windows and seed, in words. about: model, settings and text as data.
-    advice: sentences where the model needs BOS or its keys more than 4 bits, or nothing.
-    """
-
-    costs: "Costs"
-    sinks: "list[Sinks]"
-    decode: Callable[[int], str]
-    on: str
-    about: dict[str, Any]
-    advice: str
-
-    def result(self, shown: "list[FigureTable]", more: dict[str, Any]) -> CommandResult:
-        """The tables and sentences, with further data of a command."""
-        from rotquant.commands.diagnosis import sentences
-
-        said = sentences(self.costs, self.sinks)
-        found = self.about | _numbers(self) | {"in_words": said} | more
-        judged = {"perplexity": self.costs.perplexity["unquantized"].perplexity}
-        last = f"on {self.on}"
-        return CommandResult(
-            found, (*map(_table, shown), *said, last, *note_and_sentences(self.advice)[1:]), judged=judged
-        )
-
-
 @answers(KEYS, file=True)
 def diagnose(
     model: Checkpoint,
@@ -117,33 +89,10 @@ def diagnose(
     Example: `rotquant diagnose MODEL --corpus wikitext2`
     """
     spec = corpus_spec(corpus)
-    part = diagnosed_part(split, spec)
-    found = diagnosed(model, spec, part, sequence_length, max_windows, bos, outlier_ratio, seed, device, dtype)
-    from rotquant.commands.diagnosis import tables
-
-    return found.result(tables(found.costs, found.sinks, found.decode), {})
-
-
-def diagnosed(
-    model: str,
-    spec: "CorpusSpec",
-    part: "Split",
-    sequence_length: int | None,
-    max_windows: int,
-    bos: str | None,
-    outlier_ratio: float,
-    seed: int,
-    device: str,
-    dtype: str,
-    ask: "Callable[[PreTrainedModel, PreTrainedTokenizerBase], Any] | None" = None,
-) -> Diagnosis:
-    """Measure what the options of `diagnose` say.
-
-    Args:
-        ask: see `rotquant.metrics.diagnostics.measure_costs`.
-    """
+    part = _part(split, spec)
     with task("starting"):
         from rotquant import api
+        from rotquant.commands.diagnosis import sentences, tables
         from rotquant.metrics.bos import bos_note
         from rotquant.metrics.diagnostics import find_sinks, measure_costs
         from rotquant.metrics.key_bias import key_bias_note
@@ -173,15 +122,14 @@ def diagnosed(
         nonlocal advice
         windows = metric_windows(network, tokens, metric.model_copy(update={"bos": "none"}))
         sinks.extend(find_sinks(network, windows, tokens.bos, outlier_ratio, network.device))
-        found = bos_note(network, tokens, begun, metric.bos), key_bias_note(network, preset("quarot-rtn"))
-        advice = " ".join(filter(None, found))
+        notes = bos_note(network, tokens, begun, metric.bos), key_bias_note(network, preset("quarot-rtn"))
+        advice = " ".join(filter(None, notes))
 
     costs = measure_costs(
         lambda: api.load_checkpoint(checkpoint, kind, place)[0],
         tokens,
         metric,
         samples,
-        ask=None if ask is None else lambda network: ask(network, tokenizer),
         look=look,
         fit=lambda recipe: api.fit(checkpoint, recipe)[0],
         seed=seed,
@@ -194,10 +142,14 @@ def diagnosed(
     about = {"model": model, "settings": settings, "text": corpus_identity(spec, [part], texts={part: text})}
     notes = [note for note in (changed, advice) if note]
     about |= {"note": " ".join(notes)} if notes else {}
-    return Diagnosis(costs, sinks, cast(Any, tokenizer.decode), on, about, advice)
+    decode: Callable[[int], str] = cast(Any, tokenizer.decode)
+    said = sentences(costs, sinks)
+    found = about | _numbers(costs, sinks, decode) | {"in_words": said}
+    shown = (*map(_table, tables(costs, sinks, decode)), *said, f"on {on}", *note_and_sentences(advice)[1:])
+    return CommandResult(found, shown, judged={"perplexity": costs.perplexity["unquantized"].perplexity})
 
 
-def diagnosed_part(split: str | None, spec: "CorpusSpec") -> "Split":
+def _part(split: str | None, spec: "CorpusSpec") -> "Split":
     """The split of windows.
 
     Raises:
@@ -211,9 +163,8 @@ def diagnosed_part(split: str | None, spec: "CorpusSpec") -> "Split":
     return part
 
 
-def _numbers(found: Diagnosis) -> dict[str, Any]:
+def _numbers(costs: "Costs", sinks: "list[Sinks]", decode: Callable[[int], str]) -> dict[str, Any]:
     """The measured numbers of the JSON file, without settings and text."""
-    costs, decode = found.costs, found.decode
     return {
         "perplexity": {
             name: {"words": costs.words[name], **result.as_metrics(), "by_window": result.by_window}
@@ -225,7 +176,7 @@ def _numbers(found: Diagnosis) -> dict[str, Any]:
             dataclasses.asdict(one)
             | {"prefix": [decode(token) for token in one.prefix], "ids": one.prefix}
             | {"common": [(decode(token), count) for token, count in one.common]}
-            for one in found.sinks
+            for one in sinks
         ],
     }
 
