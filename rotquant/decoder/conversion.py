@@ -104,10 +104,8 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
     for method in recipe.methods.values():
         unknown = method.acts_at_run_time and method.roles != {"prefix"}
         _refuse(unknown, method.title, "the kernels know nothing of what this method does at run time")
-        ordered = any(method.orders_columns(recipe, behind) for behind in (True, False))
-        _refuse(
-            ordered, f"groups of columns that {method.title} has reordered", "the kernels' groups are of neighbours"
-        )
+        ordered = f"groups of columns that {method.title} has reordered"
+        _refuse(method.reorders(recipe), ordered, "the kernels' groups are of neighbours")
     _refuse(recipe.attention_output is not None, "o_proj inputs of their own", "the kernels quantize every input alike")
     weights, inputs = cast(WeightQuantization, recipe.weights).scheme, recipe.activations
     online = tuple(one for one in recipe.transforms if one.online)

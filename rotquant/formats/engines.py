@@ -1,7 +1,8 @@
 """What compressed-tensors and the engines that read it cannot say of a recipe, each told in one sentence.
 
 `transformers` is transformers with `rotquant.serving`, which runs everything that the format can store. `vllm` follows
-vLLM 0.33.0 as its source reads: nothing of it was run here. `any` is what transformers and vLLM run without rotquant.
+vLLM 0.33.0 as its source reads (docs/serving.md has what was run). `any` is what transformers and vLLM run without
+rotquant.
 """
 
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
                 f"the method {method.name} keeps {method.outlier_features} outlier features in higher precision, which "
                 f"compressed-tensors cannot say: quantize with --set methods.{method.name}=null."
             )
-        if any(method.orders_columns(recipe, behind) for behind in (True, False)):
+        if method.reorders(recipe):
             raise RecipeError(
                 f"the method {method.name} forms groups of reordered columns, which compressed-tensors and vLLM have "
                 "given up: quantize with --set weights.scheme.granularity=channel --set weights.scheme.group_size=null."

@@ -143,7 +143,7 @@ def _check_integers(recipe: Recipe, scheme: QuantizationScheme, architecture: Ar
                 f"the method {method.name} stores no matrix of integers with scales alone, as blocks of GGUF are: "
                 f"{_REMEDY}."
             )
-        if any(method.orders_columns(recipe, behind) for behind in (True, False)):
+        if method.reorders(recipe):
             raise RecipeError(
                 f"the method {method.name} forms groups of reordered columns, which GGUF cannot say: {_REMEDY}."
             )

@@ -202,6 +202,10 @@ class Method(Frozen):
         """Whether it stores an order of the columns with each weight, of those that read a norm or of the others."""
         return False
 
+    def reorders(self, recipe: "Recipe") -> bool:
+        """Whether it stores an order of the columns with any weight."""
+        return any(self.orders_columns(recipe, behind_norm) for behind_norm in (True, False))
+
     def codebook_entries(self, recipe: "Recipe") -> int:
         """How many levels of a table are stored, from which the others follow: all, unless a method knows better."""
         return 2**recipe.rounded.scheme.bits
