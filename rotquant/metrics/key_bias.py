@@ -29,7 +29,7 @@ def key_signals(model: nn.Module, bits: int) -> Tensor:
     """
     architecture = architecture_of(model)
     found = torch.full((architecture.num_layers, architecture.num_kv_heads), math.inf, dtype=torch.float64)
-    rows = slice(*architecture.key.rows) if architecture.key.rows else slice(None)
+    rows = slice(*(architecture.key.rows or (None,)))
     norm = architecture.site("attention_input").norm
     for layer, signals in zip(decoder_layers(model), found, strict=True):
         linear = linear_of(layer, architecture.key.name)

@@ -25,7 +25,7 @@ def with_bias(family: str, sizes: list[float]) -> torch.nn.Module:
     """A tiny model whose keys have a normal bias of a size by layer, times what varies in them."""
     model = tiny_model(family)
     architecture = architecture_of(model)
-    rows = slice(*architecture.key.rows) if architecture.key.rows else slice(None)
+    rows = slice(*(architecture.key.rows or (None,)))
     for layer, size in zip(decoder_layers(model), sizes, strict=True):
         linear = layer.get_submodule(architecture.key.name)
         varies = linear.weight[rows].square().sum(1).mean().sqrt()

@@ -21,6 +21,7 @@ from reproduction.run.results import read_result
 from rotquant.tensors.devices import has_driver
 from tests.helpers.project import CONFIG, Copy, alive
 from tests.helpers.workflows import REPORT, one_column, with_rotations
+from tests.trials.faults import soon
 from tests.trials.projects import tiny
 
 DONE = "Nothing to be done"
@@ -168,17 +169,12 @@ def test_a_failing_job_leaves_the_others_and_the_earlier_report_and_is_tried_aga
 def test_an_interrupted_learning_continues_and_no_finished_result_is_lost(tmp_path: Path, how: signal.Signals) -> None:
     project = with_rotations(tmp_path)
     process = start_slowly(project)
-    deadline = time.monotonic() + 60
-    while not list(project.root.glob("results/rotations/*/unfinished")):  # what started first may be other work
-        assert time.monotonic() < deadline, "nothing is learned"
-        time.sleep(0.05)
+    # what started first may be other work
+    assert soon(lambda: list(project.root.glob("results/rotations/*/unfinished")), 60), "nothing is learned"
     if how is signal.SIGKILL:
         process.kill()  # Snakemake alone: its jobs end with it
         process.wait()
-        deadline = time.monotonic() + 60
-        while alive(process.pid):
-            assert time.monotonic() < deadline, "a job works on"
-            time.sleep(0.05)
+        assert soon(lambda: not alive(process.pid), 60), "a job works on"
     else:
         os.killpg(process.pid, how)
         try:
@@ -221,10 +217,7 @@ def start_slowly(project: Copy) -> subprocess.Popen:
     (project.root / "started").unlink(missing_ok=True)
     (project.root / "slow").touch()
     process = project.start("snakemake", "--cores", "2", REPORT)
-    deadline = time.monotonic() + 60
-    while not (project.root / "started").exists():
-        assert time.monotonic() < deadline, "no job started"
-        time.sleep(0.05)
+    assert soon((project.root / "started").exists, 60), "no job started"
     return process
 
 

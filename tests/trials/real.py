@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from rotquant.foundation.files import read_json, write_json, write_text
+from rotquant.metrics.diagnostics import INPUTS_ROTATED
 from rotquant.recipes.presets import all_presets
 from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
@@ -44,7 +45,7 @@ SHORT: Mapping[str, Sequence[str]] = {
 }
 #: Rows that are a preset with changes. R1 passes a norm with its gain in the weights behind it, where inputs are what
 #: the gain would have scaled; online rotations of the inputs come after the gain. Keys of Qwen2 have a large bias.
-_INPUTS = ["rotation.residual=none", "rotation.inputs=hadamard"]
+_INPUTS = [f"rotation.{field}={value}" for field, value in INPUTS_ROTATED.items()]
 VARIANTS: Mapping[str, tuple[str, Sequence[str]]] = (
     {f"{preset}, inputs rotated": (preset, _INPUTS) for preset in ("quarot-rtn", "quarot", "quarot-w4a16")}
     | {f"{preset}, keys in 8 bits": (preset, ["keys.bits=8"]) for preset in ("quarot-rtn", "quarot")}
