@@ -32,8 +32,8 @@ ROWS, PAGE = REPOSITORY / "docs/real_models.json", REPOSITORY / "docs/real_model
 #: Short trainings: settings of methods that would take hours with their papers' amounts.
 SHORT: Mapping[str, Sequence[str]] = {
     "omniquant": ["methods.omniquant.steps=32"],
-    "duquant-lwc": ["methods.lwc.steps=32"],
-    "llm-qat": ["methods.llm_qat.samples=64", "methods.llm_qat.sequence_length=256", "methods.llm_qat.steps=32"],
+    "lwc": ["methods.lwc.steps=32"],
+    "llm_qat": ["methods.llm_qat.samples=64", "methods.llm_qat.sequence_length=256", "methods.llm_qat.steps=32"],
     "spinquant": ["methods.spinquant.steps=32", "methods.spinquant.text.samples=256"],
     "cushioncache": [
         "methods.cushioncache.candidates=64",
@@ -130,7 +130,8 @@ def body(trial: Trial) -> None:
     """Each preset on each model."""
     models, text, tasks = (_folder(name) for name in ("MODELS", "TEXT", "TASKS"))
     checkpoints = sorted(path.parent for path in models.glob("*/config.json"))
-    gpus = [str(index) for index in range(torch.cuda.device_count())] or [None]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+    gpus = shown.split(",") if shown else [None]
     length, samples, many = (256, 8, 4) if trial.quick else (480, 64, 32)  # a prefix fits the window of Gemma 3 too
     asked = [name for name in os.environ.get("ROTQUANT_REAL_PRESETS", "").split(";") if name]
     asked = asked or _rows()
