@@ -156,6 +156,8 @@ def _check_inputs(scheme: QuantizationScheme, bits: tuple[int, ...]) -> None:
     why = f"with these weights the kernels take {' or '.join(map(str, bits))} bits"
     _refuse(scheme.bits not in bits, f"{scheme.bits}-bit inputs", why)
     _refuse(not scheme.symmetric, "asymmetric inputs", "the kernels' inputs have no zero points")
+    full = scheme.dynamic and scheme.scale == "full"
+    _refuse(full, "input scales over all steps", "the kernels' scales are the largest value over the largest code")
     expected = "token" if scheme.dynamic else "tensor"
     _refuse(
         scheme.granularity != expected,

@@ -28,7 +28,6 @@ from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Granularity, QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform
-from rotquant.tensors.quantization import share_of_all_steps
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
@@ -252,8 +251,6 @@ def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype, w
 def foreign_recipe(config: Declared, where: object) -> Recipe:
     """What a configuration of compressed-tensors says of inputs and KV cache, as what acts at run time.
 
-    Its symmetric dynamic scale is max|x| / ((2^b - 1) / 2), this project's of a smaller clip ratio.
-
     Raises:
         CheckpointError: it says something that is not read here.
     """
@@ -271,8 +268,8 @@ def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationSch
     dynamic = found.dynamic is True and found.strategy == "token"
     if found.type != "int" or not 2 <= found.num_bits <= 8 or not dynamic:
         raise CheckpointError(f"{where} is not read here ({found}): integers by token with dynamic scales are.")
-    scheme = QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity=granularity)
-    return scheme.model_copy(update={"clip_ratio": share_of_all_steps(scheme)})
+    scale = "full" if found.symmetric else "paper"
+    return QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity=granularity, scale=scale)
 
 
 def take_transforms(

@@ -22,7 +22,8 @@ Granularity = Literal["tensor", "channel", "token", "group", "head"]
 class QuantizationScheme(Frozen):
     """How one tensor is mapped to integers.
 
-    Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b).
+    Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b);
+    `scale` has another divisor.
     Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1,
     and a zero point that is whole or not.
     """
@@ -46,6 +47,10 @@ class QuantizationScheme(Frozen):
     """Elements that share a scale, for granularity `group`."""
     clip_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the range that is kept; what lies beyond is clipped."""
+    scale: Literal["paper", "full"] = Field(default="paper", exclude_if=lambda scale: scale == "paper")
+    """Divisor of a symmetric range: `paper`, 2^(bits-1) - 1, so that the largest code stands for max|x|; `full`,
+    (2^bits - 1) / 2, so that the range takes all steps between the codes, as compressed-tensors and GPTQModel have it:
+    max|x| / 7 and max|x| / 7.5 for 4 bits."""
     dynamic: bool = True
     """Whether scales are taken from each tensor as it comes, or once from calibration text."""
 
@@ -57,7 +62,14 @@ class QuantizationScheme(Frozen):
             raise ValueError(f"group_size has no meaning for granularity {self.granularity!r}")
         if self.symmetric and self.zero_point == "exact":
             raise ValueError("zero_point 'exact' has no meaning for a symmetric scheme: set symmetric to false too")
+        if not self.symmetric and self.scale == "full":
+            raise ValueError("scale 'full' has no meaning for an asymmetric scheme: leave scale out")
         return self
+
+    @property
+    def steps(self) -> float:
+        """How many scales the range is: max|x| of a symmetric one, max - min of another."""
+        return self.code_range[1] + (0.5 if self.scale == "full" else 0)
 
     @property
     def code_range(self) -> tuple[int, int]:

@@ -114,9 +114,10 @@ def ungrouped(view: Tensor, shape: torch.Size) -> Tensor:
 def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Tensor | None = None) -> QParams:
     """Scales (and zero points) that cover the range of `x`, shrunk by the clip ratio.
 
-    Symmetric: scale = clip * max|x| / (2^(b-1) - 1). Asymmetric: the range is widened to include zero,
-    scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale). With an exact zero point (SpinQuant
-    Eq. 1) the range is not widened, and -clip * min / scale not rounded. Scales are differentiable.
+    Symmetric: scale = clip * max|x| / (2^(b-1) - 1), or / ((2^b - 1) / 2) where `scheme.scale` is full. Asymmetric: the
+    range is widened to include zero, scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale).
+    With an exact zero point (SpinQuant Eq. 1) the range is not widened, and -clip * min / scale not rounded. Scales are
+    differentiable.
 
     Args:
         x: [..., features], any floating-point type.
@@ -137,16 +138,15 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     dtype = _arithmetic_dtype(x)
     low, high = low.to(dtype), high.to(dtype)
     tiny = torch.finfo(dtype).tiny
-    _, largest_code = scheme.code_range
     if scheme.symmetric:
-        return QParams((clip * torch.maximum(high, -low) / largest_code).clamp(min=tiny))
+        return QParams((clip * torch.maximum(high, -low) / scheme.steps).clamp(min=tiny))
     if scheme.zero_point == "exact":
         # A range of next to nothing far from zero: its zero point must stay a number that codes can be added to.
         least = torch.finfo(dtype).eps * torch.maximum(high.abs(), low.abs()).detach() + tiny
-        scale = torch.maximum(clip * (high - low) / largest_code, least)
+        scale = torch.maximum(clip * (high - low) / scheme.steps, least)
         return QParams(scale, -clip * low / scale)
     low, high = low.clamp(max=0), high.clamp(min=0)
-    scale = (clip * (high - low) / largest_code).clamp(min=tiny)
+    scale = (clip * (high - low) / scheme.steps).clamp(min=tiny)
     return QParams(scale, torch.round(-clip * low / scale))
 
 
@@ -154,9 +154,9 @@ def share_of_all_steps(scheme: QuantizationScheme) -> float:
     """Factor that turns a symmetric scale that covers a range into 2 max|x| / (2^b - 1): 7 / 7.5 for 4 bits.
 
     The range then takes all steps between the 2^b codes, as PrefixQuant's authors' code has it, and the largest value
-    lies on the tie above the largest code. Asymmetric scales take all steps anyway: 1.
+    lies on the tie above the largest code. Asymmetric scales and those of `scheme.scale` full take all steps anyway: 1.
     """
-    return (2**scheme.bits - 2) / (2**scheme.bits - 1) if scheme.symmetric else 1.0
+    return (2**scheme.bits - 2) / (2**scheme.bits - 1) if scheme.symmetric and scheme.scale == "paper" else 1.0
 
 
 def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:

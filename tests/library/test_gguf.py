@@ -51,7 +51,7 @@ def read(file: Path) -> tuple[dict[str, np.ndarray], Any]:
     ("scheme", "kind"),
     [
         (GROUPS, "Q4_0"),
-        ({**GROUPS, "group_size": 64}, "Q4_0"),
+        ({**GROUPS, "group_size": 64, "scale": "full"}, "Q4_0"),
         ({**GROUPS, "bits": 3, "granularity": "channel", "group_size": None}, "Q4_0"),
         ({**GROUPS, "symmetric": False}, "Q4_1"),
         ({**GROUPS, "bits": 8, "granularity": "channel", "group_size": None}, "Q8_0"),

@@ -23,6 +23,7 @@ from tests.helpers.models import tiny_model, tiny_tokens
 CHANNEL = QuantizationScheme(bits=4, granularity="channel")
 ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)
 GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=12)
+ASYMMETRIC_GROUPS = GROUPS.model_copy(update={"symmetric": False})
 RAGGED = QuantizationScheme(bits=4, granularity="group", group_size=20)
 
 
@@ -57,6 +58,35 @@ def test_codes_equal_the_slow_reference(scheme: QuantizationScheme, block_size: 
     hessian = inputs.T @ inputs
     fast = quantize_gptq(weight, hessian, *settings(scheme, block_size=block_size))
     assert torch.equal(fast.codes, gptq_reference(weight, hessian, *settings(scheme)))
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("scheme", [GROUPS, RAGGED, ASYMMETRIC_GROUPS], ids=["groups", "ragged", "asymmetric"])
+def test_static_groups_keep_neighbours_and_their_first_scales_in_any_order(
+    scheme: QuantizationScheme, act_order: bool
+) -> None:
+    weight, inputs = problem()
+    inputs = inputs * torch.linspace(0.1, 3, 48, dtype=torch.float64)
+    hessian, chosen = inputs.T @ inputs, settings(scheme, act_order=act_order, group_scales="static", block_size=7)
+    found = quantize_gptq(weight, hessian, *chosen)
+    order = hessian.diagonal().argsort(descending=True) if act_order else torch.arange(48)
+    assert torch.equal(found.codes[:, order], gptq_reference(weight, hessian, *chosen))
+    assert found.columns is None  # nothing to reorder, so that exports hold it
+    assert torch.equal(found.qparams.scale, quantize_rtn(weight, weights(scheme)).qparams.scale)
+
+
+def test_static_groups_are_of_the_columns_that_outliers_leave() -> None:
+    weight, inputs = problem()
+    inputs = inputs * torch.linspace(3, 0.1, 48, dtype=torch.float64)
+    split = ColumnSplit(torch.randperm(48, generator=torch.Generator().manual_seed(3)), outliers=12)
+    chosen = settings(GROUPS, act_order=True, group_scales="static")
+    found = quantize_gptq(weight, inputs.T @ inputs, *chosen, split)
+    rtn = quantize_rtn(weight, weights(GROUPS), split)
+    assert torch.equal(found.columns, split.permutation)
+    assert torch.equal(found.qparams.scale, rtn.qparams.scale)
+    assert output_error(found.dequantize(torch.float64), weight, inputs) < output_error(
+        rtn.dequantize(torch.float64), weight, inputs
+    )
 
 
 def test_output_error_is_clearly_below_rounding_to_nearest_on_correlated_inputs() -> None:

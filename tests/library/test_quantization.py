@@ -33,9 +33,11 @@ GRANULARITIES = ("tensor", "token", "channel", "group", "head")
 @st.composite
 def schemes(draw: st.DrawFn, clip_ratios: st.SearchStrategy[float] = st.floats(0.3, 1.0)) -> QuantizationScheme:
     granularity = draw(st.sampled_from(GRANULARITIES))
+    symmetric = draw(st.booleans())
     return QuantizationScheme(
         bits=draw(st.integers(2, 8)),
-        symmetric=draw(st.booleans()),
+        symmetric=symmetric,
+        scale=draw(st.sampled_from(["paper", "full"])) if symmetric else "paper",
         granularity=granularity,
         group_size=draw(st.sampled_from([1, 2, 4, 8])) if granularity in ("group", "head") else None,
         clip_ratio=draw(clip_ratios),
@@ -54,7 +56,8 @@ def reference_row(row: list[float], scheme: QuantizationScheme) -> tuple[list[in
     """Codes, values, scale and zero point of one set of numbers that share a scale: the definition, in plain Python."""
     smallest, largest = scheme.code_range
     if scheme.symmetric:
-        scale, zero = scheme.clip_ratio * max(abs(value) for value in row) / largest, 0
+        steps = largest + 0.5 if scheme.scale == "full" else largest
+        scale, zero = scheme.clip_ratio * max(abs(value) for value in row) / steps, 0
     else:
         low, high = min(0.0, *row), max(0.0, *row)
         scale = scheme.clip_ratio * (high - low) / largest

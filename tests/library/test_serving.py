@@ -49,6 +49,11 @@ WEIGHTS = {"scheme": {"bits": 4, "granularity": "channel"}, "clip_search": False
 QUANTIZERS: dict[str, dict[str, Any]] = {
     "W4A16": {"weights": WEIGHTS},
     "W4A16g": {"weights": {**WEIGHTS, "scheme": {"bits": 4, "granularity": "group", "group_size": 16}}},
+    "W4A16 full": {
+        "weights": {"scheme": {"bits": 4, "granularity": "group", "group_size": 16, "scale": "full"}},
+        "methods": {"gptq": {"act_order": True, "group_scales": "static"}},
+        "calibration": {},
+    },
     "W3A16": {"weights": {**WEIGHTS, "scheme": {"bits": 3, "granularity": "tensor"}}},
     "W2A16g": {
         "weights": {**WEIGHTS, "scheme": {"bits": 2, "symmetric": False, "granularity": "group", "group_size": 16}}
@@ -71,7 +76,8 @@ def recipe_of(rotation: str, quantizers: str) -> Recipe:
 
 
 def quantized(folder: Path, recipe: Recipe, family: str = "llama", **sizes: Any) -> Path:
-    save_quantized(folder, build_weights(tiny_model(family, **sizes), tiny_tokenizer(), recipe, seed=0, progress=False))
+    model, samples = tiny_model(family, **sizes), SAMPLES if recipe.needs_calibration else None
+    save_quantized(folder, build_weights(model, tiny_tokenizer(), recipe, 0, samples, progress=False))
     return folder
 
 
@@ -87,6 +93,7 @@ def declared(folder: Path) -> dict[str, Any]:
 CASES = [
     ("none", "W4A16g", "llama", "power"),
     ("none", "W2A16g", "phi3", "power"),
+    ("R1R2", "W4A16 full", "llama", "power"),
     ("R1R2", "W3A16", "llama", "28"),
     ("R1R2", "W4A4", "phi3", "28"),
     ("R1R2R4", "W4A16", "llama", "172"),

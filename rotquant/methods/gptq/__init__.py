@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.schemes import QuantizationScheme
 
 
 class GPTQ(Method):
@@ -23,9 +24,11 @@ class GPTQ(Method):
     """Share of the Hessian's mean diagonal that is added to its diagonal."""
     act_order: bool = False
     """Whether columns are rounded by falling diagonal of the Hessian instead of in their natural order."""
-    group_scales: Literal["updated", "block_start"] = "updated"
+    group_scales: Literal["updated", "block_start", "static"] = "updated"
     """`updated` takes a group's scale from weights already corrected for all earlier columns (the algorithm as
-    published); `block_start` from weights corrected only up to the current block, as QuaRot's code does."""
+    published); `block_start` from weights corrected only up to the current block, as QuaRot's code does; `static` from
+    the unchanged weights. Static groups are of neighbouring columns in any order of rounding, so that exports hold them
+    (GPTQ's authors' `--static-groups`, llm-compressor's `actorder: static`)."""
     hessian_inputs: Literal["float", "quantized"] = "float"
     """`float` calibrates on rotated inputs that are not quantized, as QuaRot's code does (the paper is silent);
     `quantized` on inputs and KV cache quantized as the recipe says, those of the running network. Weights of layers
@@ -50,7 +53,11 @@ class GPTQ(Method):
 
     def orders_columns(self, recipe: Recipe, behind_norm: bool) -> bool:
         """Groups that follow the order of processing."""
-        return self.act_order and recipe.rounded.scheme.granularity == "group"
+        return self.act_order and self.forms_groups(recipe.rounded.scheme)
+
+    def forms_groups(self, scheme: QuantizationScheme) -> bool:
+        """Whether groups of columns are formed while these are rounded."""
+        return scheme.granularity == "group" and self.group_scales != "static"
 
     def describe(self, recipe: Recipe) -> str:
         order = ", activation order" if self.act_order else ""

@@ -42,8 +42,9 @@ def quantize_gptq_site(
 ) -> list[QuantizedWeight]:
     """Quantize the weights of all linear layers that read one input.
 
-    Per-channel and per-tensor scales are chosen once from the given weights; group scales from weights corrected for
-    the columns before (`GPTQ.group_scales`), over groups that follow the order of processing. Outlier columns come
+    Per-channel and per-tensor scales, and static ones of groups, are chosen once from the given weights; other group
+    scales from weights corrected for the columns before, over groups that follow the order of processing
+    (`GPTQ.group_scales`). Outlier columns come
     last: 16-bit ones only absorb the others' errors, 8-bit ones are rounded too, with scales from corrected weights.
 
     Args:
@@ -64,7 +65,7 @@ def quantize_gptq_site(
     split = None if split is None else split.to(device)
     base = torch.arange(features, device=device) if split is None else split.permutation
     normal = features - (0 if split is None else split.outliers)
-    grouped = settings.scheme.granularity == "group"
+    grouped = gptq.forms_groups(settings.scheme)
 
     rank = torch.arange(normal, device=device)
     if gptq.act_order:
@@ -78,7 +79,7 @@ def quantize_gptq_site(
         codes, qparams = _quantize_grouped(columns, spread, normal, weights, settings, gptq)
         columns_of_codes = order
     else:
-        codes, qparams = _quantize_per_channel(columns, spread, base[:normal], weights, settings, gptq)
+        codes, qparams = _quantize_at_fixed_scales(columns, spread, base[:normal], rank, weights, settings, gptq)
         codes = torch.empty_like(codes).index_copy_(0, rank, codes)
         columns_of_codes = base
     values, scale = _finish_outliers(columns, spread, normal, gptq.block_size, split, _scale_dtype(weights))
@@ -99,21 +100,24 @@ def quantize_gptq_site(
     ]
 
 
-def _quantize_per_channel(
+def _quantize_at_fixed_scales(
     columns: Tensor,
     spread: Tensor,
     normal: Tensor,
+    rank: Tensor,
     weights: Sequence[Tensor],
     settings: WeightQuantization,
     gptq: GPTQ,
 ) -> tuple[Tensor, list[QParams]]:
-    """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight."""
+    """Codes [normal, all rows] under scales chosen once from the unchanged weights; scales of each weight.
+
+    normal: the columns in the order in which groups are formed. rank: their places there, in the order of rounding.
+    """
     clip_norm = settings.clip_norm if settings.clip_search else None
     dtype = _scale_dtype(weights)
     qparams = [choose_weight_qparams(w.to(dtype)[:, normal], settings.scheme, clip_norm) for w in weights]
     sizes = [len(weight) for weight in weights]
-    rows = _each(lambda parts: torch.cat([t.expand(n, 1) for t, n in zip(parts, sizes, strict=True)]), qparams)
-    scales = _constant_scales(rows)
+    scales = _fixed_scales(qparams, sizes, rank // (settings.scheme.group_size or len(normal)))
     block_size = gptq.block_size
     return _quantize_columns(columns, spread, range(len(normal)), block_size, settings.scheme, scales), qparams
 
@@ -231,9 +235,20 @@ def _captured_column_loop(
     return replay
 
 
-def _constant_scales(rows: QParams) -> ColumnScales:
-    """Repeat scales [rows, 1] for every column."""
-    return lambda start, stop: _each(lambda parts: parts[0].T.expand(stop - start, -1), [rows])
+def _fixed_scales(qparams: Sequence[QParams], sizes: Sequence[int], groups: Tensor) -> ColumnScales:
+    """Scales of each column by its group, of weights with so many rows.
+
+    Args:
+        qparams: of each weight, of the shapes of `choose_qparams`.
+        groups: the number of each column's group, int64 [columns].
+    """
+    rows = _each(
+        lambda parts: torch.cat(
+            [(t.flatten(1) if t.ndim else t.expand(n, 1)).T for t, n in zip(parts, sizes, strict=True)], dim=1
+        ),
+        qparams,
+    )  # [groups, all rows]
+    return lambda start, stop: _each(lambda parts: parts[0][groups[start:stop]], [rows])
 
 
 class _GroupScales:
@@ -272,7 +287,8 @@ def _finish_outliers(
     if split.outlier_bits == 16:
         return weight[normal:], None
     qparams = choose_weight_qparams(weight[normal:].T.to(dtype).contiguous(), OUTLIER_WEIGHT_SCHEME, None)
-    scales, outliers = _constant_scales(qparams), range(normal, len(weight))
+    outliers, groups = range(normal, len(weight)), torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
+    scales = _fixed_scales([qparams], [weight.shape[1]], groups)
     return _quantize_columns(weight, spread, outliers, block_size, OUTLIER_WEIGHT_SCHEME, scales), qparams.scale
 
 
@@ -280,24 +296,29 @@ def _finish_outliers(
 def gptq_reference(weight: Tensor, hessian: Tensor, settings: WeightQuantization, gptq: GPTQ) -> Tensor:
     """GPTQ as its paper derives it (Eqs. 2-3), slow and obvious: the inverse Hessian is reduced by each column.
 
-    Natural column order, no blocks, no Cholesky factor, no outliers, float64. Returns codes [out, in].
+    No blocks, no Cholesky factor, no outliers, float64. Returns codes [out, in] in the order of rounding.
     """
     scheme, clip_norm = settings.scheme, settings.clip_norm if settings.clip_search else None
-    weight, hessian = weight.double().clone(), hessian.double()
+    given, hessian = weight.double(), hessian.double()
     features = weight.shape[1]
     group_size = scheme.group_size or features
     per_row = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    order = hessian.diagonal().argsort(descending=True, stable=True) if gptq.act_order else torch.arange(features)
+    weight, hessian = given[:, order], hessian[order][:, order]
     damped = hessian + gptq.damping * hessian.diagonal().mean() * torch.eye(features, dtype=hessian.dtype)
     inverse = torch.linalg.inv(damped)
-    codes = []
-    for group in range(0, features, group_size):
-        qparams = choose_weight_qparams(weight[:, group : group + group_size], per_row, clip_norm)
-        for j in range(group, min(group + group_size, features)):
-            column = weight[:, j : j + 1].clone()
-            codes.append(quantize(column, qparams, per_row))
-            error = column - dequantize(codes[-1], qparams, per_row, column.dtype)
-            weight -= error / inverse[j, j] * inverse[j]
-            inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+    codes, scales = [], {}
+    for j in range(features):
+        static = gptq.group_scales == "static"
+        group = int(order[j] if static else j) // group_size
+        if group not in scales:
+            members = slice(group * group_size, (group + 1) * group_size)
+            scales[group] = choose_weight_qparams((given if static else weight)[:, members], per_row, clip_norm)
+        column = weight[:, j : j + 1].clone()
+        codes.append(quantize(column, scales[group], per_row))
+        error = column - dequantize(codes[-1], scales[group], per_row, column.dtype)
+        weight -= error / inverse[j, j] * inverse[j]
+        inverse = inverse - torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
     return torch.cat(codes, dim=1)
 
 
