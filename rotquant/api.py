@@ -278,7 +278,7 @@ def _warn_of_bos(
 def _made_of(recipe: Recipe, digest: str, corpus: CorpusSpec, seed: int, dtype: torch.dtype) -> dict[str, Any]:
     """The settings that decide which rotations a recipe learns."""
     _, text = recipe.learned_by
-    read = text_digest(corpus, "train", text.characters)
+    read = None if text is None else text_digest(corpus, "train", text.characters)
     kind = str(learning_dtype(dtype)).removeprefix("torch.")
     return {**recipe.learned(), "model": digest, "text": read, "seed": seed, "dtype": kind}
 
@@ -298,7 +298,7 @@ def _learned(
         return load_rotations(file), {"file": str(file), "digest": file_digest(file), **ends_of(load_history(file))}
     started = time.perf_counter()
     learner, text = recipe.learned_by
-    samples = calibration_tokens(corpus, text, tokenizer, seed)
+    samples = None if text is None else calibration_tokens(corpus, text, tokenizer, seed)
     unfinished = None if file is None else Path(f"{file}.unfinished")
     with current_gpu(device):
         learned = hooks(learner).learn_rotations(network, recipe, seed, samples, device=device, checkpoint=unfinished)

@@ -307,10 +307,11 @@ class Recipe(Frozen):
         return next((method for method in self.methods.values() if "rotations" in method.roles), None)
 
     @property
-    def learned_by(self) -> tuple[Method, Calibration]:
-        """The method that learns the rotations and the text that it reads, in a recipe that has such a method."""
-        if self.learner is None or self.learner.own_text is None:
-            raise ValueError("no method of the recipe learns rotations from a text")
+    def learned_by(self) -> tuple[Method, Calibration | None]:
+        """The method that learns the rotations and the text that it reads, if any, in a recipe that has such a
+        method."""
+        if self.learner is None:
+            raise ValueError("no method of the recipe learns rotations")
         return self.learner, self.learner.own_text
 
     @property
@@ -368,7 +369,7 @@ class Recipe(Frozen):
     @property
     def reads_text(self) -> bool:
         """Whether applying the recipe reads any text."""
-        return self.needs_calibration or bool(self.own_texts) or self.learner is not None
+        return self.needs_calibration or any(method.own_text is not None for method in self.methods.values())
 
     @property
     def prefix_tokens(self) -> int:

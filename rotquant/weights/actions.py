@@ -54,7 +54,7 @@ class Hooks:
         model: nn.Module,
         recipe: Recipe,
         seed: int,
-        samples: Tensor,
+        samples: Tensor | None,
         *,
         device: torch.device | str | None = None,
         checkpoint: Path | None = None,
@@ -64,7 +64,7 @@ class Hooks:
         Args:
             model: in its original basis; unchanged afterwards.
             seed: of the rotations to start from, and of the order of the samples.
-            samples: token ids, int64 [samples, tokens], of the method's `own_text`.
+            samples: token ids, int64 [samples, tokens], of the method's `own_text`; None where it reads none.
             checkpoint: file from which an interrupted learning continues with the same result. The caller deletes it.
         """
         raise NotImplementedError

@@ -15,7 +15,6 @@ from rotquant import api, serving  # noqa: F401 - teaches transformers to run ex
 from rotquant.decoder import convert
 from rotquant.formats.export import export_compressed, export_plain
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.metrics.divergence import float_states
 from rotquant.models.architectures import Site, architecture_of, decoder_layers, embedding, linear_of, norm_of
 from rotquant.models.checkpoints import load_checkpoint
@@ -28,6 +27,7 @@ from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity, RotationScheme
 from rotquant.tensors.quantization import fake_quantize
+from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
@@ -59,7 +59,7 @@ def scheme_of(shape: str) -> RotationScheme:
 def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
     model = tiny_model(**FURTHER[shape] | options)
     recipe, _ = fitted(recipe, architecture_of(model))
-    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
+    learned = hooks(recipe.learner).learn_rotations(model, recipe, 3, SAMPLES) if recipe.learner else None
     rotations, texts = learned and learned.rotations, dict.fromkeys(recipe.own_texts, SAMPLES)
     return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, rotations=rotations, progress=False)
 

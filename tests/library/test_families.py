@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import RotquantError
-from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of, base_model, final_norm
 from rotquant.models.fitting import fitted
 from rotquant.models.simulation.kv_cache import QuantizedCache
@@ -15,6 +14,7 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.presets import all_presets
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
+from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
@@ -44,7 +44,7 @@ def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:
         options["sliding_window"] = 64  # with room for a prefix before every text
     model = tiny_model(**SHAPES[shape] | options)
     recipe, _ = fitted(recipe, architecture_of(model))
-    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
+    learned = hooks(recipe.learner).learn_rotations(model, recipe, 3, SAMPLES) if recipe.learner else None
     rotations = learned and learned.rotations
     texts = dict.fromkeys(recipe.own_texts, SAMPLES)
     return build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=rotations)

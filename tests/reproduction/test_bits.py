@@ -10,10 +10,10 @@ from reproduction.render.pages.grids import BITS, value_grids
 from reproduction.render.pages.origins import row_bits
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from rotquant.methods.spinquant.cayley_training import learn_rotations
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.weights.actions import hooks
 from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
@@ -29,7 +29,7 @@ RAGGED = {"weights": {"scheme": {"granularity": "group", "group_size": 10}}}
 def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, float], int]:
     """Derived bits per weight by part, those of the file by the same parts, and the number of weights."""
     model = tiny_model()
-    learned = learn_rotations(model, recipe, 3, SAMPLES, progress=False) if recipe.learner else None
+    learned = hooks(recipe.learner).learn_rotations(model, recipe, 3, SAMPLES) if recipe.learner else None
     texts = dict.fromkeys(recipe.own_texts, SAMPLES)
     rotations = learned and learned.rotations
     made = build_weights(model, None, recipe, 3, SAMPLES, texts=texts, progress=False, rotations=rotations)

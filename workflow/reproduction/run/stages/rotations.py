@@ -41,7 +41,9 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     learner, text = run.recipe.learned_by
     accelerator = torch_device(device)
     model, tokenizer = load_checkpoint(checkpoint, learning_dtype(torch_dtype(run.dtype)), "cpu")
-    samples, corpus = text_samples(run, text, tokenizer)
+    samples, corpora = None, {}
+    if text is not None:
+        samples, corpora["learning"] = text_samples(run, text, tokenizer)
     unfinished = folder / f"unfinished-{code}"  # a learning that other code began is not continued
     learn = hooks(learner).learn_rotations
     learned = learn(model, run.recipe, run.seed, samples, device=accelerator, checkpoint=unfinished)
@@ -54,7 +56,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         "code_digest": code,
         "gpu": gpu_name(accelerator),
         **of_checkpoint(run, checkpoint),
-        "corpora": {"learning": corpus},
+        "corpora": corpora,
         "key": run.rotation_key,
         "digest": file_digest(folder / ROTATIONS_FILE),
         "seed": run.seed,

@@ -1,0 +1,144 @@
+"""Rotations learned on sampled activations, or on the weights alone, as a method of a recipe.
+
+`sampled_vectors` collects what they are learned on, `distribution_losses` has the losses and the learning.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rotquant.recipes.recipe import Method, Recipe, Role, override
+from rotquant.recipes.schemes import Calibration
+
+
+class RotationCalibration(Method):
+    """Rotations whose outputs are spread as evenly as they can be, without a pass through the quantized network.
+
+    Each rotation is learned on vectors of its own basis: R1 on the normed inputs of all layers, R2 on each layer's
+    heads, online rotations on the inputs of their site. With `weights` the rows and columns of the weights that it is
+    fused into count too, or alone.
+    """
+
+    name: ClassVar[str] = "rotation_calibration"
+    actions: ClassVar[str] = "rotquant.methods.rotation_calibration.distribution_losses"
+    title: ClassVar[str] = "rotation calibration"
+    source: ClassVar[str] = (
+        "Shao et al. 2025 (DartQuant), Akhondzadeh et al. 2025 (KurTail), OptRot (arXiv 2512.24124), "
+        "OffQ (arXiv 2606.07116)"
+    )
+    roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
+    seeded: ClassVar[bool] = True
+    reads = "layers"
+
+    loss: Literal["whip", "kurtosis"] = "whip"
+    """What is minimized of an activation vector y = x R: `whip`, the sum of exp(-|y_i|), which drives values away from
+    zero (DartQuant Sec. 4.2), or `kurtosis`, the distance of y's kurtosis from 1.8, a uniform distribution's
+    (KurTail)."""
+    weights: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the weights in the loss, whose vectors count by the sum of y_i^4 (OptRot): 0 takes activations alone, 1
+    weights alone, and then no text is read. Between the two, an experiment of our own, weights are in the unit of the
+    activations' loss at the start."""
+    parametrization: Literal["qr", "cayley"] = "qr"
+    """How a rotation stays orthogonal: as the `qr` factor Q of a free matrix under SGD (DartQuant's QR-Orth), or by
+    `cayley` SGD as SpinQuant's."""
+    start: Literal["drawn", "principal"] = "drawn"
+    """What is learned from: the rotation that the recipe draws, or that behind a Householder reflection which turns the
+    `principal` direction of the vectors to the first axis. A Hadamard matrix makes of it one constant, which an
+    asymmetric zero point takes (OffQ)."""
+    steps: Annotated[int, Field(ge=0)] = 128
+    """Iterations of R1, or of the online rotations in its place; DartQuant's ten epochs over a tenth of the inputs of
+    7B, 64 texts at a step. 0 leaves the start as it is."""
+    value_steps: Annotated[int, Field(ge=0)] = 2
+    """Iterations of each R2, no more than `steps`; two in DartQuant's code: 5 epochs of one batch, accumulated in
+    pairs."""
+    vectors: Annotated[int, Field(gt=0)] = 131072
+    """Vectors in an iteration: 64 texts of 2048 tokens at one site each (DartQuant)."""
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
+    """Learning rate (DartQuant)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """How the learning rate goes on: `constant` as in DartQuant's code, `linear` to zero."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Momentum of the gradients (DartQuant)."""
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """Share of the text's tokens that is kept at each place, drawn for each text and layer."""
+    text: Calibration = Calibration(corpus="wikitext2")
+    """Where the activations come from."""
+
+    @model_validator(mode="after")
+    def _values_do_not_outlast(self) -> "RotationCalibration":
+        if self.value_steps > self.steps:
+            raise ValueError(f"value_steps {self.value_steps} exceed steps {self.steps}")
+        return self
+
+    @property
+    def own_text(self) -> Calibration | None:
+        """None where weights alone count."""
+        return None if self.weights == 1 and self.start == "drawn" else self.text
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ValueError unless there are rotations to learn."""
+        rotation = recipe.rotation
+        if rotation is None or not any(one.tensors for one in rotation.transforms):
+            raise ValueError(
+                "rotation_calibration needs rotation.residual or rotation.values, or random_hadamard or orthogonal "
+                "rotation.inputs: there is no rotation to learn"
+            )
+        self.refuse_static(recipe)
+
+    def describe(self, recipe: Recipe) -> str:
+        words = {0.0: self.loss, 1.0: "fourth powers of the weights"}
+        objective = words.get(self.weights, f"{self.loss} and {self.weights:g} of the weights' fourth powers")
+        start = ", from the principal direction" if self.start == "principal" else ""
+        if not self.steps:
+            return f"{self.title}{start}, not learned"
+        how = {"qr": "QR factors by SGD", "cayley": "Cayley SGD"}[self.parametrization]
+        momentum = f", momentum {self.momentum:g}" if self.momentum else ""
+        rate = f"learning rate {self.learning_rate:g} {self.schedule}{momentum}"
+        text = self.own_text
+        read = "" if text is None else f" of {text.samples} x {text.sequence_length} tokens of {text.corpus}"
+        return (
+            f"{objective}{start}, {how}, {self.steps} steps ({self.value_steps} of R2) of {self.vectors} vectors, "
+            f"{rate}, {self.share:g} of the tokens{read}"
+        )
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
+        """QuaRot with GPTQ, R1 and R2 learned by each loss."""
+        return {"dartquant": dartquant, "kurtail": kurtail, "optrot": optrot, "offq": offq}
+
+
+#: What of the settings is ours: the papers that minimize kurtosis or fourth powers name no rate of Cayley SGD.
+_CAYLEY = {"parametrization": "cayley", "learning_rate": 1.5, "schedule": "linear", "momentum": 0.0}
+
+
+def _learned(name: str, settings: Mapping[str, Any], **changes: Any) -> Recipe:
+    """QuaRot W4A4KV4 whose R1 and R2 are learned."""
+    from rotquant.recipes.presets import quarot
+
+    methods = {"rotation_calibration": dict(settings)}
+    return override(quarot(), {"rotation": {"values": "random_hadamard"}, "methods": methods, **changes}, name)
+
+
+def dartquant() -> Recipe:
+    """DartQuant W4A4KV4: QuaRot with GPTQ, R1 and R2 learned by the whip loss on sampled activations."""
+    return _learned("dartquant", {})
+
+
+def kurtail() -> Recipe:
+    """KurTail W4A4KV4: QuaRot with GPTQ, R1 and R2 learned by the kurtosis of sampled activations; rates are ours."""
+    return _learned("kurtail", {"loss": "kurtosis", "value_steps": 128, **_CAYLEY})
+
+
+def optrot() -> Recipe:
+    """OptRot W4A4KV4: QuaRot with GPTQ, R1 and R2 learned by fourth powers of the weights, without text; rates are
+    ours."""
+    return _learned("optrot", {"weights": 1.0, "value_steps": 128, **_CAYLEY})
+
+
+def offq() -> Recipe:
+    """OffQ W4A4KV4: QuaRot with GPTQ, R1 behind a reflection of the inputs' principal direction, and asymmetric inputs;
+    nothing is learned by steps."""
+    settings = {"start": "principal", "steps": 0, "value_steps": 0}
+    return _learned("offq", settings, activations={"symmetric": False})
