@@ -91,9 +91,13 @@ def check_transforms(architecture: Architecture, transforms: Iterable[Transform]
         size = one.size or features
         if features % size or ("hadamard" in one.kind and not is_supported(size)):
             field = ROTATION_FIELDS.get(one.name)
-            whole = True if field == "mlp" else "hadamard"
+            whole = True if field in ("mlp", "keys") else "hadamard"
             fitting = options({f"rotation.{field}": whole if is_supported(features) else _largest_block(features)})
-            way = f"change the recipe, {fitting}" if field in ("mlp", "inputs") else "choose a size that divides them"
+            way = (
+                f"change the recipe, {fitting}"
+                if field in ("mlp", "inputs", "keys")
+                else "choose a size that divides them"
+            )
             raise RecipeError(f"{one.name} cannot have blocks of {size} of {features} features: {way}.")
 
 

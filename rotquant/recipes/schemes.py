@@ -138,8 +138,9 @@ class RotationScheme(Frozen):
     heads: bool = True
     """The online transform across heads before o_proj which completes R2 to a full Hadamard (QuaRot stage 1c; not in
     SpinQuant)."""
-    keys: bool = True
-    """R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d)."""
+    keys: bool | Annotated[int, Field(gt=1)] = True
+    """R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d). A number makes it
+    block-diagonal, as for `mlp` (SAW-INT4: 16)."""
     mlp: bool | Annotated[int, Field(gt=1)] = True
     """R4, an online Hadamard transform before down_proj (QuaRot stage 1b). A number makes it block-diagonal, with
     blocks of so many features, for widths that have no Hadamard matrix."""
@@ -185,7 +186,7 @@ class RotationScheme(Frozen):
         if self.heads:
             found.append(online(name="heads", location="across_heads"))
         if self.keys:
-            found.append(online(name="R3", location="queries_keys"))
+            found.append(online(name="R3", location="queries_keys", size=None if self.keys is True else self.keys))
         if self.mlp:
             found.append(online(name="R4", location="mlp_output", size=None if self.mlp is True else self.mlp))
         return tuple(found)

@@ -189,7 +189,7 @@ REASONS = {
 #: size; the others have 8 bits, which change 1 to 4 percent, and up to 8 where a token goes to another expert.
 COARSE = {
     **dict.fromkeys(("qoq", "qoq-channel", "quip-sharp"), 0.5),
-    **dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), 1.0),
+    **dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), 1.0),
 }
 STATIC_SCALES = dict.fromkeys(("cushioncache", "prefixquant", "prefixquant-tuned"), 0.25)
 

@@ -24,7 +24,7 @@ from tests.helpers.models import AWKWARD, FURTHER, tiny_model, tiny_tokens
 
 PRESETS = all_presets()
 #: Methods that train weights of 2 and 3 bits to be something else.
-LOW_BITS = ("rcp", "bitdistiller", "bitdistiller-rotated")
+LOW_BITS = ("qift", "rcp", "bitdistiller", "bitdistiller-rotated")
 #: Methods of 4-bit weights alone: QuIP#'s codebooks and QoQ's intermediate INT8 end there.
 FOUR_BITS = ("quip-sharp", "qoq", "qoq-channel")
 #: Methods that are a prefix and nothing else: without it they round to nearest.

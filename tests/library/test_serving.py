@@ -41,6 +41,7 @@ ROTATIONS: dict[str, dict[str, Any] | None] = {
     "inputs": OFF | {"residual": "none", "inputs": "orthogonal"},
     "fast inputs": OFF | {"residual": "none", "inputs": "hadamard"},
     "R1toR4": OFF | {"mlp": True, "keys": True},
+    "R3 in blocks": OFF | {"keys": 8},
     "quarot": {},
 }
 TOKEN = {"bits": 4, "granularity": "token"}
@@ -209,7 +210,7 @@ def test_a_loaded_export_is_not_saved_as_something_else(served: Path, tmp_path: 
 
 REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns"}
 REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
-REFUSED |= dict.fromkeys(("rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
+REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 #: Presets of which nothing acts at run time: all engines run them. The others clip inputs or quantize the KV cache.
 WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16")
 

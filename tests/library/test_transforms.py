@@ -14,6 +14,7 @@ from rotquant.decoder.config import Precision
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.fitting import check_transforms
 from rotquant.models.rotation.fusing import fuse_inverse
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
 from rotquant.models.simulation.queries import quantized_queries
@@ -28,6 +29,7 @@ from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, runtime_quantization
 from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.invariance import invariance_error
 from tests.helpers.models import AWKWARD, tiny_model, tiny_tokens
 
 #: Products of some matrices of condition numbers below 100 in float64.
@@ -272,12 +274,12 @@ def test_stored_weights_give_the_transforms_of_their_method_back(tmp_path: Path)
 
 
 def test_a_rotation_is_five_transforms() -> None:
-    found = RotationScheme(mlp=8, online_dtype="float16").transforms
+    found = RotationScheme(mlp=8, keys=4, online_dtype="float16").transforms
     assert [(one.name, one.kind, one.location, one.size, one.online, one.origin) for one in found] == [
         ("R1", "random_hadamard", "residual", None, False, "drawn"),
         ("R2", "hadamard", "values", None, False, "fixed"),
         ("heads", "hadamard", "across_heads", None, True, "fixed"),
-        ("R3", "hadamard", "queries_keys", None, True, "fixed"),
+        ("R3", "hadamard", "queries_keys", 4, True, "fixed"),
         ("R4", "hadamard", "mlp_output", 8, True, "fixed"),
     ]
     assert {one.dtype for one in found if one.online} == {"float16"}
@@ -348,3 +350,21 @@ def test_a_decoder_has_hadamard_transforms_alone() -> None:
     for transform in (make("scaling", {"s": ONES})[0], make("hadamard", size=8)[0], *RotationScheme().transforms[:1]):
         with pytest.raises(ValidationError, match=f"the kernels have no transform like {transform.name}"):
             Precision(transforms=(transform,))
+
+
+def test_keys_in_blocks_are_quantized_in_the_basis_of_each_block() -> None:
+    """SAW-INT4's keys: what the cache gives back is each block of a key rotated, rounded with its head, and back."""
+    model, scheme = tiny_model(), RotationScheme(residual="none", values="none", heads=False, keys=4, mlp=False)
+    assert invariance_error(model, scheme, 0, tiny_tokens()) <= 1e-4
+    keys = QuantizationScheme(bits=4, symmetric=False, granularity="head")
+    block = hadamard_matrix(4, torch.float32) / 2
+    turn = torch.block_diag(*[block] * 4)
+    x = torch.randn(2, 2, 5, 16, generator=torch.Generator().manual_seed(0))
+    chain = Chain(at(scheme.transforms, "queries_keys"))
+    found = chain.inverse(fake_quantize(chain(x), keys))
+    expected = fake_quantize(x @ turn, keys) @ turn.T
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(
+        RecipeError, match=r"R3 cannot have blocks of 12 of 16 features: change the recipe, --set rotation\.keys"
+    ):
+        check_transforms(architecture_of(model), RotationScheme(keys=12).transforms)

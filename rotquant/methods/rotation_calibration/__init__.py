@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rotquant.recipes.recipe import Method, Recipe, Role, override
 from rotquant.recipes.schemes import Calibration
@@ -51,7 +51,7 @@ class RotationCalibration(Method):
     """Iterations of R1, or of the online rotations in its place; DartQuant's ten epochs over a tenth of the inputs of
     7B, 64 texts at a step. 0 leaves the start as it is."""
     value_steps: Annotated[int, Field(ge=0)] = 2
-    """Iterations of each R2, no more than `steps`; two in DartQuant's code: 5 epochs of one batch, accumulated in
+    """Iterations of each R2, the first of `steps`; two in DartQuant's code: 5 epochs of one batch, accumulated in
     pairs."""
     vectors: Annotated[int, Field(gt=0)] = 131072
     """Vectors in an iteration: 64 texts of 2048 tokens at one site each (DartQuant)."""
@@ -65,12 +65,6 @@ class RotationCalibration(Method):
     """Share of the text's tokens that is kept at each place, drawn for each text and layer."""
     text: Calibration = Calibration(corpus="wikitext2")
     """Where the activations come from."""
-
-    @model_validator(mode="after")
-    def _values_do_not_outlast(self) -> "RotationCalibration":
-        if self.value_steps > self.steps:
-            raise ValueError(f"value_steps {self.value_steps} exceed steps {self.steps}")
-        return self
 
     @property
     def own_text(self) -> Calibration | None:

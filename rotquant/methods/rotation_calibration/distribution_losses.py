@@ -141,7 +141,7 @@ class _Learned:
         seed: int,
     ) -> None:
         self.settings, self.name = settings, name
-        self.steps = settings.value_steps if _of_values(name) else settings.steps
+        self.steps = min(settings.value_steps, settings.steps) if _of_values(name) else settings.steps
         if activations is None and weights is None:
             self.steps = 0
         self._parameter = nn.Parameter(start.float().contiguous())
