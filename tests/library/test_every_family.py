@@ -184,6 +184,11 @@ TRAITED = ("qwen3", "mixtral", "qwen3-moe", "olmo2", "gemma2", "gemma3")
 REASONS = {
     ("olmo2", "smoothquant"): "no norms before attention and MLP, and SmoothQuant divides what those norms give",
     **{(shape, "cushioncache"): "experts, and CushionCache sums errors of inputs by text" for shape in EXPERTS},
+    **{
+        (shape, name): "experts, and FlatQuant learns a block by all of its tokens"
+        for shape in EXPERTS
+        for name in ("flatquant", "flatquant-gptq")
+    },
 }
 #: Methods of few bits, and of static scales of whole tensors, with the largest change of the logits beside their own
 #: size; the others have 8 bits, which change 1 to 4 percent, and up to 8 where a token goes to another expert.

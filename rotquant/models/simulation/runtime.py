@@ -78,6 +78,7 @@ class RuntimeQuantization:
         has no transform across heads). Granularity `head`, dynamic.
     prefix: what stands in the KV cache before every text.
     exact: sites by (layer, site) whose input is not quantized.
+    clips: clip ratios of sites by (layer, site) where they are not their quantizer's own.
     """
 
     transforms: tuple[Transform, ...] = ()
@@ -91,6 +92,7 @@ class RuntimeQuantization:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     prefix: Prefix | None = None
     exact: frozenset[SiteKey] = frozenset()
+    clips: Mapping[SiteKey, float] = field(default_factory=dict)
 
     def scheme_of(self, site: Site, head_dim: int) -> QuantizationScheme | None:
         """The quantizer of a site; `head` becomes groups of `head_dim` features."""
@@ -341,6 +343,8 @@ def _quantizer(
     scheme = quantization.scheme_of(site, head_dim)
     if scheme is None or (index, site.name) in quantization.exact:
         return None
+    if (clip := quantization.clips.get((index, site.name))) is not None:
+        scheme = scheme.model_copy(update={"clip_ratio": clip})
     static = None if scheme.dynamic else quantization.static[index, site.name]
     split = quantization.outliers.get((index, site.name))
     by_text = scheme.dynamic and scheme.granularity == "tensor"

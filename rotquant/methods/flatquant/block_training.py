@@ -1,0 +1,252 @@
+"""FlatQuant's learning (Sun et al. 2024): matrices that flatten weights and inputs, one decoder block after another.
+
+A block is trained to give its own full-precision outputs (Eq. 4) with inputs, weights and KV cache quantized. Learned
+are at each site a scale of every feature and two matrices P = U diag(v) V^T, U and V orthogonal by Cayley transforms,
+and clip ratios of weights and inputs. The weights' clips serve training alone: rounding searches its own.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from rotquant.methods.flatquant import FlatQuant, factor_sizes
+from rotquant.models.architectures import Architecture, Site, linear_of
+from rotquant.models.equivalent import smoothing_scale, weight_maxima
+from rotquant.models.rotation.fusing import fuse_inverse
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, hook_site, wrap
+from rotquant.models.statistics import observe
+from rotquant.models.stream import as_type
+from rotquant.models.transforms import Chain
+from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.hadamard import random_orthogonal_matrix
+from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.training import loop
+from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.weights.context import QuantizationContext
+from rotquant.weights.reconstruction import (
+    INITIAL_CLIPPING,
+    SMALLEST_SCALE,
+    DecoderBlock,
+    Parameters,
+    clipped_qparams,
+    exact_parameters,
+    initial_clipping,
+)
+
+#: Share of the learning rates that is left at the end.
+_LAST = 1e-3
+
+
+class LearnedMatrix(nn.Module):
+    """P = U diag(v) V^T [n, n], where it starts a random orthogonal matrix; U and V are Cayley transforms."""
+
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("start", random_orthogonal_matrix(size, generator).float())
+        self.left, self.right = (nn.Parameter(torch.zeros(size, size)) for _ in range(2))
+        self.values = nn.Parameter(torch.ones(size))
+
+    def forward(self) -> Tensor:
+        """P."""
+        start: Tensor = self.start  # pyright: ignore[reportAssignmentType]
+        return (start @ _orthogonal(self.left) * self.values) @ _orthogonal(self.right).mT
+
+
+def _orthogonal(free: Tensor) -> Tensor:
+    """(I + S)^-1 (I - S) with the skew-symmetric S of a free matrix's lower triangle."""
+    skew = free.tril(-1)
+    skew, one = skew - skew.mT, torch.eye(len(free), dtype=free.dtype, device=free.device)
+    return torch.linalg.solve(one + skew, one - skew)
+
+
+class LearnedSite(nn.Module):
+    """What stands before the linear layers of a site while its block is trained.
+
+    scale: [features]; clip: the logit of the share of each token's range that is kept.
+    """
+
+    def __init__(
+        self, settings: FlatQuant, site: Site, scale: Tensor, scheme: QuantizationScheme | None, seed: int
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.transforms, self.scheme, self.name = settings.transforms_at(site.name), scheme, site.name
+        self.scale = nn.Parameter(scale.clamp(min=SMALLEST_SCALE))
+        self.left, self.right = (LearnedMatrix(size, generator) for size in factor_sizes(site.features))
+        self.clip = nn.Parameter(scale.new_full((), INITIAL_CLIPPING))
+        self.to(scale.device)
+        self._chain = Chain(())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of its transforms."""
+        return {
+            f"{self.name}.scale": self.scale,
+            f"{self.name}.left": self.left(),
+            f"{self.name}.right": self.right(),
+        }
+
+    def renew(self) -> None:
+        """Compute the matrices of what is learned now: before a pass, of weights and inputs."""
+        self._chain = Chain(self.transforms, self.tensors())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The transformed and quantized input."""
+        y = self._chain(x)
+        if self.scheme is None:
+            return y
+        return fake_quantize(y, self.scheme, choose_qparams(y, self.scheme, torch.sigmoid(self.clip)))
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        """A weight [out, in] that reads the transformed input."""
+        return self._chain.of_weight(weight)
+
+
+@dataclass(frozen=True)
+class LearnedBlock:
+    """All sites of a block by name, and for each linear layer the logits of its weight's clips (`clipped_qparams`)."""
+
+    sites: dict[str, LearnedSite]
+    clipping: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls, block: DecoderBlock, parameters: Parameters, maxima: Parameters, recipe: Recipe, seed: int
+    ) -> "LearnedBlock":
+        """Where training starts: SmoothQuant's scales, random orthogonal matrices, clips at 0.98 of each range.
+
+        maxima: max |x| per feature by site name, of the full-precision block.
+        """
+        settings, sites = FlatQuant.of(recipe), {}
+        for number, site in enumerate(block.architecture.sites):
+            weights = weight_maxima(linear_of(block.layer, name) for name in site.linears)
+            like = parameters[f"{site.linears[0]}.weight"]
+            scale = smoothing_scale(maxima[site.name].to(like), weights.to(like), settings.smoothing_alpha)
+            sites[site.name] = LearnedSite(settings, site, scale.to(like), recipe.activations, 4 * seed + number)
+        if recipe.weights is None:
+            return cls(sites)
+        return cls(sites, initial_clipping(parameters, block.architecture.linears, recipe.rounded.scheme))
+
+    def weights(
+        self, parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme | None
+    ) -> dict[str, Tensor]:
+        """The block's parameters with transformed and rounded weights, differentiable in what is learned."""
+        result = dict(parameters)
+        for site in architecture.sites:
+            self.sites[site.name].renew()
+            for name in site.linears:
+                weight = self.sites[site.name].of_weight(parameters[f"{name}.weight"])
+                if scheme is not None:
+                    weight = fake_quantize(weight, scheme, clipped_qparams(weight, scheme, *self.clipping[name]))
+                result[f"{name}.weight"] = weight
+        return result
+
+
+def train_block(
+    block: DecoderBlock,
+    parameters: Parameters,
+    learned: LearnedBlock,
+    inputs: Tensor,
+    targets: Tensor,
+    recipe: Recipe,
+    seed: int,
+    description: str = "training",
+) -> list[loop.Record]:
+    """Train `learned` in place: AdamW on the mean squared error of the block's output; the history of that error.
+
+    Args:
+        block: the decoder layer, wrapped by the quantizers of the KV cache; `learned` stands before its linear layers.
+        inputs, targets: what the full-precision model feeds the block and what it gives, [n, tokens, hidden].
+
+    Raises:
+        RotquantError: the loss is not finite.
+    """
+    settings, like = FlatQuant.of(recipe), next(iter(parameters.values()))
+    scheme = None if recipe.weights is None else recipe.weights.scheme
+    clips = [logit for pair in learned.clipping.values() for logit in pair]
+    matrices = []
+    for site in learned.sites.values():
+        clips.append(site.clip)
+        matrices += [parameter for parameter in site.parameters() if parameter is not site.clip]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "lr": settings.transformation_lr}, {"params": clips, "lr": settings.clipping_lr}],
+        weight_decay=0.0,
+    )
+
+    @torch.no_grad()
+    def clamp(*_: object) -> None:
+        for site in learned.sites.values():
+            site.scale.clamp_(min=SMALLEST_SCALE)
+
+    optimizer.register_step_post_hook(clamp)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, settings.steps))
+    batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
+
+    def loss(batch: Tensor) -> Tensor:
+        weights = learned.weights(parameters, block.architecture, scheme)
+        return nn.functional.mse_loss(block(weights, inputs[batch].to(like)), targets[batch].to(like))
+
+    not_finite = (
+        "the loss of a block of FlatQuant is {loss} after {step} steps: lower methods.flatquant.transformation_lr."
+    )
+    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule])
+    return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
+
+
+def _share(step: int, steps: int) -> float:
+    """The share of the learning rates at a step: along a cosine."""
+    return _LAST + (1 - _LAST) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def apply(settings: FlatQuant, context: QuantizationContext) -> None:
+    """Learn every block's matrices on full-precision inputs, and turn its weights back."""
+    recipe, stream, architecture = context.recipe, context.capture(), context.architecture
+    cache = replace(context.online, scale_gradients=True, keys=recipe.keys, values=recipe.values)
+    found = defaultdict[str, list[Tensor]](list)
+    for index, layer in stream.layers(settings.title):
+        exact = torch.promote_types(stream.hidden.dtype, torch.float32)
+        block = DecoderBlock(layer, architecture, as_type(stream.kwargs[index], exact))
+        parameters = exact_parameters(layer, architecture)
+        with wrap(context.model, context.online), observe(layer, architecture, "max") as maxima:
+            targets = block.map(parameters, stream.hidden, stream.batch_size)
+        learned = LearnedBlock.start(block, parameters, maxima, recipe, context.seed * architecture.num_layers + index)
+        with wrap(context.model, cache), Handle() as handle:
+            for site in architecture.sites:
+                hook_site(handle, layer, site, learned.sites[site.name])
+            train_block(
+                block, parameters, learned, stream.hidden, targets, recipe, context.seed + index, f"block {index}"
+            )
+        for site in architecture.sites:
+            one = learned.sites[site.name]
+            tensors = {name: tensor.detach().cpu() for name, tensor in one.tensors().items()}
+            fuse_inverse(layer, site, Chain(one.transforms, tensors))
+            for name, tensor in (tensors | {f"{site.name}.clip": torch.sigmoid(one.clip.detach()).cpu()}).items():
+                found[name].append(tensor)
+        stream.hidden = targets
+    context.tensors.update({name: torch.stack(layers) for name, layers in found.items()})
+    context.online = runtime(settings, context.online, context.tensors)
+
+
+def tensors(settings: FlatQuant, architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+    """Tensors of every site, stacked over layers: scales of features, two matrices, the clip ratio of inputs."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for site in architecture.sites:
+        left, right = factor_sizes(site.features)
+        sizes = {"scale": (site.features,), "left": (left, left), "right": (right, right), "clip": ()}
+        shapes |= {f"{site.name}.{name}": (architecture.num_layers, *size) for name, size in sizes.items()}
+    return shapes
+
+
+def runtime(
+    settings: FlatQuant, quantization: RuntimeQuantization, tensors: Mapping[str, Tensor]
+) -> RuntimeQuantization:
+    """Every site's input is transformed, and quantized with its layer's clip ratio."""
+    sites = {name.partition(".")[0]: clip for name, clip in tensors.items() if name.endswith(".clip")}
+    clips = {(layer, site): one.item() for site, clip in sites.items() for layer, one in enumerate(clip)}
+    transforms = [one for site in sites for one in settings.transforms_at(site)]  # pyright: ignore[reportArgumentType]
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(".clip")}
+    return replace(quantization.with_transforms(transforms, found), clips={**quantization.clips, **clips})

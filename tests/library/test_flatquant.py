@@ -1,0 +1,123 @@
+"""FlatQuant: learned matrices keep the function, lower the block's error, and act as they were learned."""
+
+import pytest
+import torch
+
+from rotquant.foundation.errors import RecipeError
+from rotquant.methods.flatquant import FlatQuant, factor_sizes, flatquant
+from rotquant.methods.flatquant import block_training as flat
+from rotquant.methods.flatquant.block_training import LearnedMatrix
+from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.recipes.recipe import Recipe, override
+from rotquant.tensors.quantization import fake_quantize
+from rotquant.weights.build import build_weights, quantized_forward, runtime_quantization
+from rotquant.weights.storage import StoredModel
+from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.models import FAMILIES, FURTHER, outlier_model, tiny_model, tiny_tokens
+
+SAMPLES = tiny_tokens(batch=8, tokens=24)
+
+
+def recipe(**settings: object) -> Recipe:
+    return override(flatquant(), {"methods": {"flatquant": {"steps": 40, "batch_size": 2, **settings}}}, "test")
+
+
+def build(of: Recipe, model: torch.nn.Module | None = None) -> StoredModel:
+    return build_weights(model or tiny_model(), tiny_tokenizer(), of, 0, SAMPLES, progress=False)
+
+
+@pytest.mark.parametrize(("features", "sizes"), [(576, (24, 24)), (4096, (64, 64)), (11008, (86, 128)), (7, (1, 7))])
+def test_the_two_factors_are_the_divisors_next_to_the_root(features: int, sizes: tuple[int, int]) -> None:
+    assert factor_sizes(features) == sizes
+
+
+def test_a_matrix_starts_orthogonal_and_has_the_learned_singular_values() -> None:
+    matrix = LearnedMatrix(6, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(matrix() @ matrix().mT, torch.eye(6), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        matrix.left.normal_()
+        matrix.right.normal_()
+        matrix.values.copy_(torch.arange(1.0, 7.0))
+    found = torch.linalg.svdvals(matrix())
+    torch.testing.assert_close(found, torch.arange(6.0, 0.0, -1.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transforms_alone_keep_the_function(family: str) -> None:
+    """With weights of 8 bits and nothing else quantized what remains is their rounding."""
+    model = tiny_model(family)
+    with torch.no_grad():
+        expected = model(tiny_tokens(), use_cache=False).logits
+    changes = {"weights": {"scheme": {"bits": 8}}, "activations": None, "keys": None, "values": None}
+    stored = build(override(recipe(steps=10), changes, "test"), model)
+    with quantized_forward(stored.model, stored.manifest.recipe, stored.state), torch.no_grad():
+        found = stored.model(tiny_tokens(), use_cache=False).logits
+    assert 0 < (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_training_lowers_the_error_of_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = []
+
+    def kept(*arguments: object, **options: object) -> list[dict[str, float]]:
+        histories.append(train(*arguments, **options))
+        return histories[-1]
+
+    train = flat.train_block
+    monkeypatch.setattr(flat, "train_block", kept)
+    build(recipe(steps=80, batch_size=8), outlier_model())  # all samples in each step
+    assert len(histories) == 2
+    for history in histories:
+        losses = [record["loss"] for record in history]
+        assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
+
+
+def error(of: Recipe) -> float:
+    """Relative error of the logits of a model with outlier features."""
+    model = outlier_model()
+    with torch.no_grad():
+        expected = model(tiny_tokens(seed=3), use_cache=False).logits
+    stored = build(of, model)
+    with quantized_forward(stored.model, stored.manifest.recipe, stored.state), torch.no_grad():
+        found = stored.model(tiny_tokens(seed=3), use_cache=False).logits
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def test_learned_matrices_are_better_than_none() -> None:
+    none = override(flatquant(), {"methods": {"flatquant": None}}, "test")
+    assert error(recipe(steps=80)) < 0.8 * error(none)
+
+
+def test_inputs_are_clipped_as_was_learned() -> None:
+    stored = build(recipe())
+    clips = stored.state.tensors["flatquant"]["mlp_input.clip"]
+    assert clips.shape == (2,)
+    assert ((clips > 0) & (clips < 1)).all()
+    found = runtime_quantization(stored.manifest.recipe, stored.state)
+    assert found.clips[1, "mlp_input"] == clips[1].item()
+    architecture = architecture_of(stored.model)
+    assert len(found.clips) == architecture.num_layers * len(architecture.sites)
+
+
+def test_a_clip_of_one_site_is_that_of_its_quantizer() -> None:
+    """Against quantizing by hand what the norm before the MLP gives, in one layer of two."""
+    model, scheme = tiny_model(), recipe().activations
+    layer = decoder_layers(model)[1]
+    seen: list[torch.Tensor] = []
+    with wrap(model, RuntimeQuantization(activations=scheme, clips={(1, "mlp_input"): 0.5})):
+        raw = layer.post_attention_layernorm.register_forward_hook(lambda _m, _i, x: seen.append(x), prepend=True)
+        read = layer.mlp.gate_proj.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0]))
+        model(tiny_tokens(), use_cache=False)
+        raw.remove()
+        read.remove()
+    before, after = seen
+    assert torch.equal(after, fake_quantize(before, scheme.model_copy(update={"clip_ratio": 0.5})))
+    assert not torch.equal(after, fake_quantize(before, scheme))
+
+
+def test_what_it_cannot_learn_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"set rotation\.inputs to none, rotation\.heads and rotation\.mlp to false"):
+        override(flatquant(), {"rotation": {"mlp": True}}, "test")
+    with pytest.raises(RecipeError, match="layers of this mixtral model have experts, and FlatQuant"):
+        build(recipe(), tiny_model(**FURTHER["mixtral"]))
+    assert FlatQuant().budget(recipe()).rates == (("transformation_lr", 5e-3), ("clipping_lr", 5e-2))
