@@ -93,4 +93,6 @@ class _Unpack(ConversionOps):
             name.removesuffix("$"): found[0] if isinstance(found, list) else found for name, found in input_dict.items()
         }
         dtype = getattr(kwargs.get("config"), "dtype", None) or torch.float32
+        if "weight_scale" not in parts:  # one that is not quantized
+            return {target_patterns[0]: parts["weight"]}
         return {target_patterns[0]: unpacked_weight(parts, self._packed.scheme, dtype)}

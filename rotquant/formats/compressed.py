@@ -31,8 +31,8 @@ from rotquant.weights.rtn import QuantizedWeight
 
 #: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
 METHOD, VERSION = "compressed-tensors", "0.19.0"
-#: Parts of a packed weight, after the name of its layer.
-PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+#: Parts of a weight, after the name of its layer: `weight` where it is not packed.
+PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
 
 
 def targets_name(targets: Iterable[str], layer: str) -> bool:
@@ -66,7 +66,7 @@ def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, T
 
     Args:
         name: of the weight, `<layer>.weight`.
-        packed: else 8-bit codes are the weight itself, int8, as the format `int-quantized` has them.
+        packed: else 8-bit codes are the weight itself, as the formats `int-quantized` and `float-quantized` have them.
 
     Raises:
         RecipeError: it is no matrix of integers with scales, or a zero point is no code.
@@ -107,9 +107,11 @@ def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int)
 
 def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] of its parts by the names of `PARTS`, dequantized as `QuantizedWeight.dequantize` does."""
+    scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
+    if "weight_packed" not in parts:  # int8 or float8 codes, one scale a row
+        return (parts["weight"].to(scale.dtype) * scale).to(dtype)
     shape, unpack = [int(size) for size in parts["weight_shape"]], packing().unpack_from_int32
     codes = unpack(parts["weight_packed"], scheme.bits, shape)
-    scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
     zero_point = torch.zeros_like(scale)
     if "weight_zero_point" in parts:
         zero_point = unpack(parts["weight_zero_point"], scheme.bits, shape, 0).to(scale.dtype)
@@ -124,7 +126,7 @@ def arguments(scheme: QuantizationScheme, strategy: str | None = None, dynamic: 
     group = {"group_size": scheme.group_size} if scheme.granularity == "group" else {}
     return {
         "num_bits": scheme.bits,
-        "type": "int",
+        "type": scheme.type,
         "symmetric": scheme.symmetric,
         "strategy": strategy or scheme.granularity,
         **group,
@@ -155,7 +157,7 @@ def describe(
 
     Args:
         ignored: names of linear layers that are not quantized.
-        storage: `pack-quantized` or `int-quantized`.
+        storage: `pack-quantized`, `int-quantized` or `float-quantized`.
         rotations: matrices of online transforms (`QuantizedState.rotations`), read when they are asked for.
     """
     inputs = None if recipe.activations is None else arguments(recipe.activations)

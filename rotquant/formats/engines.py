@@ -87,8 +87,11 @@ def acts_at_run_time(recipe: Recipe) -> bool:
 
 
 def storage(recipe: Recipe, engine: str) -> str:
-    """The format of the weights: packed, but for W8A8, whose integers vLLM's and CUTLASS's kernels read as they are."""
+    """The format of the weights: packed, but for 8-bit floats, and for W8A8, whose integers the kernels of vLLM and
+    CUTLASS read as they are."""
     weights, inputs = recipe.rounded.scheme, recipe.activations
+    if weights.type == "float":
+        return "float-quantized"
     return "int-quantized" if engine != "transformers" and inputs and _is_w8a8(weights, inputs) else "pack-quantized"
 
 
@@ -217,7 +220,8 @@ def _of_inputs(recipe: Recipe) -> _Problem | None:
         return _Problem(f"{words}cannot say", {"activations.clip_ratio": 1.0})
     if _is_w8a8(weights, inputs) and inputs.zero_point == "whole":
         return None
-    if inputs.dynamic and inputs.symmetric and inputs.bits in (4, 8) and inputs.granularity in ("token", "group"):
+    integers = inputs.type == "int" and inputs.symmetric and inputs.bits in (4, 8)
+    if integers and inputs.dynamic and inputs.granularity in ("token", "group"):
         return None
     kind = "symmetric" if inputs.symmetric else "asymmetric"
     when = "dynamic" if inputs.dynamic else "static"
@@ -225,6 +229,9 @@ def _of_inputs(recipe: Recipe) -> _Problem | None:
         f"inputs are {kind} INT{inputs.bits} by {inputs.granularity} with {when} scales, and {VLLM} reads next to "
         f"INT{weights.bits} weights symmetric INT4 or INT8 by token or group with dynamic ones"
     )
+    if weights.type == "float":
+        words = f"FP8 inputs are by {inputs.granularity} with {when} scales, and {VLLM} reads dynamic ones by token or "
+        words += "static ones by tensor next to weights by channel or tensor"
     return _Problem(words, {"activations": None})
 
 

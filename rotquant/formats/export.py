@@ -210,8 +210,13 @@ def running(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _kept(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor keeps its type: integers, scales, and what our loader reads."""
-    return not tensor.is_floating_point() or name.endswith("_scale") or name.startswith("rotquant.")
+    """Whether a tensor keeps its type: codes, scales, and what our loader reads."""
+    return (
+        not tensor.is_floating_point()
+        or tensor.dtype == torch.float8_e4m3fn
+        or name.endswith("_scale")
+        or name.startswith("rotquant.")
+    )
 
 
 def _content(

@@ -34,7 +34,7 @@ from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_FORMATS = ("pack-quantized", "int-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,16 @@ class Declared:
 
 @dataclass(frozen=True)
 class Packed:
-    """How the weights of a folder are stored: their scheme, and `pack-quantized` or `int-quantized`."""
+    """How the weights of a folder are stored: their scheme, and one of `_FORMATS`."""
 
     scheme: QuantizationScheme
     format: str
 
     def has(self, part: str) -> bool:
         """Whether a weight has a part of `PARTS`."""
-        return part != "weight_zero_point" or not self.scheme.symmetric
+        if self.format == "float-quantized":
+            return part in ("weight", "weight_scale")
+        return part != "weight" and (part != "weight_zero_point" or not self.scheme.symmetric)
 
 
 def declared(config: Any, where: object) -> Declared:
@@ -92,26 +94,35 @@ def packed_of(config: Declared, where: object) -> Packed:
     """
     weights, packing = config.group.weights, config.group.format or config.config.format
     if packing not in _FORMATS:
-        raise CheckpointError(f"{where} has weights of the format {packing}: {' and '.join(_FORMATS)} are read here.")
+        raise CheckpointError(f"{where} has weights of the format {packing}: {', '.join(_FORMATS)} are read here.")
     grouped = weights is not None and weights.strategy == "group"
     if (
         weights is None
         or weights.strategy not in ("channel", "group", "tensor")
-        or weights.type != "int"
-        or not 2 <= weights.num_bits <= 8
+        or (weights.type == "float") != (packing == "float-quantized")
+        or not _is_code(weights)
         or weights.actorder in ("group", "dynamic")
         or (grouped and (weights.group_size or 0) < 1)
     ):
         raise CheckpointError(
-            f"{where} has weights that are not read here ({weights}): integers of 2 to 8 bits by channel, group or "
-            "tensor, without an order of columns, are."
+            f"{where} has weights that are not read here ({weights}): integers of 2 to 8 bits or floats of 8 "
+            "by channel, group or tensor, without an order of columns, are."
         )
     size = weights.group_size if grouped else None
     granularity = cast(Granularity, weights.strategy)
     scheme = QuantizationScheme(
-        bits=weights.num_bits, symmetric=weights.symmetric, granularity=granularity, group_size=size
+        bits=weights.num_bits,
+        type=weights.type,
+        symmetric=weights.symmetric,
+        granularity=granularity,
+        group_size=size,
     )
     return Packed(scheme, packing)
+
+
+def _is_code(found: Any) -> bool:
+    """Whether the library's arguments are of integers of 2 to 8 bits, or of symmetric floats of 8."""
+    return found.num_bits == 8 and found.symmetric if found.type == "float" else 2 <= found.num_bits <= 8
 
 
 def exported_manifest(config: Mapping[str, Any]) -> Manifest:
@@ -237,11 +248,7 @@ def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype, w
     for layer in [name.removesuffix(mark) for name in tensors if name.endswith(f".{mark}")]:
         found = {part: tensors.pop(layer + part) for part in PARTS if layer + part in tensors}
         try:
-            if packed.format == "pack-quantized":
-                tensors[f"{layer}weight"] = unpacked_weight(found, packed.scheme, dtype)
-            else:
-                scale = found["weight_scale"].to(torch.float32)
-                tensors[f"{layer}weight"] = (tensors[f"{layer}weight"].to(torch.float32) * scale).to(dtype)
+            tensors[f"{layer}weight"] = unpacked_weight(found, packed.scheme, dtype)
         except (LookupError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{where} is damaged: the parts of {layer}weight do not fit each other ({first_line(error)})."
@@ -262,14 +269,19 @@ def foreign_recipe(config: Declared, where: object) -> Recipe:
 
 
 def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationScheme | None:
-    """The library's arguments of dynamic integers by token as a scheme of this project; None of nothing."""
+    """The library's arguments of dynamic codes by token as a scheme of this project; None of nothing."""
     if found is None:
         return None
     dynamic = found.dynamic is True and found.strategy == "token"
-    if found.type != "int" or not 2 <= found.num_bits <= 8 or not dynamic:
+    if not _is_code(found) or not dynamic or (found.type == "float" and granularity == "head"):
         raise CheckpointError(f"{where} is not read here ({found}): integers by token with dynamic scales are.")
-    scale = "full" if found.symmetric else "paper"
-    return QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity=granularity, scale=scale)
+    return QuantizationScheme(
+        bits=found.num_bits,
+        type=found.type,
+        symmetric=found.symmetric,
+        granularity=granularity,
+        scale="full" if found.symmetric and found.type == "int" else "paper",
+    )
 
 
 def take_transforms(

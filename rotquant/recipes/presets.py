@@ -313,6 +313,20 @@ def efficientqat() -> Recipe:
     return _recipe({"block_ap": {"text": text, "epochs": 2, "weights": None}}, weights=weights)
 
 
+def fp8() -> Recipe:
+    """FP8 W8A8, what engines run on GPUs since Hopper: E4M3 weights with one scale per output channel, and E4M3 inputs
+    with dynamic scales per token. It needs no calibration text."""
+    scheme = QuantizationScheme(bits=8, type="float", granularity="channel")
+    inputs = QuantizationScheme(bits=8, type="float")
+    return Recipe(weights=WeightQuantization(scheme=scheme, clip_search=False), activations=inputs)
+
+
+def fp8_static() -> Recipe:
+    """FP8 W8A8 with one static scale of inputs for each layer, which covers the calibration text."""
+    changes = {"activations": {"granularity": "tensor", "dynamic": False}, "calibration": {}}
+    return override(fp8(), changes, "fp8-static")
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
@@ -341,6 +355,8 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "prefixquant": prefixquant,
     "prefixquant-tuned": prefixquant_tuned,
     "efficientqat": efficientqat,
+    "fp8": fp8,
+    "fp8-static": fp8_static,
 }
 
 

@@ -277,7 +277,21 @@ class Recipe(Frozen):
             self.attention_output.dynamic and self.attention_output.granularity == "head"
         ):
             raise ValueError("attention_output takes granularity head and dynamic scales")
+        self._check_floats()
         return self
+
+    def _check_floats(self) -> None:
+        """Refuse codes that are 8-bit floats where something knows integers alone."""
+        floats = {name for name, scheme in self.quantizers.items() if scheme is not None and scheme.type == "float"}
+        if floats - {"activations"}:
+            raise ValueError(
+                f"{min(floats - {'activations'})} take type int: type float is for weights and activations"
+            )
+        weights = None if self.weights is None else self.weights.scheme.type
+        if weights is not None and self.activations is not None and self.activations.type != weights:
+            raise ValueError("weights and activations take one type, int or float")
+        if (floats or weights == "float") and self.methods:
+            raise ValueError(f"{next(iter(self.methods))} knows integers alone: leave it out, or set type to int")
 
     @model_validator(mode="after")
     def _methods_fit_together(self) -> "Recipe":

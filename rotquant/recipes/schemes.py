@@ -19,17 +19,23 @@ from rotquant.recipes.transforms import Kind, Location, SiteName, Transform
 Granularity = Literal["tensor", "channel", "token", "group", "head"]
 
 
+#: The largest number of E4M3, 8-bit floats with 4 bits of exponent and 3 of mantissa, without infinities.
+LARGEST_E4M3 = 448
+
+
 class QuantizationScheme(Frozen):
-    """How one tensor is mapped to integers.
+    """How one tensor is mapped to integers or 8-bit floats.
 
     Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b);
     `scale` has another divisor.
     Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1,
-    and a zero point that is whole or not.
+    and a zero point that is whole or not. Floats: scale = clip * max|x| / 448, codes are numbers of E4M3.
     """
 
     bits: Annotated[int, Field(ge=2, le=8)]
-    """Width of the integers."""
+    """Width of the codes."""
+    type: Literal["int", "float"] = Field(default="int", exclude_if=lambda kind: kind == "int")
+    """Codes: integers, or `float`, E4M3 of 8 bits (Micikevicius et al. 2022), of weights and inputs alone."""
     symmetric: bool = True
     """Whether the range is symmetric around zero, or reaches from the least to the largest value."""
     zero_point: Literal["whole", "exact"] = "whole"
@@ -64,6 +70,8 @@ class QuantizationScheme(Frozen):
             raise ValueError("zero_point 'exact' has no meaning for a symmetric scheme: set symmetric to false too")
         if not self.symmetric and self.scale == "full":
             raise ValueError("scale 'full' has no meaning for an asymmetric scheme: leave scale out")
+        if self.type == "float" and not (self.bits == 8 and self.symmetric and self.scale == "paper"):
+            raise ValueError("type 'float' takes 8 bits, a symmetric range and scale 'paper'")
         return self
 
     @property
@@ -73,7 +81,9 @@ class QuantizationScheme(Frozen):
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Smallest and largest integer code."""
+        """Smallest and largest code."""
+        if self.type == "float":
+            return -LARGEST_E4M3, LARGEST_E4M3
         if self.symmetric:
             return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
         return 0, 2**self.bits - 1

@@ -1,4 +1,5 @@
 """Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, all in one.
+Codes may be 8-bit floats in place of integers.
 
 Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme`
 says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
@@ -162,13 +163,13 @@ def share_of_all_steps(scheme: QuantizationScheme) -> float:
 def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     """Integer codes round(x / scale) + zero_point, clamped to the range of the scheme; halves round to even.
 
-    With an exact zero point they are round(x / scale + zero_point).
+    With an exact zero point they are round(x / scale + zero_point). Floats are the nearest ones to x / scale.
 
     Returns:
-        int8 (symmetric) or uint8 (asymmetric), of the shape of `x`.
+        int8 (symmetric), uint8 (asymmetric) or float8_e4m3fn, of the shape of `x`.
     """
     codes = ungrouped(_round_and_clamp(grouped(x, scheme), qparams, scheme), x.shape)
-    return codes.to(torch.int8 if scheme.symmetric else torch.uint8)
+    return codes.to(torch.float8_e4m3fn if scheme.type == "float" else torch.int8 if scheme.symmetric else torch.uint8)
 
 
 def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
@@ -300,6 +301,8 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
     """
     smallest, largest = scheme.code_range
     codes = torch.div(view.to(qparams.scale.dtype), qparams.scale)
+    if scheme.type == "float":
+        return codes.clamp_(smallest, largest).to(torch.float8_e4m3fn).to(codes.dtype)
     if scheme.zero_point == "exact":
         return codes.add_(cast(Tensor, qparams.zero_point)).round_().clamp_(smallest, largest)
     codes.round_()

@@ -18,7 +18,7 @@ from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
-from tests.helpers.families import SAMPLES, method
+from tests.helpers.families import FLOATS, SAMPLES, method
 from tests.helpers.invariance import invariance_error
 from tests.helpers.models import AWKWARD, FURTHER, tiny_model, tiny_tokens
 
@@ -65,14 +65,15 @@ def test_rotation_does_not_change_the_logits(shape: str, dtype: torch.dtype, bou
 
 @pytest.mark.parametrize(("shape", "name"), turns(*FOUR_BITS, *PREFIXES, *LOW_BITS))
 def test_every_method_keeps_the_function_up_to_its_rounding(shape: str, name: str) -> None:
-    """8 bits move the logits by 1 to 4 percent; a transform without its inverse would, by about their own size."""
+    """8 bits move the logits by 1 to 4 percent, floats by more; a transform without its inverse would, by about their
+    own size."""
     asked = method(name, bits=8)  # a prefix is no part of the function that is kept
     kept = {name: settings for name, settings in asked.methods.items() if "prefix" not in settings.roles}
     stored = build(shape, asked.model_copy(update={"methods": kept}))
     with torch.no_grad():
         expected = tiny_model(**AWKWARD[shape])(tiny_tokens(), use_cache=False).logits
     error = (logits(stored.model, stored) - expected).norm() / expected.norm()
-    assert (error == 0.0) if name == "baseline" else (0.0 < error < 0.06)
+    assert (error == 0.0) if name == "baseline" else (0.0 < error < FLOATS.get(name, 0.06))
 
 
 STORED = turns("quip-sharp")  # no Hadamard matrix of order 148

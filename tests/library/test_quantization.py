@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import (
     ColumnSplit,
@@ -77,6 +79,41 @@ def test_codes_and_values_are_those_of_a_plain_loop(x: torch.Tensor, scheme: Qua
     assert codes.reshape(-1, size).tolist() == [codes for codes, *_ in expected]
     # One float64 rounding apart at most: the loop and torch do the same operations.
     assert torch.allclose(values.reshape(-1, size), torch.tensor([row for _, row, *_ in expected], dtype=torch.float64))
+
+
+@given(x=tensors(torch.float32), granularity=st.sampled_from(["tensor", "token"]))
+def test_floats_are_the_nearest_of_e4m3_and_even_ones_between(x: torch.Tensor, granularity: str) -> None:
+    scheme = QuantizationScheme.model_validate({"bits": 8, "type": "float", "granularity": granularity})
+    qparams = choose_qparams(x, scheme)
+    codes = quantize(x, qparams, scheme)
+    patterns = torch.arange(127, dtype=torch.uint8)  # of ascending numbers from 0 to 448
+    every = patterns.view(torch.float8_e4m3fn).double()
+    found = (codes.double().abs()[..., None] == every).int().argmax(-1)
+    wanted = (x.float() / qparams.scale).double().abs()
+    distances = (wanted[..., None] - every).abs()
+    assert torch.equal(distances.gather(-1, found[..., None])[..., 0], distances.amin(-1))
+    tie = (distances == distances.amin(-1, keepdim=True)).sum(-1) > 1
+    assert (found[tie] % 2 == 0).all()
+    assert torch.equal(fake_quantize(x, scheme), dequantize(codes, qparams, scheme, x.dtype))
+
+
+@pytest.mark.parametrize("changes", [{"bits": 4}, {"symmetric": False}, {"scale": "full"}])
+def test_floats_take_no_other_width_or_range(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="type 'float' takes 8 bits"):
+        QuantizationScheme.model_validate({"bits": 8, "type": "float", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"activations": {"type": "int"}}, "take one type"),
+        ({"keys": {"bits": 8, "type": "float", "granularity": "head"}}, "keys take type int"),
+        ({"methods": {"gptq": {}}, "calibration": {}}, "gptq knows integers alone"),
+    ],
+)
+def test_floats_go_with_nothing_that_knows_integers_alone(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        override(preset("fp8"), changes, "test")
 
 
 @given(x=tensors(torch.float32), scheme=schemes())

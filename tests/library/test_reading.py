@@ -63,6 +63,7 @@ def by_the_library(folder: Path, weights: dict[str, Any], inputs: dict[str, Any]
         (GROUPS, None, "pack-quantized"),
         (ASYMMETRIC, None, "pack-quantized"),
         (ROWS, TOKEN, "int-quantized"),
+        (ROWS | {"type": "float"}, TOKEN | {"type": "float"}, "float-quantized"),
         (GROUPS, TOKEN | {"symmetric": False}, "pack-quantized"),
     ],
 )
@@ -84,12 +85,12 @@ def test_a_file_of_others_has_the_logits_that_transformers_has(
     assert difference < 0.1
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_symmetric_dynamic_inputs_are_the_librarys(bits: int) -> None:
+@pytest.mark.parametrize("kind", [{"num_bits": 4}, {"num_bits": 8}, {"num_bits": 8, "type": "float"}])
+def test_symmetric_dynamic_inputs_are_the_librarys(kind: dict[str, Any]) -> None:
     forward = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
     library = pytest.importorskip("compressed_tensors.quantization")
     utils = pytest.importorskip("compressed_tensors.quantization.utils")
-    args = library.QuantizationArgs(**{**TOKEN, "num_bits": bits})
+    args = library.QuantizationArgs(**TOKEN | kind)
     group = {"targets": ["Linear"], "input_activations": args.model_dump(mode="json")}
     config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     scheme = foreign_recipe(reading.declared(config, "test"), "test").activations
@@ -104,10 +105,11 @@ def test_symmetric_dynamic_inputs_are_the_librarys(bits: int) -> None:
     [
         ({"transform_config": {"config_groups": {"R5": {"type": "hadamard", "apply": [OUTPUT]}}}}, "a transform R5"),
         ({"transform_config": {"config_groups": {"R4": {"type": "random-hadamard", "apply": [INPUT]}}}}, "no matrix"),
-        ({"format": "float-quantized"}, "format float-quantized"),
+        ({"format": "naive-quantized"}, "format naive-quantized"),
+        ({"format": "float-quantized"}, "weights that are not read here"),
         ({"weights": GROUPS | {"type": "float"}}, "weights that are not read here"),
         ({"weights": GROUPS | {"type": "int", "actorder": "group"}}, r"config_groups\.group_0\.weights\.actorder"),
-        ({"input_activations": TOKEN | {"type": "float"}}, "input_activations is not read here"),
+        ({"input_activations": TOKEN | {"type": "float", "num_bits": 4}}, "input_activations is not read here"),
         ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "kv_cache_scheme is not read"),
         ({"weights": GROUPS | {"num_bits": "four"}}, "num_bits"),
         ({"config_groups": {"a": {"targets": ["Linear"]}, "b": {"targets": ["Linear"]}}}, "2 config groups"),

@@ -62,6 +62,15 @@ QUANTIZERS: dict[str, dict[str, Any]] = {
     "W4A4": {"weights": WEIGHTS, "activations": TOKEN},
     "W4A8": {"weights": WEIGHTS, "activations": TOKEN | {"bits": 8}},
     "W4A4KV4": {"weights": WEIGHTS, "activations": TOKEN, "keys": HEAD, "values": HEAD},
+    "FP8": {
+        "weights": {**WEIGHTS, "scheme": {"bits": 8, "type": "float", "granularity": "channel"}},
+        "activations": {"bits": 8, "type": "float"},
+    },
+    "FP8 static": {
+        "weights": {**WEIGHTS, "scheme": {"bits": 8, "type": "float", "granularity": "tensor"}},
+        "activations": {"bits": 8, "type": "float", "granularity": "tensor", "dynamic": False},
+        "calibration": {},
+    },
     "W8A8": {
         "weights": {**WEIGHTS, "scheme": {"bits": 8, "granularity": "channel"}},
         "activations": TOKEN | {"bits": 8},
@@ -101,6 +110,8 @@ CASES = [
     ("R1R2R4", "W4A4", "phi3", "power"),
     ("R1toR4", "W4A4KV4", "llama", "28"),
     ("R1toR4", "W8A8", "qwen2", "172"),
+    ("R1R2R4", "FP8", "llama", "28"),
+    ("none", "FP8 static", "phi3", "power"),
     ("quarot", "W4A16", "phi3", "28"),
     ("quarot", "W4A8", "llama", "power"),
     ("quarot", "W4A4KV4", "llama", "172"),
@@ -211,7 +222,9 @@ def test_a_loaded_export_is_not_saved_as_something_else(served: Path, tmp_path: 
 REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns"}
 REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
-#: Presets of which nothing acts at run time: all engines run them. The others clip inputs or quantize the KV cache.
+#: Presets whose quantizers of inputs all engines have, and those of which nothing acts at run time. The others clip
+#: inputs or quantize the KV cache.
+FP8 = ("fp8", "fp8-static")
 WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16")
 
 
@@ -229,6 +242,9 @@ def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, t
         return
     export_compressed(tmp_path / "quantized", tmp_path / "out")
     for engine in ("vllm", "any"):
+        if name in FP8:
+            export_compressed(tmp_path / "quantized", tmp_path / engine, engine)
+            continue
         if name not in WEIGHTS_ALONE:
             with pytest.raises(RecipeError, match=r"vLLM 0\.33|transformers"):
                 export_compressed(tmp_path / "quantized", tmp_path / engine, engine)

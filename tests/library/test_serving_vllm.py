@@ -27,6 +27,10 @@ from tests.library.test_serving import QUANTIZERS, declared, logits, quantized, 
 Args = dict[str, Any]
 
 
+def _fp8(weights: Args, inputs: Args | None) -> bool:
+    return weights["type"] == "float" and bool(inputs) and inputs["type"] == "float" and _w8a8(weights, inputs)
+
+
 def _rows_or_groups(weights: Args) -> bool:
     return weights["type"] == "int" and weights["strategy"] in ("channel", "group") and not weights["dynamic"]
 
@@ -55,6 +59,7 @@ RULES: list[tuple[str, str, Callable[[Args, Args | None], bool]]] = [
     ("WNA4Int (Humming)", "pack-quantized", _humming(4)),
     ("WNA16", "pack-quantized", lambda w, i: i is None and _rows_or_groups(w) and 2 <= w["num_bits"] <= 8),
     ("W8A8Int8", "int-quantized", _w8a8),
+    ("W8A8Fp8", "float-quantized", _fp8),
 ]
 
 
@@ -82,6 +87,7 @@ def scheme_in_vllm(config: dict[str, Any]) -> str | None:
         ("W4A4", "WNA4Int (Humming)"),
         ("W4A8", "WNA8Int (Humming)"),
         ("W8A8", "W8A8Int8"),
+        ("FP8", "W8A8Fp8"),
     ],
 )
 def test_vllms_rules_give_an_export_the_scheme_that_it_means(quantizers: str, scheme: str, tmp_path: Path) -> None:
@@ -89,10 +95,9 @@ def test_vllms_rules_give_an_export_the_scheme_that_it_means(quantizers: str, sc
     assert export_compressed(folder, tmp_path / "out", "vllm") == "compressed-tensors"
     assert scheme_in_vllm(declared(tmp_path / "out")) == scheme
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    packed = scheme != "W8A8Int8"
-    assert tensors[f"model.layers.1.mlp.up_proj.weight{'_packed' if packed else ''}"].dtype == (
-        torch.int32 if packed else torch.int8
-    )
+    types = {"W8A8Int8": torch.int8, "W8A8Fp8": torch.float8_e4m3fn}
+    packed = "" if scheme in types else "_packed"
+    assert tensors[f"model.layers.1.mlp.up_proj.weight{packed}"].dtype == types.get(scheme, torch.int32)
     own = api.load(folder, recipe_of("R1R2", quantizers).model_copy(update={"activations": None}))
     floats = {name: tensor for name, tensor in own.network.state_dict().items() if name.endswith("_proj.weight")}
     read = api.load(tmp_path / "out").network.state_dict()
@@ -126,16 +131,17 @@ def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, si
     assert dropped > 1e-2  # what transformers alone, which leaves the transforms out, is off by
 
 
-def test_static_scales_of_inputs_are_the_librarys(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantizers", "scheme"), [("W8A8", "W8A8Int8"), ("FP8", "W8A8Fp8")])
+def test_static_scales_of_inputs_are_the_librarys(quantizers: str, scheme: str, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
-    inputs = {"bits": 8, "granularity": "tensor", "dynamic": False}
-    data = {"rotation": {"heads": False, "keys": False, "mlp": False}, **QUANTIZERS["W8A8"], "activations": inputs}
+    data = {"rotation": {"heads": False, "keys": False, "mlp": False}, **QUANTIZERS[quantizers]}
+    data["activations"] = {**data["activations"], "granularity": "tensor", "dynamic": False}
     recipe = Recipe.model_validate(data | {"calibration": {"samples": 2, "sequence_length": 16}})
     model, samples = tiny_model(), tiny_tokens(2, 16, seed=3)
     built = build_weights(model, tiny_tokenizer(), recipe, 0, samples, progress=False)
     save_quantized(tmp_path / "quantized", built)
     export_compressed(tmp_path / "quantized", tmp_path / "out", "any")
-    assert scheme_in_vllm(declared(tmp_path / "out")) == "W8A8Int8"
+    assert scheme_in_vllm(declared(tmp_path / "out")) == scheme
     expected = logits(api.load(tmp_path / "quantized").network, use_cache=False)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), use_cache=False), expected)
 

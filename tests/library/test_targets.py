@@ -36,6 +36,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "weights alone": ("rtn", ALONE),
     "fused rotations": ("quarot-rtn", {**ALONE, "rotation": {"heads": False, "mlp": False}}),
     "W8A8": ("rtn", {**ALONE, **weights(bits=8), "activations": {"bits": 8, "clip_ratio": 1.0}}),
+    "FP8": ("fp8", {}),
     "groups that divide": ("rtn", {**ALONE, **weights(granularity="group", group_size=32)}),
     "groups that do not": ("rtn", {**ALONE, **weights(granularity="group", group_size=128)}),
     "groups of the kernels": ("rtn", {**ALONE, **weights(granularity="group", group_size=64)}),

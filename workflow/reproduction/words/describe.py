@@ -117,7 +117,7 @@ def _scheme(scheme: QuantizationScheme) -> str:
     sort += " over all steps" if scheme.scale == "full" else ""
     per = f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per {scheme.granularity}"
     clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
-    return f"{scheme.bits}-bit {sort} {per}{clip}"
+    return f"{'E4M3' if scheme.type == 'float' else f'{scheme.bits}-bit'} {sort} {per}{clip}"
 
 
 def _plain(value: object) -> str:
