@@ -14,6 +14,7 @@ from rotquant.commands import (
     doctor,
     families,
     formats,
+    frontier,
     methods,
     models,
     plan,
@@ -36,6 +37,7 @@ cli.command()(models.quantize)
 cli.command()(plan.plan)
 cli.command()(models.evaluate)
 cli.command()(compare.compare)
+cli.command()(frontier.frontier)
 cli.command()(formats.export)
 cli.command()(formats.import_gguf)
 cli.command()(distil.train_quantized)

@@ -49,7 +49,7 @@ class QuantizationCost:
     """Cost of quantization on windows of a text.
 
     tokens: predicted. full_precision, quantized: perplexities. kl: KL(full precision || quantized) of the next token,
-    nats. flips: share of positions at which the likeliest next token is another one, percent.
+    nats, and of each window. flips: share of positions at which the likeliest next token is another one, percent.
     """
 
     metric: Perplexity
@@ -58,6 +58,7 @@ class QuantizationCost:
     quantized: float
     kl: float
     flips: float
+    by_window: tuple[float, ...] = ()
 
     @property
     def is_extraordinary(self) -> bool:
@@ -66,7 +67,8 @@ class QuantizationCost:
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {**vars(self), "metric": self.metric.model_dump(mode="json")}
+        kept = {name: value for name, value in vars(self).items() if name != "by_window"}
+        return {**kept, "metric": self.metric.model_dump(mode="json")}
 
 
 @torch.no_grad()
@@ -104,7 +106,7 @@ def cost(model: nn.Module, known: FullPrecision, device: torch.device | str) -> 
         found = perplexity(model, known.tokens, known.metric, batch_size=1, description="quantized", exact=known.exact)
     full = math.exp(known.nll) if known.nll < 700 else math.inf
     return QuantizationCost(
-        known.metric, found.tokens, full, found.perplexity, fmean(found.kl), 100 * fmean(found.flips)
+        known.metric, found.tokens, full, found.perplexity, fmean(found.kl), 100 * fmean(found.flips), tuple(found.kl)
     )
 
 

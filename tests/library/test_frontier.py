@@ -1,0 +1,115 @@
+"""`rotquant frontier`: methods are tried with equal text, judged by windows, and what is alike is said to be."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rotquant import frontier as work
+from rotquant.foundation.errors import RecipeError
+from rotquant.frontier import CLASSES, Tried, frontier
+from rotquant.recipes.corpus import CorpusSpec
+from rotquant.recipes.presets import all_presets
+from rotquant.recipes.recipe import override
+from rotquant.recipes.schemes import Perplexity
+from tests.helpers.checkpoints import save_words, tiny_tokenizer
+from tests.helpers.commands import rotquant
+from tests.helpers.models import outlier_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frontier") / "model"
+    outlier_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> CorpusSpec:
+    folder = tmp_path_factory.mktemp("text")
+    save_words(folder / "train.txt", 2000)
+    save_words(folder / "validation.txt", 600)
+    return CorpusSpec(name="words", source="local", path=str(folder))
+
+
+SMALL = {"samples": 4, "length": 16, "windows": 4}
+
+
+def test_methods_are_ranked_and_the_simplest_of_those_alike_is_taken(model: Path, text: CorpusSpec) -> None:
+    found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn", "quarot"], **SMALL)
+    assert [one.name for one in found.tried] == sorted((one.name for one in found.tried), key=found_mean(found))
+    assert {one.name for one in found.tried} == {"rtn", "quarot-rtn", "quarot"}
+    assert found.tried[-1].name == "rtn"  # the model has outliers
+    assert all(len(one.kl) == 4 and one.seconds > 0 and 4 < one.bits < 5 for one in found.tried)
+    assert {one.name: one.online for one in found.tried} == {"rtn": 0, "quarot-rtn": 3, "quarot": 3}
+    assert found.taken in found.alike
+    assert found.taken in found.reason
+    assert found.metric.split == "validation"
+
+
+def found_mean(found: work.Frontier) -> object:
+    means = {one.name: one.mean for one in found.tried}
+    return lambda name: means[name]
+
+
+def test_no_method_begins_after_the_time(model: Path, text: CorpusSpec) -> None:
+    found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn"], budget=1e-6, **SMALL)
+    assert not found.tried
+    assert [one.name for one in found.left] == ["rtn", "quarot-rtn"]
+    assert all("not begun" in one.said for one in found.left)
+    assert found.reason == "Nothing could be tried."
+
+
+def test_what_does_not_fit_a_model_is_left_with_its_sentence(model: Path, text: CorpusSpec) -> None:
+    """Groups of 128 of 64 features."""
+    found = frontier(model, "W4A16", text, methods=["awq-128g", "gptq-w4a16"], **SMALL)
+    assert any("group size 128" in one.said for one in found.left)
+
+
+@pytest.mark.parametrize(
+    ("kl", "alike"),
+    [((0.1, 0.1, 0.1, 0.1), False), ((0.1, 0.3, 0.2, 0.2), True), ((0.21, 0.31, 0.19, 0.21), True)],
+)
+def test_a_difference_counts_above_two_standard_errors(kl: tuple[float, ...], alike: bool) -> None:
+    best = Tried("best", kl=kl)
+    other = Tried("other", kl=(0.2, 0.3, 0.22, 0.2))
+    assert work._worse(other, best) is not alike
+    assert math.isclose(best.mean, sum(kl) / 4)
+
+
+def test_every_row_of_every_class_is_a_recipe_of_its_bits() -> None:
+    for kind, rows in CLASSES.items():
+        weights, inputs, cache = {
+            "W4A16": (4, None, None),
+            "W4A8KV4": (4, 8, 4),
+            "W4A4KV4": (4, 4, 4),
+            "W2A4KV4": (2, 4, 4),
+        }[kind]
+        for name, (base, changes) in rows.items():
+            recipe = override(all_presets()[base](), changes, name) if changes else all_presets()[base]()
+            assert recipe.weights is not None
+            assert recipe.weights.scheme.bits == weights, (kind, name)
+            assert (recipe.activations and recipe.activations.bits) == inputs, (kind, name)
+            assert (recipe.keys and recipe.keys.bits, recipe.values and recipe.values.bits) == (cache, cache), name
+
+
+def test_bad_input_is_refused_before_any_work(model: Path, text: CorpusSpec) -> None:
+    with pytest.raises(RecipeError, match="unknown class 'W5': known are W4A16"):
+        frontier(model, "W5", text)
+    with pytest.raises(RecipeError, match="the class W4A16 has no method 'quarot'"):
+        frontier(model, "W4A16", text, methods=["quarot"])
+
+
+def test_the_command_prints_a_table_and_one_sentence(
+    model: Path, text: CorpusSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--samples", "4", "--sequence-length", "16", "--max-windows", "4"]
+    words = ["frontier", str(model), "--corpus", str(text.path), "--method", "rtn", "--budget", "1h", *small]
+    rotquant(monkeypatch, *words, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["class"], found["taken"], found["alike"]) == ("W4A4KV4", "rtn", ["rtn"])
+    assert Perplexity.model_validate(found["metric"]).max_windows == 4
+    rotquant(monkeypatch, *words)
+    assert "Take rtn: it alone was tried." in capsys.readouterr().out
