@@ -24,7 +24,7 @@ REFINEMENT = 3.8
 #: error relative to their variance, 0.0917 and 0.0085, for `REFINEMENT` too.
 DEVIATION = {1: 1.03, 2: 0.9}
 #: Codes that are searched for side by side on a CPU, and elsewhere.
-_AT_ONCE = {"cpu": 2**11, "cuda": 2**17}
+_AT_ONCE = {"cpu": 2**10, "cuda": 2**16}
 
 
 @lru_cache(maxsize=1)
@@ -41,49 +41,76 @@ def absolute_values() -> Tensor:
 def decode(codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The vectors of some codes, int16 [...]: [..., 8], multiples of 1/4 and hence exact in every type."""
     codes = codes.to(torch.int32) & 0xFFFF
-    table = absolute_values().to(codes.device)
+    table = _Table.of(torch.float64, codes.device)
     index = codes >> 8
-    signs = (codes.unsqueeze(-1) >> torch.arange(1, WIDTH, device=codes.device, dtype=torch.int32)) & 1
-    last = (signs.sum(-1) + _parity(table)[index]) % 2
+    signs = (codes.unsqueeze(-1) >> table.shifts) & 1
+    last = (signs.sum(-1) + table.parity[index]) % 2
     negative = torch.cat([signs, last.unsqueeze(-1)], dim=-1)
-    move = (codes & 1).unsqueeze(-1) / 2 - 0.25
-    return (table[index] * (1 - 2 * negative) + move).to(dtype)
+    return _vectors(table.values[index], negative, codes & 1).to(dtype)
 
 
-def encode(vectors: Tensor) -> Tensor:
-    """The codes of the nearest vectors: [..., 8] of float32 or float64 to int16 [...]."""
-    flat = vectors.reshape(-1, WIDTH)
-    limit = of_device(_AT_ONCE, vectors.device)
-    return torch.cat([_encode(part) for part in flat.split(limit)]).view(vectors.shape[:-1])
+def _vectors(absolute: Tensor, negative: Tensor, moved: Tensor) -> Tensor:
+    """Vectors [..., 8] of absolute values, of which of them are negative, and of the move [...]."""
+    return absolute * (1 - 2 * negative) + (moved.unsqueeze(-1) / 2 - 0.25)
 
 
-def _parity(table: Tensor) -> Tensor:
-    """Whether an odd number of negative signs makes the sum of a vector even, int64 of 0 or 1."""
-    return table.sum(-1).long() % 2
+@dataclass(frozen=True)
+class _Table:
+    """The codebook on a device as a search reads it; made once, for a GPU waits for each copy from the host.
+
+    values: absolute values [256, 8]; norms: their squared norms [256].
+    parity: whether an odd number of negative signs makes the sum of a vector even, int64 [256] of 0 or 1.
+    moves: what is added to the two kinds of vectors, [2, 1, 1].
+    shifts: bits of the signs in a code, int32 [7].
+    """
+
+    values: Tensor
+    norms: Tensor
+    parity: Tensor
+    moves: Tensor
+    shifts: Tensor
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def of(cls, dtype: torch.dtype, device: torch.device) -> "_Table":
+        """The table in a floating-point type on a device."""
+        values = absolute_values().to(device, dtype)
+        moves = torch.tensor([-0.25, 0.25], dtype=dtype, device=device).view(2, 1, 1)
+        shifts = torch.arange(1, WIDTH, device=device, dtype=torch.int32)
+        return cls(values, values.square().sum(-1), values.sum(-1).long() % 2, moves, shifts)
 
 
-def _encode(vectors: Tensor) -> Tensor:
-    codes, distances = zip(*(_encode_moved(vectors, move) for move in (0, 1)), strict=True)
-    return torch.where(distances[0] <= distances[1], *codes).to(torch.int16)
+def encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest vectors of the codebook to some, [..., 8] of float32 or float64: codes, int16 [...], and values."""
+    parts = [_encode(part) for part in vectors.reshape(-1, WIDTH).split(of_device(_AT_ONCE, vectors.device))]
+    codes, values = map(torch.cat, zip(*parts, strict=True))
+    return codes.view(vectors.shape[:-1]), values.view(vectors.shape)
 
 
-def _encode_moved(vectors: Tensor, move: int) -> tuple[Tensor, Tensor]:
-    """The best code of each vector [n, 8] with one of the two moves, int32 [n], and its squared distance [n].
+def _encode(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """`encode` of [n, 8]: of each move the best vector, then the better of the two.
 
     Signs are those of the vector. Where they make the sum odd, the one that costs least, min |x_i| s_i, is turned.
     """
-    table = absolute_values().to(vectors)
-    centred = vectors - (move / 2 - 0.25)
+    table = _Table.of(vectors.dtype, vectors.device)
+    centred = vectors - table.moves  # [2, n, 8]
     size, negative = centred.abs(), centred < 0
-    odd = (negative.sum(-1, keepdim=True) % 2) != _parity(table)  # [n, 256]
-    price, turned = (size.unsqueeze(1) * table).min(-1)
-    gain = 2 * size @ table.T - table.square().sum(-1) - 4 * price * odd
-    best, index = gain.max(-1, keepdim=True)
-    turned = torch.zeros_like(negative).scatter_(1, turned.gather(1, index), odd.gather(1, index))
-    signs = (negative ^ turned)[:, : WIDTH - 1].int()
-    powers = 2 ** torch.arange(1, WIDTH, device=vectors.device, dtype=torch.int32)
-    codes = (index.squeeze(1).int() << 8) | (signs * powers).sum(-1, dtype=torch.int32) | move
-    return codes, centred.square().sum(-1) - best.squeeze(1)
+    odd = (negative.sum(-1, keepdim=True) % 2) != table.parity  # [2, n, 256]
+    columns = size.permute(2, 0, 1).unsqueeze(-1)
+    price = (columns * table.values.T[:, None, None]).amin(0)
+    gain = 2 * size @ table.values.T - table.norms - 4 * price * odd
+    best, index = gain.max(-1)
+    distances = centred.square().sum(-1) - best
+    moved = ~(distances[0] <= distances[1])
+    size, negative = (torch.where(moved[:, None], x[1], x[0]) for x in (size, negative))
+    index = torch.where(moved, index[1], index[0])
+    absolute = table.values[index]
+    odd = (negative.sum(-1) % 2) != table.parity[index]
+    cheapest = (size * absolute).argmin(-1, keepdim=True)
+    negative = negative.scatter(-1, cheapest, negative.gather(-1, cheapest) ^ odd.unsqueeze(-1)).int()
+    signs = (negative[:, : WIDTH - 1] << table.shifts).sum(-1, dtype=torch.int32)
+    codes = (index.int() << 8) | signs | moved.int()
+    return codes.to(torch.int16), _vectors(absolute, negative, moved)
 
 
 def refine(vectors: Tensor, stages: int) -> tuple[Tensor, Tensor]:
@@ -94,8 +121,9 @@ def refine(vectors: Tensor, stages: int) -> tuple[Tensor, Tensor]:
     """
     codes, values, step = [], torch.zeros_like(vectors), 1.0
     for _ in range(stages):
-        codes.append(encode((vectors - values) / step))
-        values = values + step * decode(codes[-1], vectors.dtype)
+        found, nearest = encode((vectors - values) / step)
+        codes.append(found)
+        values = values + step * nearest
         step /= REFINEMENT
     return torch.stack(codes), values
 

@@ -41,16 +41,17 @@ def quantize_quip_site(
     """
     columns = hadamard.random_signs(hessian.shape[0], generator, torch.int8).to(hessian.device)
     factor = inverse_factor(incoherent(hessian.double(), columns, columns), settings.damping)
-    result, stages = [], bits // 2
-    for weight in weights:
-        rows = hadamard.random_signs(len(weight), generator, torch.int8).to(hessian.device)
-        transformed = incoherent(weight.double(), rows, columns)
-        scale = (transformed.square().mean().sqrt() / DEVIATION[stages]).float()
-        target = transformed / scale.double()
-        codes = block_ldlq(target, factor, stages)
-        codes = tuned(target, codes, factor, settings.tune_iterations)
-        result.append(LatticeWeight(codes, scale, rows, columns.clone()))
-    return result
+    rows = [hadamard.random_signs(len(weight), generator, torch.int8).to(hessian.device) for weight in weights]
+    transformed = [incoherent(weight.double(), own, columns) for weight, own in zip(weights, rows, strict=True)]
+    stages = bits // 2
+    scales = [(one.square().mean().sqrt() / DEVIATION[stages]).float() for one in transformed]
+    target = torch.cat([one / scale.double() for one, scale in zip(transformed, scales, strict=True)])
+    codes = tuned(target, block_ldlq(target, factor, stages), factor, settings.tune_iterations)
+    parts = codes.split([len(weight) for weight in weights], dim=1)
+    return [
+        LatticeWeight(part.contiguous(), scale, own, columns.clone())
+        for part, scale, own in zip(parts, scales, rows, strict=True)
+    ]
 
 
 def block_ldlq(weight: Tensor, factor: Tensor, stages: int) -> Tensor:
@@ -66,18 +67,16 @@ def block_ldlq(weight: Tensor, factor: Tensor, stages: int) -> Tensor:
         int16 [stages, out, in / 8].
     """
     weight, codes = weight.clone(), []
-    spread = factor.new_zeros(factor.shape).T  # stored by columns, as each solution is, which decides last bits
-    for start in range(0, len(factor), WIDTH):
-        block = slice(start, start + WIDTH)
-        later = factor[block, start + WIDTH :]
-        spread[block, start + WIDTH :] = torch.linalg.solve_triangular(factor[block, block], later, upper=True)
+    bands = factor.unflatten(0, (-1, WIDTH))  # [in / 8, 8, in]
+    blocks = bands.unflatten(-1, (-1, WIDTH)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    spread = torch.linalg.solve_triangular(blocks, bands, upper=True)
 
     def round_block(start: int, stop: int) -> Tensor:
         found, values = refine(weight[:, start:stop], stages)
         codes.append(found)
         return (weight[:, start:stop] - values).T
 
-    round_blocks(weight.T, spread, range(len(factor)), WIDTH, round_block, fused=False)
+    round_blocks(weight.T, spread.flatten(0, 1), range(len(factor)), WIDTH, round_block, fused=False)
     return torch.stack(codes, dim=-1)
 
 
