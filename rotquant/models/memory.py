@@ -14,6 +14,8 @@ from rotquant.models.architectures import Architecture, architecture_of, embeddi
 USABLE = 0.92
 #: Bytes of a GPU that torch's context and libraries take.
 LIBRARIES = 2**30
+#: Of these, bytes that torch allocates for cuBLAS's products, 32 MiB on Hopper.
+WORKSPACE = 2**25
 #: Layers of the host that a GPU has at a time: the one that runs, the next one, and one whose memory is not free yet.
 ON_THEIR_WAY = 3
 #: Tokens that pass a layer at once when the caller does not say.
@@ -26,8 +28,36 @@ RECORD_BYTES = {"cpu": 2**30, "cuda": 8 * 2**30}
 KEPT_BYTES = {"cpu": 2**31, "cuda": 2**34}
 #: Logits of a network that learns held at once; training holds about three float32 tensors of this size.
 LOGITS_AT_ONCE = {"cpu": 2**23, "cuda": 2**30}
+#: Elements of all candidates of a search for clip ratios: what a CPU core's cache holds, and what keeps a GPU busy.
+CANDIDATES_AT_ONCE = {"cpu": 2**18, "cuda": 2**24}
 #: Weights that are changed row by row are handled in blocks of about this many elements (512 MiB in float64).
 BLOCK_ELEMENTS = 2**26
+#: Bytes of keys and values of sequences that a model writes side by side, on any device, since it decides the text.
+_WRITTEN_BYTES = 2**34
+#: Sequences that are written side by side at most.
+_MOST_WRITTEN = 256
+
+
+def cache_bytes(shape: Architecture, tokens: int, itemsize: int) -> int:
+    """Bytes of a sequence's keys and values in all layers."""
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * tokens * itemsize
+
+
+def sequences_at_once(shape: Architecture, tokens: int, itemsize: int) -> int:
+    """How many sequences of so many tokens a model writes side by side."""
+    return min(_MOST_WRITTEN, max(1, _WRITTEN_BYTES // cache_bytes(shape, tokens, itemsize)))
+
+
+def attention_bytes(shape: Architecture, sequences: int, length: int, itemsize: int, device: torch.device) -> int:
+    """Roughly what a layer holds while a batch passes its attention: hidden states, queries, repeated keys, values.
+
+    On a GPU torch has no fused attention for float64, nor for float32 with fewer heads of keys than of queries
+    (`enable_gqa`): there it holds the scores of all pairs of tokens before and after the softmax.
+    """
+    width = 2 * shape.hidden_size + 5 * shape.num_heads * shape.head_dim
+    fused = itemsize < 4 or (itemsize == 4 and shape.num_kv_heads == shape.num_heads)
+    scores = 0 if fused or device.type == "cpu" else 2 * shape.num_heads * length
+    return sequences * length * (width + scores) * itemsize
 
 
 def kept_width(shape: Architecture) -> int:

@@ -32,7 +32,7 @@ WEIGHTS: dict[str, tuple[dict, set[str]]] = {
     "omniquant": (TRAINING, {"OmniQuant: layer", "block 1: step"}),
     "cushioncache": (CHANNELS | PREFIX, {"prefix search: step", "prefix tuning: step 2 of 2, loss", "static scales"}),
     "qfep": ({"methods": {"qfep": {"contexts": 4}}}, {"activation spikes: layer", "the prefix: layer"}),
-    "llm-qat": (GENERATION, {"LLM-QAT text: token", "LLM-QAT training: step 2 of 2, loss"}),
+    "llm-qat": (GENERATION, {"LLM-QAT text, 4 sequences at once: token", "LLM-QAT training: step 2 of 2, loss"}),
 }
 
 
