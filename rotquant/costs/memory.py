@@ -15,13 +15,18 @@ import torch
 from rotquant.costs.work import Way, Work, online_matrices, text_of, way_of
 from rotquant.models.memory import (
     BLOCK_ELEMENTS,
+    CANDIDATES_AT_ONCE,
     KEPT_BYTES,
     LIBRARIES,
     LOGITS_AT_ONCE,
     RECORD_BYTES,
     SHARE_OF_HIDDEN,
     TOKENS_AT_ONCE,
+    WORKSPACE,
+    attention_bytes,
+    cache_bytes,
     kept_width,
+    sequences_at_once,
 )
 from rotquant.qat.estimate import Way as TrainingWay
 from rotquant.qat.estimate import chosen_way
@@ -75,9 +80,11 @@ def phases(work: Work) -> list[Phase]:
         found.append(_rotation(work))
     for method in recipe.methods.values():
         if method is not recipe.learner:
+            if method.written is not None:
+                found.append(_writing(work, method.title, *method.written))
             found.append(_OF_WAY[way_of(method, recipe)](work, method))
     if recipe.weights is not None and not recipe.has_role("rounding"):
-        found.append(Phase("round-to-nearest", (*_layer(work), _copies(work, work.shapes.largest))))
+        found.append(Phase("round-to-nearest", (*_layer(work), _nearest(work, recipe.weights.clip_search))))
     if recipe.has_static_scales and not recipe.has_role("scales") and recipe.calibration is not None:
         found.append(_stream(work, "static scales", recipe.calibration))
     return found
@@ -103,10 +110,47 @@ def _rotation(work: Work) -> Phase:
     return Phase("rotation", (*_layer(work), *parts))
 
 
+def _nearest(work: Work, searched: bool) -> Part:
+    """What rounding the largest weight takes, with a search for its clip ratio or without.
+
+    A GPU was measured to hold three tensors of the candidates' size.
+    """
+    narrow, largest = work.itemsize < 4, work.shapes.largest
+    if not searched:
+        return _copies(work, largest, 3 + narrow)
+    budget = of_device(CANDIDATES_AT_ONCE, _device(work))
+    rows = min(largest, budget)
+    candidates = min(80, budget // rows) * rows
+    return Part(
+        "candidates of clip ratios",
+        4 * ((1 + narrow) * largest + 3 * candidates),
+        f"3 x {candidates:,} numbers, and {largest:,} of the weight, float32",
+    )
+
+
+def _writing(work: Work, title: str, samples: int, length: int) -> Phase:
+    """The network while it writes text: keys and values of all sequences that it writes side by side, and logits."""
+    shapes = work.shapes
+    shape = shapes.architecture
+    count = min(samples, sequences_at_once(shape, length, work.itemsize))
+    text = f"{count} sequences x {length:,} tokens"
+    last = attention_bytes(shape, count, 1, work.itemsize, _device(work))
+    repeated = 0 if shape.num_kv_heads == shape.num_heads else 2 * shape.num_heads * shape.head_dim * work.itemsize
+    return Phase(
+        f"{title} text",
+        (
+            Part("the network", work.parameters * work.itemsize, f"{work.parameters:,} numbers of {work.dtype}"),
+            Part("keys and values", count * cache_bytes(shape, length, work.itemsize), text),
+            Part("attention of a layer", last + count * length * repeated, text),
+            Part("logits", 3 * 4 * count * shapes.vocabulary, f"3 x {count} sequences x {shapes.vocabulary:,}"),
+        ),
+    )
+
+
 def _stream(work: Work, name: str, text: Calibration, more: tuple[Part, ...] = ()) -> Phase:
     """A text on its way through the decoder layers, one of which lies on the device; before, through the embedding."""
     here, there = _hidden(work, text, work.itemsize)
-    passing = (*_layer(work), *here, *more, _activations(work, text))
+    passing = (*_layer(work), *here, *more, max(_attention(work, text), _activations(work, text), key=_size))
     return Phase(name, max(passing, _embedding(work, text, work.itemsize), key=total), there)
 
 
@@ -170,9 +214,11 @@ def _sites(work: Work, method: Method) -> Phase:
             every = rows * (1 if site.experts else len(site.linears)) * site.features
             factor = Part("its inverse's factor", 4 * 8 * square, f"4 x {site.features}^2 in float64")
             columns = Part("weights in columns", 3 * exact * every, f"3 x {every:,} numbers of {8 * exact} bits")
-            working = max(factor, columns, key=lambda part: part.bytes)
+            working = max(factor, columns, key=_size)
         if text is not None:  # X^T X is summed while batches pass, before it is used
-            working = max(working, _activations(work, text), key=lambda part: part.bytes)
+            attends = site.name == "attention_output"  # which is remembered
+            passing = (_attention if attends else _activations)(work, text)
+            working = max(working, passing, key=_size)
         parts = (*_layer(work), *here, *_kept_inputs(work, text, itemsize, site.name), matrices, working)
         best = max(best, Phase(method.title, parts, there), key=lambda phase: phase.bytes)
     return best if text is None else max(best, _stream(work, method.title, text), key=lambda phase: phase.bytes)
@@ -186,10 +232,11 @@ def _layers(work: Work, method: Method) -> Phase:
     moments = (Part("X^T X of all sites", square * exact, f"{square:,} numbers of {8 * exact} bits"),)
     if text is None:
         return Phase(method.title, (*_layer(work), *moments))
+    summed = Part("X^T X of a batch", exact * max(site.features**2 for site in shape.sites), "before it is added")
     read = max(sum(work.shapes.rows(one) for one in site.linears) * site.features for site in shape.sites)
     here, there = _hidden(work, text, work.itemsize)
     searching = Phase(method.title, (*_layer(work), *here, *moments, _copies(work, read)), there)
-    return max(searching, _stream(work, method.title, text, moments), key=lambda phase: phase.bytes)
+    return max(searching, _stream(work, method.title, text, (*moments, summed)), key=lambda phase: phase.bytes)
 
 
 def _blocks(work: Work, method: Method) -> Phase:
@@ -237,7 +284,7 @@ def _kept(work: Work, tokens: int, beside: Part) -> Iterator[Part]:
     states = tokens * shape.hidden_size * shape.num_layers * work.itemsize
     yield Part("inputs of all layers", states, f"{tokens:,} tokens; layers are computed again (checkpointing)")
     again = Part("a layer computed again", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,}")
-    yield max(again, beside, key=lambda part: part.bytes)
+    yield max(again, beside, key=_size)
 
 
 def _training(work: Work, method: Method) -> Phase:
@@ -313,6 +360,8 @@ def _layer(work: Work) -> tuple[Part, ...]:
     online = (Part("online rotations", matrices, follows),) if matrices else ()
     if work.device == "cpu":
         return online
+    if work.recipe.rotation is not None or work.recipe.methods:
+        online = (*online, Part("cuBLAS's workspace", WORKSPACE, "of the first product on"))
     if work.resident:
         every = work.parameters
         return (Part("the network", every * work.itemsize, f"{every:,} numbers of {work.dtype}"), *online)
@@ -348,10 +397,23 @@ def _activations(work: Work, text: Calibration) -> Part:
     return Part("a batch in the layer", tokens * width * work.itemsize, f"{tokens:,} tokens x {width:,} features")
 
 
-def _copies(work: Work, elements: int) -> Part:
+def _attention(work: Work, text: Calibration) -> Part:
+    """What a layer has while a batch of the text passes its attention."""
+    length, device = text.sequence_length, _device(work)
+    sequences = _batch_tokens(work, text) // length
+    size = attention_bytes(work.shapes.architecture, sequences, length, work.itemsize, device)
+    return Part("a batch in the attention", size, f"{sequences} sequences x {length:,} tokens")
+
+
+def _copies(work: Work, elements: int, copies: int = 5) -> Part:
     """What searching scales and rounding makes of a weight."""
     exact = max(4, work.itemsize)
-    return Part("copies of the weights at work", 5 * exact * elements, f"5 x {elements:,} numbers of {8 * exact} bits")
+    follows = f"{copies} x {elements:,} numbers of {8 * exact} bits"
+    return Part("copies of the weights at work", copies * exact * elements, follows)
+
+
+def _size(part: Part) -> int:
+    return part.bytes
 
 
 def _width(work: Work) -> int:

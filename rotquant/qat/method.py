@@ -109,6 +109,11 @@ class SelfDistillation(Method):
         """Steps of AdamW."""
         return self.epochs * ((self.text.samples - self.validated) // self.batch_size)
 
+    @property
+    def written(self) -> tuple[int, int] | None:
+        """The training text, unless it is taken as it is."""
+        return None if self.temperature is None else (self.text.samples, self.text.sequence_length)
+
     def budget(self, recipe: Recipe) -> Budget:
         """Training text and learning rates, the rate of weights being that for the recipe's KV cache."""
         found = super().budget(recipe)

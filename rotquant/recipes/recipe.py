@@ -183,6 +183,11 @@ class Method(Frozen):
         text = self.own_text or (recipe.calibration if self.calibrates else None)
         return Budget(0) if text is None else self._budget(text.samples, text.sequence_length)
 
+    @property
+    def written(self) -> tuple[int, int] | None:
+        """Sequences that the model writes to train on, and the tokens of each; None where it writes none."""
+        return None
+
     def _budget(self, samples: int, length: int) -> Budget:
         """Make the budget of a text of so many samples, each of so many tokens."""
         seen = getattr(self, "batch_size", 0) * length

@@ -7,12 +7,11 @@ Candidates are rounded by the project's one quantizer; this module never decides
 import torch
 from torch import Tensor
 
+from rotquant.models.memory import CANDIDATES_AT_ONCE
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, fake_quantize, grouped
 
-#: Elements of all candidates held at once: what a CPU core's cache holds, and what keeps a GPU busy.
-_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 #: Relative difference of two errors that float32's last bits, of powers and of sums, might decide: far above them.
 _CLOSE = 1e-5
 
@@ -48,7 +47,7 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
     rows = view.reshape(1, -1) if scheme.granularity == "tensor" else view.reshape(-1, view.shape[-1])
     per_row = scheme.model_copy(update={"granularity": "channel", "group_size": None})
     candidates = 1.0 - torch.arange(steps, dtype=weight.dtype, device=weight.device) / 100
-    budget = of_device(_ELEMENTS, weight.device)
+    budget = of_device(CANDIDATES_AT_ONCE, weight.device)
     chunk = max(1, budget // rows.shape[-1])
     return torch.cat([_search_rows(part, per_row, norm, candidates, budget) for part in rows.split(chunk)]).view(shape)
 

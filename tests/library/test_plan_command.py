@@ -311,3 +311,45 @@ def test_a_rotation_that_leaves_the_residual_stream_alone_turns_no_embedding() -
     largest = 640 * 2048
     assert planned_phases(GEMMA, "quarot-rtn", **turned)["rotation"]["a weight in float64"] == 32 * largest
     assert planned_phases(GEMMA, "quarot-rtn")["rotation"]["a weight in float64"] == 32 * 2**26
+
+
+NARROW = LlamaConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    tie_word_embeddings=True,
+)
+MIB = 2**20
+
+
+def test_a_gpu_holds_the_scores_of_float32_attention_with_grouped_queries() -> None:
+    """SmolLM2-135M's shape: an H200 held 3,411 MiB. Other types and heads have a fused attention."""
+    text = {"calibration": {"samples": 64, "sequence_length": 2048}}
+    parts = planned_phases(NARROW, "quarot", **text)["GPTQ"]
+    scores = 2 * 4 * 8 * 9 * 2048**2  # before and after the softmax, of 8 sequences at once
+    assert scores < parts["a batch in the attention"] < 1.2 * scores
+    assert "inputs of mlp_output" not in parts
+    assert sum(parts.values()) == pytest.approx(3411 * MIB, rel=0.08)
+    every = copy.deepcopy(NARROW)
+    every.num_key_value_heads = 9
+    assert "a batch in the attention" not in planned_phases(every, "quarot", **text)["GPTQ"]
+
+
+@pytest.mark.parametrize(("config", "measured"), [(NARROW, 202), (GEMMA, 213)], ids=["smollm2-135m", "gemma3-270m"])
+def test_rounding_on_a_gpu_holds_many_candidates_of_clip_ratios(config: Any, measured: int) -> None:
+    parts = planned_phases(config, "rtn")["round-to-nearest"]
+    assert sum(parts.values()) == pytest.approx(measured * MIB, rel=0.05)
+    chosen = planned_phases(config, "rtn", weights={"clip_search": False})["round-to-nearest"]
+    assert sum(chosen.values()) < sum(parts.values()) / 4
+
+
+def test_a_model_that_writes_its_text_holds_keys_and_values_of_all_sequences_at_once() -> None:
+    found = planned_phases(NARROW, "llm-qat")
+    assert found["LLM-QAT text"]["keys and values"] == 256 * 1024 * 2 * 30 * 3 * 64 * 4
+    assert planned_phases(NARROW, "rcp").keys() > {"RCP text", "RCP"}
+    assert "RCP text" not in planned_phases(NARROW, "rcp", methods={"rcp": {"temperature": None}})
+    wide = planned_phases(LLAMA, "llm-qat")["LLM-QAT text"]["keys and values"]
+    assert wide == 2**34 == 16 * 1024 * 2 * 32 * 4096 * 4  # 16 sequences

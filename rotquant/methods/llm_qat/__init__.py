@@ -37,6 +37,11 @@ class LLMQAT(Method):
         self.refuse_clip_search(recipe)
         self.refuse_static(recipe)
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """All of its text."""
+        return self.samples, self.sequence_length
+
     def budget(self, recipe: Recipe) -> Budget:
         """The text that the model generates."""
         return self._budget(self.samples, self.sequence_length)

@@ -138,7 +138,8 @@ class _Fusion:
                 rows = rows - rows.mean(dim=-1, keepdim=True)
             return self.residual(rows)
 
-        self._update_rows(weight, change)
+        if self.centred or self.residual:
+            self._update_rows(weight, change)
 
     def rotate_layer(self, layer: nn.Module, matrices: Mapping[str, Tensor]) -> None:
         """All weights of one decoder layer; matrices: its own, by the names of their locations."""
