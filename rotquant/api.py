@@ -38,7 +38,7 @@ from rotquant.models.checkpoints import (
 from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
-from rotquant.models.folders import check_kind, check_weight_files, embedding_type, kind_of
+from rotquant.models.folders import PACKED, check_kind, check_weight_files, embedding_type, kind_of
 from rotquant.models.limits import ModelLimits, advised_length
 from rotquant.models.placement import current_gpu, fits
 from rotquant.models.rotation.matrices import (
@@ -318,7 +318,7 @@ def load(
     dtype: torch.dtype | None = None,
 ) -> Model:
     """Load a folder written by `quantize`, `rotquant convert` or `rotquant export`, a plain checkpoint, or one of
-    compressed-tensors by another library.
+    packed weights by another library: compressed-tensors, GPTQ or AWQ.
 
     Args:
         recipe: what acts at run time, where it differs from what the folder was made for; a plain checkpoint has none,
@@ -335,7 +335,7 @@ def load(
     if kind == "quantized":
         network, tokenizer, state = load_quantized(path, device, dtype)
         recipe = recipe or state.recipe
-    elif kind == "compressed-tensors":
+    elif kind in PACKED.values():
         packed = load_compressed(path, device, dtype)
         recipe = recipe or packed.recipe
         return Model(packed.model, packed.tokenizer, recipe, packed.run(recipe))
@@ -374,7 +374,7 @@ def limits_of(path: str | Path) -> ModelLimits:
         config = read_decoder_manifest(path).config
         return ModelLimits(config.max_positions, config.vocabulary, advised)
     prefix = prefix_tokens(path) if kind == "quantized" else 0
-    config = load_config(Path(path), quantized=True) if kind == "compressed-tensors" else config_of(path)
+    config = load_config(Path(path), quantized=True) if kind in PACKED.values() else config_of(path)
     return ModelLimits.of(config, advised, prefix)
 
 

@@ -49,7 +49,7 @@ _OF_DECODERS = re.compile(rf"layers\.\d+\.({'|'.join(LINEARS)})\.(?!bias)")
 class MeasuredModel:
     """A model of a comparison.
 
-    format: plain, quantized (a folder of `rotquant quantize`), compressed-tensors, or decoder.
+    format: plain, quantized (a folder of `rotquant quantize`), decoder, or who packed it (`models.folders.Kind`).
     bytes: of its safetensors files. parameters: how many the model has; of one that a rotation gave a head apart from
         the embedding, as many as the reference has.
     bits_per_weight: stored bits of the decoder layers' linear layers with scales, zero points, tables and what else

@@ -73,8 +73,8 @@ def compare(
 ) -> CommandResult:
     """Compare models with a reference on the same text: perplexity, KL divergence, first choices, size, bits.
 
-    Each is plain or quantized: a folder or hub id, or a folder of `rotquant quantize`, `export`, `convert` or of
-    compressed-tensors by another library. All need the same tokenizer.
+    Each is plain or quantized: a folder or hub id, or a folder of `rotquant quantize`, `export`, `convert` or another
+    library (compressed-tensors, GPTQ, AWQ). All need the same tokenizer.
 
     Example: `rotquant compare MODEL quantized/ other/ --corpus wikitext2 --max-windows 20`
     """

@@ -1,11 +1,12 @@
-"""Folders of compressed-tensors read as floating-point models: this project's exports, and those of other libraries.
+"""Folders of packed weights read as floating-point models: this project's exports, and those of other libraries.
 
-Of others are read whole-number weights, `pack-quantized` or `int-quantized`, and quantizers of inputs and KV cache that
-this project has; what else a configuration says is refused, never left out.
+Of others' compressed-tensors are read whole-number weights, `pack-quantized` or `int-quantized`, quantizers of inputs
+and KV cache that this project has, and transforms; what else a configuration says is refused, never left out. Folders
+in GPTQ's and AWQ's formats have weights alone (`rotquant.formats.gptq`).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rotquant.formats import gptq
 from rotquant.formats.compressed import PARTS, library, targets_name, unpacked_weight
 from rotquant.formats.export import DIGESTS, PLAIN, STEM, TRANSFORMED, running, sealed_content
 from rotquant.formats.export import METHOD as OURS
@@ -23,11 +25,13 @@ from rotquant.models.architectures import Architecture, architecture_of
 from rotquant.models.checkpoints import first_line, load_config, load_tokenizer
 from rotquant.models.folders import check_weight_files, read_config
 from rotquant.models.integrity import check_finite, check_seal, checking_digests, note_unsealed, read_tensors
-from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
+from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, SiteKey, wrap
 from rotquant.models.transforms import features_at
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import Granularity, QuantizationScheme
+from rotquant.recipes.schemes import Calibration, Granularity, QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform
+from rotquant.tensors.hadamard.constructions import hadamard_matrix
+from rotquant.tensors.quantization import QParams
 from rotquant.weights.build import quantized_forward
 from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, make_model, take_state
 
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+#: Locations of transforms that share a matrix, which is stored at one of them.
+_SHARED = dict.fromkeys(("q_attn", "k_cache"), ("q_attn", "k_cache"))
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,7 @@ class Loaded:
     recipe: of the weights where they are ours, else quantizers of inputs and KV cache alone.
     state: of the weights where they are ours.
     transforms, tensors: the online transforms that a folder of others says, and what they are made of.
+    static: scales of its static quantizers of inputs, by (layer, site).
     """
 
     model: "PreTrainedModel"
@@ -195,18 +202,19 @@ class Loaded:
     state: QuantizedState | None
     transforms: tuple[Transform, ...]
     tensors: dict[str, Tensor]
+    static: dict[SiteKey, QParams] = field(default_factory=dict)
 
     def run(self, recipe: Recipe) -> Handle:
         """Install what acts at run time, by a recipe that may differ there."""
-        if self.state is not None or not self.transforms:
+        if self.state is not None or not (self.transforms or self.static):
             return quantized_forward(self.model, recipe, self.state)
-        quantization = RuntimeQuantization(**recipe.quantizers)
+        quantization = RuntimeQuantization(**recipe.quantizers, static=self.static)
         return wrap(self.model, quantization.with_transforms(self.transforms, self.tensors))
 
 
 @task("loading the model")
 def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Loaded:
-    """Load a folder of compressed-tensors with dequantized weights.
+    """Load a folder of packed weights, dequantized.
 
     Args:
         dtype: of the parameters; default the one that the configuration names.
@@ -218,9 +226,12 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
     config = load_config(folder, quantized=True)
     content = dict(config.quantization_config)
     del config.quantization_config
+    if content.get("quant_method") in gptq.METHODS:
+        return _load_gptq(folder, config, content, device, dtype)
     said, architecture = declared(content, folder), architecture_of(config)
     packed, ours = packed_of(said, folder), said.config.quant_method == OURS
-    foreign = None if ours else foreign_recipe(said, folder)
+    if not ours:
+        foreign_recipe(said, folder)  # refused before weights are read
     named = any(folder.glob(f"{TRANSFORMED}*.safetensors"))
     files = [*check_weight_files(folder, STEM if ours else TRANSFORMED if named else PLAIN)]
     tensors: dict[str, Tensor] = {}
@@ -230,12 +241,32 @@ def load_compressed(folder: str | Path, device: torch.device | str = "cpu", dtyp
             tensors |= read_tensors(path)
         check_finite(folder, tensors.items())
     kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
-    state = take_state(folder, exported_manifest(content), architecture, tensors) if ours else None
-    transforms, matrices = ((), {}) if ours else take_transforms(said, architecture, tensors, folder)
+    if ours:
+        state = take_state(folder, exported_manifest(content), architecture, tensors)
+        unpack_all(tensors, packed, kind, folder)
+        model = make_model(folder, config, tensors, kind, device)
+        return Loaded(model, load_tokenizer(folder), state.recipe, state, (), {})
+    recipe = foreign_recipe(said, folder)
+    static = take_static(recipe, architecture, tensors, folder)
+    transforms = take_transforms(said, architecture, tensors, folder)
     unpack_all(tensors, packed, kind, folder)
+    transforms.fuse_outputs(tensors)
     model = make_model(folder, config, tensors, kind, device)
-    recipe = state.recipe if state else cast(Recipe, foreign)
-    return Loaded(model, load_tokenizer(folder), recipe, state, transforms, matrices)
+    return Loaded(model, load_tokenizer(folder), recipe, None, tuple(transforms.inputs), transforms.tensors, static)
+
+
+def _load_gptq(
+    folder: Path, config: Any, content: Mapping[str, Any], device: torch.device | str, dtype: torch.dtype | None
+) -> Loaded:
+    """A folder in GPTQ's or AWQ's format: nothing acts while it runs."""
+    layout, tensors = gptq.layout_of(content, folder), {}
+    for path in check_weight_files(folder, PLAIN):
+        tensors |= read_tensors(path)
+    check_finite(folder, tensors.items())
+    kind = dtype or cast("torch.dtype | None", config.dtype) or torch.float32
+    gptq.unpack_all(tensors, layout, kind, folder)
+    model = make_model(folder, config, tensors, kind, device)
+    return Loaded(model, load_tokenizer(folder), Recipe(), None, (), {})
 
 
 def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype, where: object) -> None:
@@ -264,8 +295,13 @@ def foreign_recipe(config: Declared, where: object) -> Recipe:
     if config.group.output_activations is not None:
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
     cache = _scheme(config.config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
-    inputs = _scheme(config.group.input_activations, "token", f"{where}: input_activations")
-    return Recipe(activations=inputs, keys=cache, values=cache)
+    found = config.group.input_activations
+    if found is not None and found.type == "int" and found.strategy == "tensor" and found.dynamic is False:
+        inputs = QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity="tensor", dynamic=False)
+    else:
+        inputs = _scheme(found, "token", f"{where}: input_activations")
+    calibrated = None if inputs is None or inputs.dynamic else Calibration()  # of a text that nobody told
+    return Recipe(activations=inputs, keys=cache, values=cache, calibration=calibrated)
 
 
 def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationScheme | None:
@@ -274,7 +310,7 @@ def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationSch
         return None
     dynamic = found.dynamic is True and found.strategy == "token"
     if not _is_code(found) or not dynamic or (found.type == "float" and granularity == "head"):
-        raise CheckpointError(f"{where} is not read here ({found}): integers by token with dynamic scales are.")
+        raise CheckpointError(f"{where} is not read here ({found}): codes by token with dynamic scales are.")
     return QuantizationScheme(
         bits=found.num_bits,
         type=found.type,
@@ -284,75 +320,157 @@ def _scheme(found: Any, granularity: Granularity, where: str) -> QuantizationSch
     )
 
 
-def take_transforms(
-    config: Declared, architecture: Architecture, tensors: dict[str, Tensor], where: object
-) -> tuple[tuple[Transform, ...], dict[str, Tensor]]:
-    """The online transforms of a configuration, and their stored matrices, taken out of `tensors`.
+def take_static(
+    recipe: Recipe, architecture: Architecture, tensors: dict[str, Tensor], where: object
+) -> dict[SiteKey, QParams]:
+    """Static scales of sites' inputs, taken out of `tensors`, where each linear layer has its own.
 
     Raises:
-        CheckpointError: one is of another kind or place than inputs of a site's linear layers, queries and keys.
+        CheckpointError: one is missing, or layers that read one input have different ones.
     """
-    found: dict[str, Transform] = {}
-    matrices: dict[str, Tensor] = {}
+    if recipe.activations is None or recipe.activations.dynamic:
+        return {}
+    found: dict[SiteKey, QParams] = {}
+    for index in range(architecture.num_layers):
+        for site in architecture.sites:
+            places = [f"model.layers.{index}.{linear}.input" for linear in site.linears]
+            scales = [tensors.pop(f"{place}_scale", None) for place in places]
+            points = [tensors.pop(f"{place}_zero_point", None) for place in places]
+            scale, point = scales[0], points[0]
+            same = scale is not None and all(one is not None and torch.equal(one, scale) for one in scales)
+            if scale is None or not same or any((one is None) != (point is None) for one in points):
+                raise CheckpointError(f"{where} has no static scale of {places[0]} that all who read it share.")
+            zero_point = None
+            if not recipe.activations.symmetric:
+                code = torch.zeros(()) if point is None else point
+                zero_point = code.to(torch.float32).reshape(()) + 2 ** (recipe.activations.bits - 1)
+            found[index, site.name] = QParams(scale.to(torch.float32).reshape(()), zero_point)
+    return found
+
+
+@dataclass
+class FoundTransforms:
+    """The transforms of a configuration that act while the model runs.
+
+    inputs, tensors: of what linear layers read, queries and keys, and what they are made of.
+    outputs: matrices by the names of the linear layers that give y M, [size, size] for each block of features.
+    """
+
+    inputs: list[Transform] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def fuse_outputs(self, tensors: dict[str, Tensor]) -> None:
+        """Give each such layer the weight M^T W and the bias M^T b: the same function, since nothing is between."""
+        for layer, matrix in self.outputs:
+            for name in {f"{layer}.weight", f"{layer}.bias"} & tensors.keys():
+                rows = tensors[name].to(torch.float64)
+                blocks = rows.reshape(-1, len(matrix), rows[0].numel())
+                fused = matrix.to(torch.float64).mT @ blocks
+                tensors[name] = fused.reshape(rows.shape).to(tensors[name].dtype)
+
+
+def take_transforms(
+    config: Declared, architecture: Architecture, tensors: dict[str, Tensor], where: object
+) -> FoundTransforms:
+    """The transforms of a configuration that act while it runs, their stored matrices taken out of `tensors`.
+
+    Raises:
+        CheckpointError: one is of inputs of some of the linear layers that read them, or of another place.
+    """
+    found, stored = FoundTransforms(), set[str]()
     of_layers: dict[str, dict[int, Tensor]] = {}
     for name, scheme in config.transforms.items():
         for one in scheme.apply:
             if one.location in ("weight_input", "weight_output"):  # which the stored weights have already
                 continue
-            place, layers = _place(one, architecture)
-            features = None if place is None else scheme.head_dim or features_at(architecture, place)
-            sylvester = scheme.type == "hadamard" and features is not None and features & features - 1 == 0
-            every = len(layers) == architecture.num_layers
-            stored = scheme.type == "random-hadamard" and place != "queries_keys"
-            if features is None or not ((sylvester and every) or stored):
+            ends = [f".{name}_{place}.weight" for place in _SHARED.get(one.location, (one.location,))]
+            matrices = {key: value for key, value in tensors.items() if key.endswith(tuple(ends))}
+            stored |= matrices.keys()
+            if one.location == "output":
+                for layer in _named(one, architecture):
+                    size = scheme.head_dim or len(tensors[f"{layer}.weight_scale"])
+                    found.outputs.append((layer, _matrix(scheme, one, name, size, matrices, where)))
+                continue
+            places = _places(one, architecture)
+            if not places or (places[0][0] == "queries_keys" and scheme.type == "random-matrix"):
                 raise CheckpointError(
                     f"{where} has a transform {name} ({scheme.type}, {one.location} of {', '.join(one.targets)}) that "
-                    "is not read here: Hadamard ones of all inputs of one kind, or of queries and keys, are."
+                    "is not read here: those of all layers that read an input, of outputs, and of queries and keys are."
                 )
-            own = name if every else name.removesuffix(f"_{layers[0]}")
-            if not sylvester:
-                matrix = _stored_matrix(name, features, tensors, where)
-                matrix = matrix.mT if one.inverse else matrix
-                if every:
-                    matrices[own] = matrix.expand(architecture.num_layers, features, features)
-                else:
-                    of_layers.setdefault(own, {})[layers[0]] = matrix
-            found[own] = Transform(
-                name=own,
-                kind="hadamard" if sylvester else "orthogonal",
-                location=cast(Location, place),
-                size=scheme.head_dim,
-                online=True,
-                tensors=() if sylvester else (own,),
-            )
+            for place, layers in places:
+                size = scheme.head_dim or features_at(architecture, place)
+                every = len(layers) == architecture.num_layers
+                own = name if every else name.removesuffix(f"_{layers[0]}")
+                own = own if len(places) == 1 else f"{own}_{place}"
+                fast = _sylvester(scheme, size) and scheme.precision == torch.float32 and every
+                if not fast:
+                    matrix = _matrix(scheme, one, name, size, matrices, where)
+                    of_layers.setdefault(own, {}).update(dict.fromkeys(layers, matrix))
+                kind = "hadamard" if fast else "matrix" if scheme.type == "random-matrix" else "orthogonal"
+                transform = Transform(
+                    name=own,
+                    kind=kind,
+                    location=place,
+                    size=scheme.head_dim,
+                    online=True,
+                    tensors=() if fast else (own,),
+                )
+                found.inputs += [] if transform in found.inputs else [transform]
+    for name in stored:
+        del tensors[name]
     for name, several in of_layers.items():
         if len(several) != architecture.num_layers:
             raise CheckpointError(f"{where} has a transform {name} of {len(several)} layers, and not of all.")
-        matrices[name] = torch.stack([several[index] for index in range(architecture.num_layers)])
-    return tuple(found.values()), matrices
+        first, shared = several[0], all(one is several[0] for one in several.values())
+        listed = [several[index] for index in range(len(several))]
+        found.tensors[name] = first.expand(len(several), *first.shape) if shared else torch.stack(listed)
+    return found
 
 
-def _place(one: Any, architecture: Architecture) -> tuple[Location | None, tuple[int, ...]]:
-    """Where a transform acts: the site whose linear layers its targets name, and in which layers, all or one."""
+def _named(one: Any, architecture: Architecture) -> set[str]:
+    """The linear layers that a transform acts on; of those outside of the decoder layers the head."""
+    names = {
+        f"model.layers.{index}.{name}" for index in range(architecture.num_layers) for name in architecture.linears
+    }
+
+    def named(targets: Iterable[str], layer: str) -> bool:
+        return "Linear" in targets or targets_name(targets, layer)
+
+    return {layer for layer in {*names, "lm_head"} if named(one.targets, layer) and not named(one.ignore, layer)}
+
+
+def _places(one: Any, architecture: Architecture) -> list[tuple[Location, tuple[int, ...]]]:
+    """Where a transform of inputs acts: sites whose linear layers are those that it names, and in which layers."""
     every = tuple(range(architecture.num_layers))
     if one.location in ("q_attn", "k_cache"):
-        return "queries_keys", every
-    if one.location != "input" or one.ignore:
-        return None, ()
-    linears = {index: {f"model.layers.{index}.{name}" for name in architecture.linears} for index in every}
-    named = {name for of_layer in linears.values() for name in of_layer if targets_name(one.targets, name)}
-    layers = tuple(index for index, of_layer in linears.items() if of_layer & named)
+        return [("queries_keys", every)]
+    left, found = _named(one, architecture), list[tuple[Location, tuple[int, ...]]]()
     for site in architecture.sites:
-        places = {f"model.layers.{index}.{name}" for index in layers for name in site.linears}
-        if named == places and len(layers) in (1, len(every)):
-            return site.name, layers
-    return None, ()
+        linears = {index: {f"model.layers.{index}.{name}" for name in site.linears} for index in every}
+        layers = tuple(index for index in every if linears[index] <= left)
+        if len(layers) in (1, len(every)):
+            found.append((site.name, layers))
+            left -= {name for index in layers for name in linears[index]}
+    return [] if left else found
 
 
-def _stored_matrix(name: str, size: int, tensors: dict[str, Tensor], where: object) -> Tensor:
-    """A matrix that all layers of a transform share, scaled as the format does; taken out of `tensors`."""
-    names = [one for one in tensors if one.endswith(f".{name}_input.weight")]
-    found = [tensors.pop(one) for one in names]
-    if not found or found[0].shape != (size, size) or not all(torch.equal(one, found[0]) for one in found):
+def _matrix(scheme: Any, one: Any, name: str, size: int, matrices: Mapping[str, Tensor], where: object) -> Tensor:
+    """The matrix [size, size] by which rows are multiplied, float32 or as precise as it is stored.
+
+    One is stored for all layers, and scaled when it runs, but for that of the type random-matrix.
+    """
+    found = [matrix for matrix in matrices.values() if matrix.shape == (size, size)]
+    if not found and _sylvester(scheme, size):
+        return hadamard_matrix(size, dtype=scheme.precision) / size**0.5
+    if not found or not all(torch.equal(matrix, found[0]) for matrix in found):
         raise CheckpointError(f"{where} has no matrix [{size}, {size}] of the transform {name} that all layers share.")
-    return found[0].to(torch.float32) / size**0.5
+    matrix = found[0].to(torch.promote_types(found[0].dtype, torch.float32))
+    if scheme.type == "random-matrix":  # of which the inverse is stored
+        return matrix
+    return (matrix.mT if one.inverse else matrix) / size**0.5
+
+
+def _sylvester(scheme: Any, size: int) -> bool:
+    """Whether a transform is Sylvester's, which needs no stored matrix."""
+    return scheme.type == "hadamard" and not size & size - 1

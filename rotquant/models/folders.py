@@ -139,23 +139,30 @@ def embedding_type(folder: Path) -> str:
     raise CheckpointError(f"{folder} has no token embedding (embed_tokens.weight).")
 
 
-Kind = Literal["plain", "quantized", "decoder", "compressed-tensors"]
-#: Quantization methods of folders of compressed-tensors: the library's, and that of exports which only rotquant runs.
-PACKED = ("compressed-tensors", "rotquant")
+Kind = Literal["plain", "quantized", "decoder", "compressed-tensors", "gptq", "awq", "auto-round"]
+#: Kinds of folders of packed weights by their quantization methods; `rotquant` is that of exports which only we run.
+PACKED: dict[Any, Kind] = {
+    "compressed-tensors": "compressed-tensors",
+    "rotquant": "compressed-tensors",
+    "gptq": "gptq",
+    "awq": "awq",
+    "auto-round": "auto-round",
+}
 
 
 def kind_of(folder: str | Path) -> Kind | None:
     """Kind of content of a folder; None where it is none.
 
-    Low-rank deltas and a GGUF file are a plain checkpoint. compressed-tensors are this project's exports and others'.
+    Low-rank deltas and a GGUF file are a plain checkpoint. compressed-tensors are this project's exports and others';
+    the last three are others' alone.
     """
     folder = Path(folder)
     if (folder / DECODER_MANIFEST).is_file():
         return "decoder"
     if (folder / MANIFEST).is_file():
         return "quantized"
-    if (quantization_of(folder) or {}).get("quant_method") in PACKED:
-        return "compressed-tensors"
+    if packed := PACKED.get((quantization_of(folder) or {}).get("quant_method")):
+        return packed
     if is_delta(folder) or is_gguf(folder):
         return "plain"
     plain = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*"))
@@ -169,9 +176,9 @@ def check_kind(folder: str | Path, wanted: Kind) -> None:
         raise CheckpointError(f"model folder {folder} does not exist.")
     if found is None or found == wanted:
         return
-    if found == "compressed-tensors":
+    if found in PACKED.values():
         raise CheckpointError(
-            f"{folder} holds packed weights (compressed-tensors), which `rotquant evaluate` and `compare` read as they "
+            f"{folder} holds packed weights ({found}), which `rotquant evaluate` and `compare` read as they "
             "are: give the quantized folder that it was exported from, or the checkpoint that it was made from."
         )
     quantize = f"`rotquant quantize {folder} -o quantized`"

@@ -25,17 +25,32 @@ from tests.library.test_serving import declared, logits
 GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": True}
 ROWS = {"num_bits": 8, "strategy": "channel", "symmetric": True}
 TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
+STATIC = {"num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
 INPUT = {"targets": ["re:.*down_proj$"], "location": "input"}
-OUTPUT = {"targets": ["re:.*v_proj$"], "location": "output"}
+PART = {"targets": ["re:.*v_proj$"], "location": "input"}
 ASYMMETRIC = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
 
 
-def by_the_library(folder: Path, weights: dict[str, Any], inputs: dict[str, Any] | None, packing: str) -> Path:
-    """A checkpoint as llm-compressor writes it: rounded, compressed and saved by the library's own code."""
+def by_the_library(
+    folder: Path,
+    weights: dict[str, Any],
+    inputs: dict[str, Any] | None,
+    packing: str,
+    transforms: dict[str, Any] | None = None,
+    family: str = "llama",
+) -> torch.Tensor:
+    """Write a checkpoint as llm-compressor does, transformed, rounded, compressed and saved by the library's own code.
+
+    Returns:
+        Logits of the model before it was compressed, which has its quantizers and transforms.
+    """
     library = pytest.importorskip("compressed_tensors.quantization")
     compressors = pytest.importorskip("compressed_tensors.compressors")
     utils = pytest.importorskip("compressed_tensors.quantization.utils")
-    model = tiny_model()
+    model = tiny_model(family)
+    if transforms is not None:
+        transform = pytest.importorskip("compressed_tensors.transform")
+        transform.apply_transform_config(model, transform.TransformConfig(config_groups=transforms))
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": packing}
     config = library.QuantizationConfig(
         config_groups={"group_0": group}, ignore=["lm_head"], format=packing, quantization_status="frozen"
@@ -49,12 +64,15 @@ def by_the_library(folder: Path, weights: dict[str, Any], inputs: dict[str, Any]
             module.weight_scale.data.copy_(scale)
             if hasattr(module, "weight_zero_point"):
                 module.weight_zero_point.data.copy_(zero_point)
+            if hasattr(module, "input_scale"):
+                module.input_scale.data.fill_(0.04)
+    theirs = logits(model, use_cache=False)
     compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format=packing)
     compressor.compress_model(model)
     model.save_pretrained(folder)
     compressor.update_config(folder)
     tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return theirs
 
 
 @pytest.mark.parametrize(
@@ -65,12 +83,14 @@ def by_the_library(folder: Path, weights: dict[str, Any], inputs: dict[str, Any]
         (ROWS, TOKEN, "int-quantized"),
         (ROWS | {"type": "float"}, TOKEN | {"type": "float"}, "float-quantized"),
         (GROUPS, TOKEN | {"symmetric": False}, "pack-quantized"),
+        (ROWS, STATIC, "int-quantized"),
     ],
 )
 def test_a_file_of_others_has_the_logits_that_transformers_has(
     weights: dict[str, Any], inputs: dict[str, Any] | None, packing: str, tmp_path: Path
 ) -> None:
-    folder = by_the_library(tmp_path / "theirs", weights, inputs, packing)
+    folder = tmp_path / "theirs"
+    by_the_library(folder, weights, inputs, packing)
     assert declared(folder)["quant_method"] == "compressed-tensors"
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     ours = api.load(folder)
@@ -83,6 +103,52 @@ def test_a_file_of_others_has_the_logits_that_transformers_has(
     # Inputs are equal (below) but for last bits of what layers before gave, which may move one to the next INT8 code:
     # as much as all of the rounding to INT8, which moves these logits, of size 3, by up to 0.07.
     assert difference < 0.1
+
+
+def quip(kind: str, places: tuple[str, str], inverse: bool, **more: Any) -> dict[str, Any]:
+    """A transform of the inputs or the outputs of all linear layers, as llm-compressor's QuIPModifier has it."""
+    online, fused = places
+    apply = [
+        {"targets": ["Linear"], "location": place, "inverse": (place == online) == inverse, "ignore": ["lm_head"]}
+        for place in (fused, online)
+    ]
+    return {"type": kind, "apply": apply, "precision": "torch.float64", **more}
+
+
+INPUTS, OUTPUTS = ("input", "weight_input"), ("output", "weight_output")
+
+
+@pytest.mark.parametrize("inputs", [None, TOKEN])
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        {"v": quip("random-hadamard", INPUTS, False), "u": quip("random-hadamard", OUTPUTS, True)},
+        {"v": quip("hadamard", INPUTS, False, head_dim=16)},
+        {"R4": {"type": "random-hadamard", "apply": [INPUT, INPUT | {"location": "weight_input", "inverse": True}]}},
+    ],
+)
+def test_transforms_of_others_act_as_the_library_runs_them(
+    transforms: dict[str, Any], inputs: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    theirs = by_the_library(tmp_path / "theirs", GROUPS, inputs, "pack-quantized", transforms, "qwen2")
+    ours = logits(api.load(tmp_path / "theirs").network, use_cache=False)
+    # Outputs' transforms are multiplied into the weights, which moves last bits; with quantized inputs these may move
+    # one to the next INT8 code, as above.
+    assert (ours - theirs).abs().max() < (1e-4 if inputs is None else 0.1)
+    without = json.loads((tmp_path / "theirs/config.json").read_text())
+    without["quantization_config"]["transform_config"] = {}
+    (tmp_path / "theirs/config.json").write_text(json.dumps(without))
+    with pytest.raises(CheckpointError, match="weight"):  # nothing says what the stored matrices are for
+        api.load(tmp_path / "theirs")
+
+
+def test_linear_layers_that_read_one_input_share_its_static_scale(tmp_path: Path) -> None:
+    by_the_library(tmp_path / "theirs", ROWS, STATIC, "int-quantized")
+    tensors = load_file(tmp_path / "theirs/model.safetensors")
+    tensors["model.layers.1.self_attn.k_proj.input_scale"] *= 2
+    save_file(tensors, tmp_path / "theirs/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no static scale of model\.layers\.1\.self_attn\.q_proj\.input"):
+        api.load(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("kind", [{"num_bits": 4}, {"num_bits": 8}, {"num_bits": 8, "type": "float"}])
@@ -103,7 +169,7 @@ def test_symmetric_dynamic_inputs_are_the_librarys(kind: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"transform_config": {"config_groups": {"R5": {"type": "hadamard", "apply": [OUTPUT]}}}}, "a transform R5"),
+        ({"transform_config": {"config_groups": {"R5": {"type": "hadamard", "apply": [PART]}}}}, "a transform R5"),
         ({"transform_config": {"config_groups": {"R4": {"type": "random-hadamard", "apply": [INPUT]}}}}, "no matrix"),
         ({"format": "naive-quantized"}, "format naive-quantized"),
         ({"format": "float-quantized"}, "weights that are not read here"),
@@ -116,7 +182,8 @@ def test_symmetric_dynamic_inputs_are_the_librarys(kind: dict[str, Any]) -> None
     ],
 )
 def test_what_is_not_read_is_refused_in_a_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    folder = by_the_library(tmp_path / "theirs", GROUPS, None, "pack-quantized")
+    folder = tmp_path / "theirs"
+    by_the_library(folder, GROUPS, None, "pack-quantized")
     content = json.loads((folder / "config.json").read_text())
     group = content["quantization_config"]["config_groups"]["group_0"]
     group |= {name: value for name, value in changes.items() if name in ("format", *group)}
@@ -143,7 +210,8 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_parts_of_a_weight_that_do_not_fit_are_a_sentence(part: str, change: Any, tmp_path: Path) -> None:
-    folder = by_the_library(tmp_path / "theirs", ASYMMETRIC, None, "pack-quantized")
+    folder = tmp_path / "theirs"
+    by_the_library(folder, ASYMMETRIC, None, "pack-quantized")
     tensors = load_file(folder / "model.safetensors")
     name = f"model.layers.0.mlp.down_proj.{part}"
     tensors[name] = change(tensors[name])

@@ -144,6 +144,7 @@ def test_static_scales_of_inputs_are_the_librarys(quantizers: str, scheme: str, 
     assert scheme_in_vllm(declared(tmp_path / "out")) == scheme
     expected = logits(api.load(tmp_path / "quantized").network, use_cache=False)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), use_cache=False), expected)
+    assert torch.equal(logits(api.load(tmp_path / "out").network, use_cache=False), expected)
 
 
 CLIPPED = {"activations": {"bits": 4, "clip_ratio": 0.9}}

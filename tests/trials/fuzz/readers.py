@@ -165,6 +165,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.client:run": _WRITES,
     "reproduction.run.server:_lock": "opens a folder of its own to lock it",
     "reproduction.run.plan:occupied": "opens an empty file to lock it",
+    "rotquant.formats.reading:_load_gptq": "reads tensors by the functions of load_compressed",
     "rotquant.formats.export:seal_export": "reads what it has written just before",
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:file_digest": "hashes bytes, whatever they are",

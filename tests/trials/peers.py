@@ -1,0 +1,304 @@
+"""Trial of peers: other libraries and this one quantize the same model, from the same token ids, at the same bits.
+
+ROTQUANT_PEERS is a folder with an environment for each library (llmcompressor, auto_round, gptqmodel, torchao: each
+with its bin/python); a library without one is left out. ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT are as in the trial
+of pretrained models; ROTQUANT_PEERS_MODELS names some models, ROTQUANT_PEERS_SEEDS how many seeds draw the calibration
+samples (1). `rotquant compare` measures what each library wrote. Rows that the record has are not made again.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rotquant import api
+from rotquant.foundation.files import read_json, short_hash, write_json, write_text
+from rotquant.recipes.schemes import Calibration
+from rotquant.text import corpus_spec
+from tests.trials.real import _folder, rotquant
+from tests.trials.trial import REPOSITORY, Skip, Trial, run
+
+ROWS, PAGE = REPOSITORY / "docs/peers.json", REPOSITORY / "docs/peers.md"
+#: Calibration samples and their tokens; windows that are measured.
+SAMPLES, TOKENS, WINDOWS = 32, 512, 16
+#: Rows that are measured together.
+BATCH = 5
+#: Who reads these.
+OURS = "rotquant"
+#: What is computed at one price, in the order of the page; `G` is a group of 128, or of 64 where a width needs it.
+CLASSES = ("W4A16, groups of G", "W4A16, channels", "W8A8, dynamic")
+_GROUP, _CHANNEL, _INT8 = CLASSES
+#: Changes of our presets: scales over all steps, as other libraries have them, and columns in activation order.
+_FULL = ("weights.scheme.scale=full",)
+_ORDER = ("methods.gptq.act_order=true", "methods.gptq.group_scales=static")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting of a library: its class of CLASSES, its words on the page, and what the library is told.
+
+    settings: of a peer what `peers_libraries` takes; of this project a preset and its changes. seeded: whether
+    calibration samples count.
+    """
+
+    library: str
+    klass: str
+    words: str
+    settings: Mapping[str, Any]
+    seeded: bool = True
+
+
+@dataclass
+class Row:
+    """A case on a model with a seed. said: why there is no number. gib: largest resident memory of the process."""
+
+    model: str
+    library: str
+    klass: str
+    words: str
+    seed: int
+    version: str = ""
+    seconds: float = 0.0
+    gib: float = 0.0
+    perplexity: float | None = None
+    kl: float | None = None
+    kl_error: float | None = None
+    bits: float | None = None
+    full_precision: float | None = None
+    said: str = ""
+    group: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.model, self.library, self.klass, self.words, self.seed
+
+
+def _weights(group: int | None, bits: int = 4, **more: Any) -> dict[str, Any]:
+    """A config_groups of llm-compressor: symmetric integers by group, or by channel."""
+    shared = {"strategy": "channel"} if group is None else {"strategy": "group", "group_size": group}
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, **shared, **more}
+    return {"config_groups": {"all": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"]}
+
+
+def _int8() -> dict[str, Any]:
+    found = _weights(None, 8)
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    found["config_groups"]["all"]["input_activations"] = inputs
+    return found
+
+
+def cases(group: int) -> list[Case]:
+    """All settings, with groups of so many weights."""
+    made, mse = _weights(group), _weights(group, observer="memoryless_mse")
+
+    def theirs(klass: str, words: str, *modifiers: Any, **more: Any) -> Case:
+        calibrates = {} if more.get("seeded", True) else {"calibrates": False}
+        return Case("llmcompressor", klass, words, {"modifiers": modifiers, **calibrates}, **more)
+
+    def ours(klass: str, preset: str, *changes: str, seeded: bool = True) -> Case:
+        bits = {_GROUP: [f"granularity=group group_size={group} symmetric=true".split()], _INT8: [["bits=8"]]}
+        scheme = [f"weights.scheme.{one}" for many in bits.get(klass, []) for one in many]
+        runtime = ["keys=null", "values=null"]
+        runtime += ["activations.bits=8"] if klass == _INT8 else ["activations=null"]
+        words = ", ".join([preset, *changes])
+        return Case(OURS, klass, words, {"preset": preset, "changes": [*scheme, *runtime, *changes]}, seeded)
+
+    rotated = ("SpinQuantModifier", {"rotations": ["R1", "R2"], "transform_type": "random-hadamard"})
+    clip = "weights.clip_search=true"
+    return [
+        ours(_GROUP, "rtn", "weights.clip_search=false", seeded=False),
+        ours(_GROUP, "rtn", "weights.clip_search=false", *_FULL, seeded=False),
+        theirs(_GROUP, "RTN", ("QuantizationModifier", made), seeded=False),
+        Case("torchao", _GROUP, "int4", {"bits": 4, "group": group}, seeded=False),
+        Case("auto_round", _GROUP, "50 steps", {"iters": 50, "group_size": group}),
+        theirs(_GROUP, "GPTQ, no order", ("GPTQModifier", {**made, "actorder": None})),
+        ours(_GROUP, "gptq-w4a16"),
+        theirs(_GROUP, "GPTQ (static order)", ("GPTQModifier", made)),
+        ours(_GROUP, "gptq-w4a16", *_FULL, *_ORDER),
+        ours(_GROUP, "gptq-w4a16", clip, *_FULL, *_ORDER),
+        theirs(_GROUP, "GPTQ, MSE observer", ("GPTQModifier", mse)),
+        theirs(_GROUP, "AWQ", ("AWQModifier", {}), ("QuantizationModifier", made)),
+        ours(_GROUP, "awq-128g"),
+        ours(_GROUP, "quarot-w4a16", *_FULL, *_ORDER),
+        theirs(_GROUP, "SpinQuant R1 R2, GPTQ", rotated, ("GPTQModifier", made)),
+        theirs(_GROUP, "RTN, MSE observer", ("QuantizationModifier", mse), seeded=False),
+        ours(_GROUP, "rtn", seeded=False),
+        theirs(_INT8, "RTN", ("QuantizationModifier", _int8()), seeded=False),
+        theirs(_INT8, "SmoothQuant, GPTQ", ("SmoothQuantModifier", {}), ("GPTQModifier", _int8())),
+        ours(_INT8, "rtn", seeded=False),
+        ours(_INT8, "smoothquant"),
+        theirs(_CHANNEL, "GPTQ (static order)", ("GPTQModifier", _weights(None))),
+        ours(_CHANNEL, "gptq-w4a16"),
+        ours(_CHANNEL, "gptq-w4a16", *_FULL, _ORDER[0]),
+        ours(_CHANNEL, "quarot-w4a16", *_FULL, _ORDER[0]),
+        Case("gptqmodel", _GROUP, "GPTQ (group-aware order)", {"bits": 4, "group_size": group, "sym": True}),
+        Case("gptqmodel", _GROUP, "GPTQ, order", {"bits": 4, "group_size": group, "sym": True, "desc_act": True}),
+        Case("auto_round", _GROUP, "200 steps", {"iters": 200, "group_size": group}),
+    ]
+
+
+def body(trial: Trial) -> None:
+    """Each case on each model with each seed, made and then measured."""
+    models, text, place = _folder("MODELS"), _folder("TEXT"), Path(os.environ.get("ROTQUANT_PEERS", ""))
+    asked = os.environ.get("ROTQUANT_PEERS_MODELS", "smollm2-135m,gemma3-270m,qwen2.5-coder-0.5b").split(",")
+    seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
+    libraries = {name: place / name / "bin/python" for name in ("llmcompressor", "auto_round", "gptqmodel", "torchao")}
+    libraries = {name: python for name, python in libraries.items() if python.exists()}
+    if not libraries:
+        raise Skip("ROTQUANT_PEERS names no folder with environments.")
+    known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
+    for checkpoint in [models / name for name in asked]:
+        for seed in seeds:
+            group = group_of(checkpoint)
+            rows = []
+            for case in [case for case in cases(group) if case.library in (OURS, *libraries)]:
+                row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group)
+                if (case.seeded or seed == 0) and not any(row.key == one.key and one.perplexity for one in known):
+                    rows.append((row, case))
+            for start in range(0, len(rows), BATCH):
+                batch = rows[start : start + BATCH]
+                measured = made_and_measured(batch, checkpoint, text, libraries, place / "made")
+                for row in measured:
+                    trial.say(json.dumps(asdict(row)))
+                    trial.check("A peer's folder is read", not row.said, f"{row.library}, {row.words}: {row.said}")
+                keys = {row.key for row in measured}
+                known = [one for one in known if one.key not in keys] + measured
+                write_json(ROWS, [asdict(one) for one in known])
+                write_text(PAGE, page(known))
+
+
+def made_and_measured(
+    batch: Sequence[tuple[Row, Case]], checkpoint: Path, text: Path, libraries: Mapping[str, Path], place: Path
+) -> list[Row]:
+    """Rows of a batch, quantized each where that is not done, and measured by one command, which reads the model once.
+
+    place: where quantized folders lie until they are measured, so that a trial that was ended goes on.
+    """
+    bos = "window" if api.load_tokenizer(checkpoint).bos_token else "text"
+    folders: list[tuple[Row, Path]] = []
+    for row, case in batch:
+        folder = place / short_hash(str(row.key))
+        facts = folder / "made.json"
+        if facts.exists():
+            row = replace(row, **read_json(facts, "facts"))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(exist_ok=True)
+            make(row, case, checkpoint, folder, text, libraries.get(case.library), bos)
+            if not row.said:
+                write_json(facts, {name: getattr(row, name) for name in ("seconds", "gib", "version")})
+        folders.append((row, folder))
+    readable = [(row, folder) for row, folder in folders if not row.said]
+    windows = ["--max-windows", WINDOWS, "--sequence-length", TOKENS, "--bos", bos]
+    found = rotquant("compare", checkpoint, *(folder for _, folder in readable), "--corpus", text, *windows)
+    if found.status:
+        return [replace(row, said=row.said or found.sentence) for row, _ in folders]
+    for (row, folder), model in zip(readable, found.answer["models"], strict=True):
+        row.perplexity, row.bits = model["perplexity"]["perplexity"], model["bits_per_weight"]
+        row.kl, row.kl_error = model["kl"]
+        row.full_precision = found.answer["reference"]["perplexity"]["perplexity"]
+        shutil.rmtree(folder)
+    return [row for row, _ in folders]
+
+
+def make(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path, python: Path | None, bos: Any) -> None:
+    """Quantize as a case says; what it says where it fails is in the row."""
+    if python is not None:
+        row.said = by_library(row, case, checkpoint, folder, text, python, bos)
+        return
+    words = ["--method", case.settings["preset"], "--corpus", text, "--samples", SAMPLES]
+    words += ["--sequence-length", TOKENS, "--bos", bos, "--seed", row.seed, "--no-check"]
+    words += [word for change in case.settings["changes"] for word in ("--set", change)]
+    made = rotquant("quantize", checkpoint, "-o", folder, *words, as_json=False)
+    row.seconds, row.gib = round(made.seconds, 1), round(made.gib, 2)
+    row.said = made.sentence if made.status else ""
+
+
+def by_library(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path, python: Path, bos: Any) -> str:
+    """Let a peer quantize in its own environment; what it says where it fails."""
+    calibration = Calibration(corpus=str(text), samples=SAMPLES, sequence_length=TOKENS, bos=bos)
+    tokenizer = api.load_tokenizer(checkpoint)
+    ids = api.calibration_tokens(corpus_spec(str(text)), calibration, tokenizer, row.seed).tolist()
+    given = folder.with_suffix(".json")
+    write_json(given, {"ids": ids, "settings": case.settings, "seed": row.seed, "windows": []})
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    command = [python, Path(__file__).with_name("peers_libraries.py"), case.library, checkpoint, folder, given]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "Error" in line]
+        return lines[-1][:200] if lines else "no word"
+    answer = json.loads(done.stdout.splitlines()[-1])
+    row.seconds, row.gib, row.version = round(answer["seconds"], 1), round(answer["gib"], 2), answer["version"]
+    return ""
+
+
+def group_of(checkpoint: Path) -> int:
+    """128, or 64 where a layer's inputs are no multiple of it."""
+    config = read_json(checkpoint / "config.json", "configuration")
+    return 64 if any(config[name] % 128 for name in ("hidden_size", "intermediate_size")) else 128
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page of the record: a table for each model and class, the least KL divergence first."""
+    parts = [_OPENING.format(samples=SAMPLES, tokens=TOKENS, windows=WINDOWS)]
+    for model in dict.fromkeys(row.model for row in rows):
+        own = [row for row in rows if row.model == model]
+        exact = next((row.full_precision for row in own if row.full_precision), None)
+        parts.append(f"## {model}\n" + (f"\nFull precision: {exact:.2f}.\n" if exact else ""))
+        for klass in CLASSES:
+            lines = _lines([row for row in own if row.klass == klass])
+            if lines:
+                parts.append(f"### {klass.replace('of G', f'of {own[0].group}')}\n")
+                parts.append("| library | setting | KL, nats | perplexity | bits | s | GiB | seeds |")
+                parts.append("| :-- | :-- | --: | --: | --: | --: | --: | --: |")
+                parts += [*lines, ""]
+    return "\n".join(parts)
+
+
+_OPENING = """# Peers
+
+Other libraries and this one quantize the same checkpoint. Each gets the same {samples} calibration samples of
+{tokens} tokens of C4, the same bits and the same groups, and works in float32 on one CPU core. `rotquant compare`
+measures what each wrote: KL divergence from full precision and perplexity on {windows} windows of {tokens} tokens of
+WikiText-2's raw test text. Bits are those stored for a weight of a linear layer, scales and zero points included:
+scales are float32 of llm-compressor and of this library, which both would store in 16 bits for a model in 16 bits
+(4.25 at groups of 64), and float16 of the others. The number after ± is the standard error over windows; with several
+seeds it is the standard deviation over them. All read the same windows, so differences between rows are surer than
+that. Seconds are those of quantizing beside other work, and tell the order of size alone; ours have the start of
+Python and the writing too. torchao's weights are stored dequantized, so its bits are not its own. `python -m
+tests.trials.peers` makes this page, and [real models](real_models.md) says what these
+checkpoints are.
+"""
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """A line for each setting that has a number, and after them those that failed."""
+    settings: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        settings.setdefault((row.library, row.words), []).append(row)
+    measured, failed = [], []
+    for (library, words), seeds in settings.items():
+        version = next((f" {row.version}" for row in seeds if row.version), "")
+        found = [row for row in seeds if row.kl is not None]
+        if not found:
+            failed.append(f"| {library}{version} | {words} | failed: {seeds[0].said} | | | | | |")
+            continue
+        kls = [row.kl or 0.0 for row in found]
+        error = statistics.stdev(kls) if len(kls) > 1 else found[0].kl_error or 0.0
+        perplexities = statistics.mean(row.perplexity or 0.0 for row in found)
+        bits = "-" if library == "torchao" else f"{found[0].bits:.2f}"
+        seconds, gib = statistics.median(row.seconds for row in found), max(row.gib for row in found)
+        kl = statistics.mean(kls)
+        cells = f"{kl:.4f} ± {error:.4f} | {perplexities:.2f} | {bits} | {seconds:.0f} | {gib:.1f} | {len(found)}"
+        name = f"**{library}**" if library == OURS else library
+        measured.append((kl, f"| {name}{version} | {words} | {cells} |"))
+    return [line for _, line in sorted(measured)] + failed
+
+
+if __name__ == "__main__":
+    run("peers", (__doc__ or "").splitlines()[0], body)
