@@ -1,0 +1,94 @@
+"""Which settings of 4-bit weights cost a pretrained model least: a search for gptq-w4a16 and quarot-w4a16.
+
+It reads ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT as `tests.trials.real` does. Each trial is one setting on one model
+with one sample of the train split, judged on the validation split, in KL divergence from full precision; the test split
+is never read. Records are lines of a file, so that an interrupted search goes on where it was.
+
+    python -m tests.trials.weights_alone RECORDS MODEL [--only RE] [--seeds 3] [--samples 32]
+"""
+
+import argparse
+import json
+import os
+import re
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rotquant import api
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override_all
+from rotquant.recipes.schemes import Perplexity
+from rotquant.text.loading import corpus_spec
+
+#: Windows of 512 tokens of the validation split that judge, and calibration samples of as many.
+WINDOWS, TOKENS = 8, 512
+#: Trials of each preset: groups, divisor of the scale, clip search, and order of rounding. The first has its settings.
+CHOSEN = {
+    "gptq-w4a16": [
+        *product(["channel"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order"]),
+        *product(["groups"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
+    ],
+    "quarot-w4a16": [
+        ("channel", "max/7", "MSE clip", "natural order"),
+        *product(["groups"], ["max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
+    ],
+}
+
+
+def trials(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Presets and their changes, by words."""
+    size = 64 if model.startswith("smollm2") else 128  # which divides every width of the model
+    return {
+        "; ".join([name, *words]): (name, changes(*words, size)) for name, every in CHOSEN.items() for words in every
+    }
+
+
+def changes(groups: str, divisor: str, clip: str, order: str, size: int) -> dict[str, Any]:
+    """What the words of a trial change in a recipe; size: of groups."""
+    scheme = {"granularity": "group", "group_size": size} if groups == "groups" else {}
+    scheme["scale"] = "full" if divisor == "max/7.5" else "paper"
+    static = {"act_order": True, "group_scales": "static"} if order == "static order" else {}
+    return {"weights": {"scheme": scheme, "clip_search": clip == "MSE clip"}, "methods": {"gptq": static}}
+
+
+def main() -> None:
+    """Run the trials that are asked for and not recorded yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=32)
+    options = parser.parse_args()
+    checkpoint = Path(os.environ["ROTQUANT_REAL_MODELS"]) / options.model
+    corpus = corpus_spec(os.environ["ROTQUANT_REAL_TEXT"])
+    check = Perplexity(corpus=corpus.name, split="validation", sequence_length=TOKENS, max_windows=WINDOWS)
+    read = options.records.read_text().splitlines() if options.records.exists() else ()
+    done = {(one["model"], one["trial"], one["seed"]) for one in map(json.loads, read)}
+    text = {"calibration": {"samples": options.samples, "sequence_length": TOKENS}}
+    for seed in range(options.seeds):
+        for words, (name, made) in trials(options.model).items():
+            if (options.model, words, seed) in done or not re.search(options.only, words):
+                continue
+            recipe, _ = api.fit(checkpoint, override_all(preset(name), [made, text], words))
+            begin = time.perf_counter()
+            cost = api.quantize(checkpoint, recipe, corpus=corpus, seed=seed, dtype=torch.bfloat16, check=check).cost()
+            row = {
+                "model": options.model,
+                "trial": words,
+                "seed": seed,
+                "kl": cost and cost.kl,
+                "perplexity": cost and cost.quantized,
+                "full_precision": cost and cost.full_precision,
+                "seconds": time.perf_counter() - begin,
+            }
+            with options.records.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
