@@ -296,8 +296,9 @@ def foreign_recipe(config: Declared, where: object) -> Recipe:
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
     cache = _scheme(config.config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
     found = config.group.input_activations
-    if found is not None and found.type == "int" and found.strategy == "tensor" and found.dynamic is False:
-        inputs = QuantizationScheme(bits=found.num_bits, symmetric=found.symmetric, granularity="tensor", dynamic=False)
+    if found is not None and _is_code(found) and found.strategy == "tensor" and found.dynamic is False:
+        kind = {"bits": found.num_bits, "type": found.type, "symmetric": found.symmetric}
+        inputs = QuantizationScheme.model_validate({**kind, "granularity": "tensor", "dynamic": False})
     else:
         inputs = _scheme(found, "token", f"{where}: input_activations")
     calibrated = None if inputs is None or inputs.dynamic else Calibration()  # of a text that nobody told
