@@ -216,7 +216,7 @@ def make(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path, pytho
     words += [word for change in case.settings["changes"] for word in ("--set", change)]
     made = rotquant("quantize", checkpoint, "-o", folder, *words, as_json=False)
     row.seconds, row.gib = round(made.seconds, 1), round(made.gib, 2)
-    row.said = made.sentence if made.status else ""
+    row.said = (made.sentence or f"status {made.status}") if made.status else ""
 
 
 def by_library(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path, python: Path, bos: Any) -> str:
