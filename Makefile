@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-long test-machines trials speed lint format schemas lock site gallery clean FORCE
+.PHONY: all setup test test-long test-machines trials speed lint format lock site gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -19,7 +19,6 @@ $(READY): requirements.lock pyproject.toml workflow/pyproject.toml
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 		--editable . --editable workflow
-	$(BIN)/python -m reproduction.schemas
 	touch $@
 
 # FORCE: whether a report is up to date is for Snakemake to decide, not for make.
@@ -57,10 +56,6 @@ format: $(READY)
 	ruff check --fix .
 	ruff format .
 	snakefmt Snakefile workflow
-
-# JSON schemas of the YAML files for editors, from the models that validate these.
-schemas: $(READY)
-	$(BIN)/python -m reproduction.schemas
 
 # torch is locked by its public version, so that the same lock takes the CPU or the CUDA build of the machine.
 lock: $(READY)

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from reproduction import schemas
+from reproduction.tables.configuration import ConfigFile
 from rotquant.commands.root import REPRODUCTION, cli
 from scripts.documentation.links import ROOT
 from scripts.documentation.words import cell, code, entries, table
@@ -52,7 +52,7 @@ def index() -> str:
     return "\n\n".join(
         [
             "# Reference",
-            "Made from docstrings, commands and schemas when the site is built. "
+            "Made from docstrings, commands and models when the site is built. "
             "[Configuration](configuration.md) lists all keys.",
             table(["Module", "What it has"], modules),
             "## Commands",
@@ -122,8 +122,8 @@ def _default(option: Any) -> str:
 
 
 def configuration() -> str:
-    """All keys of a configuration file, by the schema that editors read."""
-    schema = schemas.schema("config")
+    """All keys of a configuration file, by the model that validates it."""
+    schema = ConfigFile.model_json_schema()
     parts = [
         "# Configuration",
         "The keys of `config/config.yaml` and of files on top of it, from the models that validate them. "
@@ -142,12 +142,12 @@ def _called(name: str) -> str:
 
 
 def _sentence(section: dict[str, Any]) -> str:
-    return cell(section.get("description", ""))
+    return cell(" ".join(section.get("description", "").partition("\n\n")[0].split()))
 
 
 def _keys(section: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, one in section.get("properties", {}).items():
-        default = f", default {code(json.dumps(one['default']))}" if "default" in one else ""
+        default = f", default {code(json.dumps(one['default']))}" if one.get("default") is not None else ""
         yield name, _values(one) + default, _sentence(one)
 
 

@@ -248,9 +248,7 @@ def test_numbers_stand_before_the_figure(project: Project) -> None:
 def test_a_paper_says_how_far_it_is(project: Project) -> None:
     text = html.index(project)
     claims = "Of 2 directions that they claim 1 agree, 1 disagree, and 0 are not tested here."
-    assert f"2 of 107 tables and figures are built. {claims}" in text
-    assert f"2 of 20 tables and figures are built. {claims}" in text
-    assert "0 of 28 tables and figures are built." in text
+    assert text.count(f"2 of 2 tables and figures are built. {claims}") == 2
 
 
 def test_text_of_the_tables_is_escaped(project: Project) -> None:
@@ -348,16 +346,13 @@ def test_a_card_is_the_first_screen_of_its_page(project: Project) -> None:
 def test_every_target_is_there_once_with_its_status(project: Project) -> None:
     page = Page(html.index(project))
     targets = {values["id"]: values["data-status"] for _, values in page.elements if "data-target" in values}
-    assert len(targets) == 108
+    assert list(targets) == list(project.tables)
     assert [name for name, status in targets.items() if status == "computed"] == [
         "quarot_table1",
         "quarot_table2",
         "quarot_own",
     ]
-    assert targets["rcp_lemma1"] == "not-yet"
-    assert {values["data-paper"] for _, values in page.elements if "data-target" in values} == {
-        *("quarot", "spinquant", "rcp", "prefixquant")
-    }
+    assert {values["data-paper"] for _, values in page.elements if "data-target" in values} == {"quarot"}
 
 
 def test_without_its_script_the_page_hides_only_the_controls(project: Project) -> None:

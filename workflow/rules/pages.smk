@@ -111,7 +111,6 @@ INDEX = PAGE + "report index" + BY_PLAN
 rule index:
     input:
         reports=local(expand("reports/{table}.md", table=PLAN.tables)),
-        targets=local("config/targets.yaml"),
     output:
         local("reports/index.md"),
         local("reports/index.html"),

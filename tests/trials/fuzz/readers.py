@@ -124,7 +124,6 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.run.stages.text:_tokens": ("texts as tokens",),
     "reproduction.tables.tables:tables_in": ("tables of accuracy",),
     "reproduction.tables.tables:read_published": ("printed numbers",),
-    "reproduction.tables.targets:load_targets": ("targets",),
     "reproduction.corpora.docstrings:file_docstrings": ("packs",),
     "rotquant.text.loading:_file_rows": ("corpora: jsonl", "corpora: json", "corpora: parquet"),
     "rotquant.text.loading:_text_lines": ("corpora: txt",),

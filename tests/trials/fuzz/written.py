@@ -7,7 +7,6 @@ from reproduction.sources import load_project, load_tables
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.published import read_printed
 from reproduction.tables.tables import RunTable
-from reproduction.tables.targets import load_targets
 from rotquant.commands.options import changed, changes_of, named_recipe, rotation_fields
 from rotquant.recipes.presets import preset
 from tests.trials.fuzz.example import SETTINGS, SPEEDS
@@ -37,7 +36,6 @@ def formats(root: Path) -> list[Format]:
         Format("tables of accuracy", files, kinds(TABLES), _tables, 2.0),
         Format("tables of speed", fast, kinds(SPEEDS), _speed, 2.0),
         Format("tables of settings", files, kinds(SETTINGS), _settings, 2.0),
-        Format("targets", fast, kinds("config/targets.yaml"), load_targets, 0.5),
         Format("printed numbers", files, kinds(f"{PUBLISHED}small.csv"), _tables, 1.5),
         Format("printed settings", files, kinds(f"{PUBLISHED}settings.csv"), _settings),
         Format("printed times", fast, kinds(f"{PUBLISHED}table14.csv"), _speed),

@@ -1,7 +1,7 @@
 """Files that people write in YAML: read, validated by one pydantic model a kind of file, refused in one sentence.
 
-The sentence names the file, the key and what would be right. The same models give the JSON schemas with which editors
-complete and check the files (`reproduction.schemas`). Nothing here knows what the data is about.
+The sentence names the file, the key and what would be right. The site's page on the configuration is made from the same
+models. Nothing here knows what the data is about.
 """
 
 import csv

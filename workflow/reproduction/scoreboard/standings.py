@@ -1,8 +1,9 @@
 """The scoreboard: every table and figure of the papers and every report of our own, and their progress.
 
-A target is computed when its report was rendered from runs made here or imported, recorded when results/bench/<gpu>/
-has its measurements from another machine's GPU. The list is config/targets.yaml; progress is read from the files, never
-from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same standings as a page.
+A target is a table or figure of a paper that is defined as data. It is computed when its report was rendered from runs
+made here or imported, recorded when results/bench/<gpu>/ has its measurements from another machine's GPU. Progress is
+read from the files, never from a list. `index` writes it as Markdown; `reproduction.scoreboard.page` shows the same
+standings as a page.
 """
 
 import re
@@ -15,9 +16,9 @@ from reproduction.claims.claims import Score
 from reproduction.render.pages.markdown import page_path, rendered
 from reproduction.render.pages.model import Report
 from reproduction.run.results import table_path
-from reproduction.sources import Reached, Status, source_of
+from reproduction.sources import Status, source_of
 from reproduction.tables.project import Project
-from reproduction.tables.targets import load_targets
+from reproduction.tables.tables import Table
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_object
 
@@ -30,7 +31,7 @@ class Standing:
     """Progress of one target.
 
     kind: its kind, in words. listed: whether it is in the paper; the others are reports of our own.
-    rendered: whether its page exists. csv: its numbers, where they exist. source: the name of their source.
+    rendered: whether its page exists. csv: its numbers, where they exist.
     status, machines: computed here, recorded on these GPUs, or neither.
     report: its content; None before its numbers are collected.
     """
@@ -42,7 +43,6 @@ class Standing:
     listed: bool
     rendered: bool
     csv: Path | None
-    source: str
     status: Status
     machines: Sequence[str]
     report: Report | None
@@ -69,28 +69,18 @@ Standings = Mapping[str, Sequence[Standing]]
 
 
 def standings(project: Project) -> Standings:
-    """Every target by paper, in the order of config/targets.yaml, then the paper's further reports.
-
-    Reports about no paper come last, under the name of their subject.
-    """
-    data = load_targets(project.root)
-    listed = {target.id for target in data.targets}
-    found: dict[str, tuple[Standing, ...]] = {}
-    for paper in subjects(project):
-        targets = [target for target in data.targets if target.paper == paper]
-        own = [table for table in project.tables.values() if table.paper == paper and table.id not in listed]
-        found[paper] = (
-            *(_standing(project, target.id, paper, target.title, data.kinds[target.kind]) for target in targets),
-            *(_standing(project, table.id, paper, table.title, "report of our own", listed=False) for table in own),
-        )
-    return found
+    """Every target by paper, then the paper's further reports; reports about no paper come last."""
+    tables = sorted(project.tables.values(), key=lambda table: not table.is_printed)
+    return {
+        paper: tuple(_standing(project, table) for table in tables if table.paper == paper)
+        for paper in subjects(project)
+    }
 
 
 def subjects(project: Project) -> dict[str, str]:
     """The papers by their short name, with their titles; then the other subjects of reports."""
-    others = {table.paper: table.paper_title for table in project.tables.values()}
-    papers = load_targets(project.root).papers
-    return papers | {name: title for name, title in others.items() if name not in papers}
+    tables = sorted(project.tables.values(), key=lambda table: not table.is_printed)
+    return {table.paper: table.paper_title for table in tables}
 
 
 def index(project: Project, found: Standings | None = None) -> str:
@@ -120,10 +110,10 @@ def machine_noise(root: Path) -> str:
     )
 
 
-def _standing(project: Project, name: str, paper: str, title: str, kind: str, *, listed: bool = True) -> Standing:
-    rendered = (project.root / page_path(name)).exists()
-    csv = table_path(name) if (project.root / table_path(name)).exists() else None
-    table, reached = project.tables.get(name), Reached("computed" if rendered else "not yet")
-    if table is not None:
-        reached = source_of(table).reached(project, table, rendered)
-    return Standing(name, paper, title, kind, listed, rendered, csv, table.of if table else "", *reached)
+def _standing(project: Project, table: Table) -> Standing:
+    rendered = (project.root / page_path(table.id)).exists()
+    csv = table_path(table.id) if (project.root / table_path(table.id)).exists() else None
+    source = source_of(table)
+    kind = source.kind(table) if table.is_printed else "report of our own"
+    said = (table.id, table.paper, table.title, kind, table.is_printed, rendered, csv)
+    return Standing(*said, *source.reached(project, table, rendered))

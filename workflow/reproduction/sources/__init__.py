@@ -19,7 +19,7 @@ from reproduction.tables.configuration import Config, find_root, load_config
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project, no_slot
 from reproduction.tables.resolution import check_names
-from reproduction.tables.tables import OfPaper, RunTable, Table, in_order, with_rows
+from reproduction.tables.tables import RunTable, Table, in_order, with_rows
 from rotquant.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,13 +44,11 @@ class Reached(NamedTuple):
 class Source(ABC, Generic[T, C]):
     """Base class of sources. T: the source's kind of table; C: the numbers collected for one.
 
-    `patterns`: the files with its tables, relative to workflow/. `schema`: the model of such a file. `code`: the
-    modules that make each output.
+    `patterns`: the files with its tables, relative to workflow/. `code`: the modules that make each output.
     """
 
     name: ClassVar[str]
     patterns: ClassVar[tuple[str, ...]]
-    schema: ClassVar[type[OfPaper]]
     code: ClassVar[Mapping[Output, tuple[str, ...]]]
 
     @abstractmethod
@@ -61,10 +59,9 @@ class Source(ABC, Generic[T, C]):
             ConfigError: an error in a table, in a message with file and field.
         """
 
-    @property
-    def file_kind(self) -> str:
-        """The name of its kind of file; `tables` for files of any name."""
-        return Path(self.patterns[0]).stem.replace("*", "tables")
+    @abstractmethod
+    def kind(self, table: T) -> str:
+        """What a table is about, in a few words."""
 
     def settled(self, table: T, tables: Mapping[str, Table], root: Path) -> T:
         """Complete a table with data from other tables, once all are loaded.

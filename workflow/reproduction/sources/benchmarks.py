@@ -39,7 +39,6 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
         "figure": ("reproduction.render.figures.speed",),
         "page": ("reproduction.render.pages.benchmarks", "reproduction.render.pages.markdown"),
     }
-    schema = SpeedFile
 
     def load(self, path: Path, root: Path) -> Iterator[SpeedTable]:
         """Load tables; arguments fit the benchmarks of one device, and the paper's numbers exist."""
@@ -53,6 +52,9 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
             except ConfigError as error:
                 raise ConfigError(f"{table.file}: {error}") from None
             yield table
+
+    def kind(self, table: SpeedTable) -> str:
+        return "time or memory"
 
     def settled(self, table: SpeedTable, tables: Mapping[str, Table], root: Path) -> SpeedTable:
         """Check that a figure draws existing columns."""

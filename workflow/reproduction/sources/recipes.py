@@ -29,10 +29,12 @@ class Recipes(Source[SettingsTable, SettingsTable]):
         "table": ("reproduction.sources.recipes",),
         "page": ("reproduction.render.pages.recipes", "reproduction.render.pages.markdown"),
     }
-    schema = SettingsFile
 
     def load(self, path: Path, root: Path) -> Iterator[SettingsTable]:
         return tables_in(path, root, SettingsFile, SettingsTable)
+
+    def kind(self, table: SettingsTable) -> str:
+        return "settings"
 
     def settled(self, table: SettingsTable, tables: Mapping[str, Table], root: Path) -> SettingsTable:
         try:

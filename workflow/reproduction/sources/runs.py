@@ -39,12 +39,15 @@ class Runs(Source[RunTable, Collected]):
             "reproduction.render.pages.markdown",
         ),
     }
-    schema = TableFile
 
     def load(self, path: Path, root: Path) -> Iterator[RunTable]:
         for table in tables_in(path, root, TableFile, RunTable):
             check_published(table, root)
             yield table
+
+    def kind(self, table: RunTable) -> str:
+        scored = any(metric["kind"] in ("perplexity", "zero_shot") for metric in table.metrics)
+        return "accuracy" if scored else "analysis"
 
     def settled(self, table: RunTable, tables: Mapping[str, Table], root: Path) -> RunTable:
         """Check that claims' experiments and regimes name computed rows, and columns, of an existing table of runs."""

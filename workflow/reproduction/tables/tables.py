@@ -175,6 +175,11 @@ class Titled(Written):
         """The part after the paper's name: "table1", "figure1", "switches"."""
         return self.id.partition("_")[2]
 
+    @property
+    def is_printed(self) -> bool:
+        """Whether the paper has it; the others are reports of our own."""
+        return re.match(r"(table|figure|lemma)\d", self.label) is not None
+
 
 class Table(Titled):
     """A table of any source, with its file's data about the paper; paths are relative to the project."""
