@@ -325,11 +325,11 @@ class Copy:
 
     def rotquant(self, *arguments: str) -> tuple[int, str]:
         """Run `rotquant` in the copy as a job of `snakemake` does; otherwise as `run` does."""
-        return forked.rotquant(self.root, self.environment(), *arguments)
+        return forked.run("rotquant", self.root, self.environment(), *arguments)
 
     def snakemake(self, *arguments: str) -> tuple[int, str]:
         """Run Snakemake on two cores in the copy."""
-        return forked.snakemake(self.root, self.environment(), "--cores", "2", *arguments)
+        return forked.run("snakemake", self.root, self.environment(), "--cores", "2", *arguments)
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """How many jobs of each rule a dry run would execute; rules of pages by one name."""

@@ -1,13 +1,11 @@
-"""Axes on which every number of a figure has a place, and labels that stay next to their own panel."""
+"""Axes of relative changes, and labels that stay next to their own panel."""
 
-import itertools
 import math
 import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from reproduction.render.figures.changes import Change
-from reproduction.words.numbers import show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,13 +20,10 @@ HIDDEN = 0.15
 #: Up to this many percent, an axis of relative changes is always linear.
 LINEAR = 8.0
 
-#: Labels that fit next to a panel.
-_BESIDE = 7
+#: Inches between two labels.
+_GAP = 0.05
 
-#: Inches of a label's character, of the gap between two labels, and of a mark at the end of an axis.
-_CHARACTER, _GAP, _MARK = 0.056, 0.05, 0.15
-
-#: Margin beyond the last number where nothing is far, as a share of the axis's length.
+#: Margin beyond the last number, as a share of the axis's length.
 _MARGIN = 0.1
 
 #: Length of a logarithmic axis from zero to 1 %, in powers of ten.
@@ -40,65 +35,33 @@ class PercentAxis:
 
     Perplexities rise by ten percent in all rows of one table, by one to a thousand in another, and by a million where a
     network broke down. An axis with room for a million would hide the other changes. Changes that are far beyond the
-    others or not finite are therefore drawn at the end of the axis, with their numbers. Our numbers set the limit.
-
-    inches: approximate length of the axis, which sets the room for numbers at its ends and for labels below it.
+    others or not finite are therefore drawn at the end of the axis. Our numbers set the limit.
     """
 
     def __init__(self, changes: Iterable[Change]) -> None:
-        self.inches = 1.6
         known = list(changes)
         numbers = [number for change in known for number in (change.ours, change.papers) if number is not None]
         sizes = _sizes(change.ours for change in known) or _sizes(numbers) or [0.1]
         usual = [size for size in sizes if size <= USUAL * sizes[3 * (len(sizes) - 1) // 4]]
         self.far = FAR * usual[-1]
         self.far = max(self.far, 2 * max((size for size in _sizes(numbers) if size <= self.far), default=0.0))
-        near = [end for change in known for end in change.extent if not self.beyond(end)]
-        self.low, self.high = min([0.0, *near]), max([0.0, *near])
-        self.below, self.above = (
-            max((self._room(one, negative) for one in known), default=0.0) for negative in (True, False)
-        )
-        extent = max(-self.low, self.high)
+        near = [0.0, *(end for change in known for end in change.extent if not self.beyond(end))]
+        extent = max(map(abs, near))
         self.linear = extent <= LINEAR or usual[len(usual) // 2] >= HIDDEN * extent
+        self.any_beyond = any(map(self.beyond, numbers))
+        low, high = self._along(min(near)), self._along(max(near))
+        margin = _MARGIN * max(high - low, 0.1)
+        self.limits = self._back(low - margin), self._back(high + margin)
 
     def beyond(self, change: float) -> bool:
         """Whether a change is drawn at the end of the axis instead of its own place."""
         return not abs(change) <= self.far  # also nan
 
-    def _room(self, change: Change, negative: bool) -> float:
-        """Inches of a row's number and mark at an end of the axis."""
-        numbers = [number for number in (change.ours, change.papers) if number is not None and self.beyond(number)]
-        texts = [change_label(number) for number in numbers if (number < 0) == negative]
-        return _MARK * bool(texts) + sum(_GAP + _CHARACTER * len(text) for text in texts)
-
-    @property
-    def least(self) -> float:
-        """Inches of the axis that leave room for the changes between the numbers at its ends."""
-        return 0.5 + self.below + self.above
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """Both ends of the axis, with room for the marks and numbers of changes beyond them."""
-        low, high = (self._along(end) for end in (self.low, self.high))
-        span = max(high - low, 0.1)
-        shares = [room / max(self.inches, self.least) for room in (self.below, self.above)]
-        below, above = (span * (share / (1 - sum(shares)) if share else _MARGIN) for share in shares)
-        return self._back(low - below), self._back(high + above)
-
-    @property
-    def _usual(self) -> tuple[float, float]:
-        """The part of the axis where numbers have their own places."""
-        low, high = (self._along(end) for end in (self.low, self.high))
-        margin = _MARGIN * max(high - low, 0.1)
-        return self._back(low - margin), self._back(high + margin)
-
     def place(self, change: float) -> float:
         """The place of a change on the axis."""
         if not self.beyond(change):
             return change
-        low, high = (self._along(end) for end in self.limits)
-        inset = 0.04 * (high - low)
-        return self._back(low + inset if change < 0 else high - inset)
+        return self.limits[0] if change < 0 else self.limits[1]
 
     def _along(self, change: float) -> float:
         """The distance of a change from zero along the axis; beyond 1 % it is counted in powers of ten."""
@@ -118,76 +81,27 @@ class PercentAxis:
         return "" if self.linear else " (logarithmic beyond 1 %)"
 
     def apply(self, axis: "Axes", which: Literal["x", "y"]) -> None:
-        """Set scale, limits and tick labels of the x or y axis of a panel, and mark where its scale changes or ends."""
+        """Set scale, limits and tick labels of the x or y axis of a panel."""
         from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-        ticks = getattr(axis, f"{which}axis")
+        ticks, (low, high) = getattr(axis, f"{which}axis"), self.limits
         if self.linear:
-            low, high = self._usual
-            found = MaxNLocator(min(4, max(2, int(self.inches / 0.33))) if which == "x" else 6).tick_values(low, high)
-            ticks.set_major_locator(FixedLocator([value for value in found if low <= value <= high]))
+            ticks.set_major_locator(MaxNLocator(4 if which == "x" else 6))
         else:
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=LINEAR_PART * 0.9)
             ticks.set_minor_locator(NullLocator())
-            ticks.set_major_locator(FixedLocator(self._ticks(below=which == "x")))
+            powers = [10.0**power for power in range(16) if low <= -(10**power) or 10**power <= high]
+            powers = powers[::-2] if len(powers) > 3 else powers if low > -1 else powers[1:]
+            ticks.set_major_locator(FixedLocator([0.0, *powers, *(-power for power in powers)]))
         axis.set(**{f"{which}lim": self.limits})
-        ticks.set_major_formatter(lambda value, _: _percent(value))
-        low, high = self._usual
-        for end, beyond in ((low, self.below), (high, self.above)):
-            if beyond:
-                _mark_break(axis, which, (self._along(end) - self._start) / self._span)
+        ticks.set_major_formatter(lambda value, _: f"{value:g} %")
 
-    @property
-    def _start(self) -> float:
-        """Where the axis starts, as a distance from zero along it."""
-        return self._along(self.limits[0])
-
-    @property
-    def _span(self) -> float:
-        """Length of the axis in the same unit."""
-        return self._along(self.limits[1]) - self._start
-
-    def _ticks(self, *, below: bool) -> list[float]:
-        """Zero and powers of ten, and next to a panel also their midpoints; fewer without room."""
-        low, high = self._usual
-        crowded = [value for value in (1.0, -1.0) if below and self._meet([0.0, value])]
-        found = [0.0]
-        for steps, stride in (((1,) if below else (1, 3), 1), ((1,), 1), ((1,), 2), ((1,), 3)):
-            up = [step * 10.0**power for power in range(1 if 1.0 in crowded else 0, 16, stride) for step in steps]
-            both = [*(-value for value in reversed(up)), 0.0, *up]
-            found = [value for value in both if low <= value <= high and value not in crowded]
-            if not self._meet(found) if below else len(found) <= _BESIDE:
-                break
-        return found
-
-    def _meet(self, values: list[float]) -> bool:
-        """Whether labels of some of these numbers would touch below a panel."""
-        low, high = (self._along(end) for end in self.limits)
-        scale = self.inches / (high - low)
-        ends = sorted(
-            (scale * self._along(value) - half, scale * self._along(value) + half)
-            for value in values
-            for half in [_CHARACTER / 2 * len(_percent(value)) + _GAP / 2]
-        )
-        return any(one[1] > other[0] for one, other in itertools.pairwise(ends))
-
-
-def _mark_break(axis: "Axes", which: Literal["x", "y"], share: float) -> None:
-    """Two strokes across a panel's axis at a share of its length: what follows is not to scale."""
-    place = {"x": ([share - 0.01, share + 0.01], [0, 0]), "y": ([0, 0], [share - 0.01, share + 0.01])}[which]
-    stroke = [(-0.4, -1), (0.4, 1)] if which == "x" else [(-1, -0.4), (1, 0.4)]
-    look = {"marker": stroke, "linestyle": "", "color": "black", "markersize": 6, "markeredgewidth": 0.9}
-    axis.plot(*place, transform=axis.transAxes, clip_on=False, zorder=5, **look)
-
-
-def change_label(change: float) -> str:
-    """A change's number where it cannot be read from the axis: "3,000 %", from ten thousand on "5.7·10⁴ %"."""
-    if not math.isfinite(change):
-        return show(change)
-    if abs(change) < 1e4:
-        return f"{float(f'{change:.1e}'):,.0f} %"
-    digits, _, power = f"{change:.1e}".partition("e")
-    return f"{digits}·10{_raised(int(power))} %"
+    def mark(self, axis: "Axes", which: Literal["x", "y"], numbers: dict[float, float], color: str, face: str) -> None:
+        """Draw a cross for each number beyond the axis, by its place on the other axis."""
+        for other, number in numbers.items():
+            if self.beyond(number):
+                place = (self.place(number), other) if which == "x" else (other, self.place(number))
+                axis.plot(*place, marker="X", markersize=7, color=color, markerfacecolor=face, clip_on=False, zorder=4)
 
 
 def fit_labels(figure: "Figure") -> None:
@@ -220,17 +134,6 @@ def fit_labels(figure: "Figure") -> None:
 def _sizes(numbers: Iterable[float | None]) -> list[float]:
     """The sorted magnitudes of the finite non-zero numbers."""
     return sorted(abs(number) for number in numbers if number and math.isfinite(number))
-
-
-def _percent(value: float) -> str:
-    """A tick label; from ten thousand on, powers of ten are written as such."""
-    if abs(value) < 1e4:
-        return f"{value:g} %"
-    return f"{'-' if value < 0 else ''}10{_raised(round(math.log10(abs(value))))} %"
-
-
-def _raised(power: int) -> str:
-    return str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def logarithmic(axis: "Axes", which: Literal["x", "y"]) -> None:

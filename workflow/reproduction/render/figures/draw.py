@@ -17,19 +17,18 @@ from reproduction.render.figures import (
     scaling,
     tokens,
 )
-from reproduction.render.figures.axes import PercentAxis, change_label
+from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
 from reproduction.render.figures.panels import (
     GUTTER,
     LINE,
     Sheet,
     TooHighError,
+    beyond,
     broken,
     entry,
-    inches_across,
     legend,
     name_rows,
-    note,
     panels,
     room_for,
 )
@@ -89,14 +88,12 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
     names, height = room_for(rows)
     drawn: list[Change] = []
     lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}
-    least = GUTTER + max(0.8, *(scale.least for _, scale in lost_of.values()))
     broken_label = LINE * any(scale.words for _, scale in lost_of.values())  # below narrow panels it takes two lines
     panel = (1.9, 0.82 + broken_label + height)
-    with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=least) as (figure, grid):
+    with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=GUTTER + 0.8) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=True):
                 lost, scale = lost_of[quantity]
-                scale.inches = inches_across(axis, names)
                 found = [lost[row, column] for row in rows]
                 _dots(axis, found, scale)
                 drawn += found
@@ -110,6 +107,8 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
         entries = [entry("computed here", OURS, **OURS_MARK)]
         if any(change.papers is not None for change in drawn):
             entries.append(entry("published", PUBLISHED, **PUBLISHED_MARK))
+        if any(scale.any_beyond for _, scale in lost_of.values()):
+            entries.append(beyond())
         legend(figure, entries)
 
 
@@ -158,36 +157,18 @@ KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
 
 
 def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
-    """Draw the rows of a panel: the paper's numbers, ours with their deviations, and a line between the two of a row.
-
-    A mark at the end of the axis has its number next to it.
-    """
+    """Draw a panel's rows: the paper's numbers, ours with their deviations, and a line between the two of a row."""
     ours = {place: loss.ours for place, loss in enumerate(losses) if loss.ours is not None}
     papers = {place: loss.papers for place, loss in enumerate(losses) if loss.papers is not None}
-    far = {place for numbers in (ours, papers) for place, number in numbers.items() if scale.beyond(number)}
-    both = sorted((ours.keys() & papers.keys()) - far)
+    near = [{place: number for place, number in one.items() if not scale.beyond(number)} for one in (ours, papers)]
+    both = sorted(near[0].keys() & near[1].keys())
     axis.hlines(both, [ours[row] for row in both], [papers[row] for row in both], color=LINK, linewidth=0.6)
-    if papers:
-        axis.plot([scale.place(number) for number in papers.values()], list(papers), **_PAPERS)
-    if ours:
-        bars = [0.0 if scale.beyond(number) else losses[place].spread for place, number in ours.items()]
-        axis.errorbar([scale.place(number) for number in ours.values()], list(ours), xerr=bars, elinewidth=1, **_OURS)
-    for place in sorted(far):
-        _name_far(axis, place, {OURS: ours.get(place), PUBLISHED: papers.get(place)}, scale)
+    axis.plot(list(near[1].values()), list(near[1]), **_PAPERS)
+    bars = [losses[place].spread for place in near[0]]
+    axis.errorbar(list(near[0].values()), list(near[0]), xerr=bars, elinewidth=1, **_OURS)
+    scale.mark(axis, "x", papers, PUBLISHED, "white")
+    scale.mark(axis, "x", ours, OURS, OURS)
 
 
 _OURS: dict[str, Any] = {"linestyle": "", "color": OURS, **OURS_MARK}
 _PAPERS: dict[str, Any] = {"linestyle": "", "color": PUBLISHED, **PUBLISHED_MARK}
-
-
-def _name_far(axis: Any, place: int, numbers: dict[str, float | None], scale: PercentAxis) -> None:
-    """Write the coloured numbers of marks at the ends of a row, one after the other where they are at one end."""
-    last: dict[bool, Any] = {}
-    for color, number in numbers.items():
-        if number is not None and scale.beyond(number):
-            low = number < 0
-            look = {"color": color, "ha": "left" if low else "right", "va": "center"}
-            where: Any = (scale.place(number), place)
-            if low in last:
-                where, look = (1.0 if low else 0.0, 0.5), {**look, "xycoords": last[low]}
-            last[low] = note(axis, change_label(number), where, (5 if low else -5, 0), **look)

@@ -5,15 +5,15 @@ table whose columns are settings of one model and whose rows have no labels, the
 row. Numbers ascend on the axis.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from reproduction.frame.values import Values, main_quantities
-from reproduction.render.figures.axes import PercentAxis, change_label
+from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
-from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
+from reproduction.render.figures.panels import Sheet, beyond, broken, entry, leftmost, legend, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, SERIES
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
@@ -53,10 +53,15 @@ class Block:
     panels: list[LinePanel]
     which: tuple[str, ...]
 
-    def label(self, over: str, scale: PercentAxis) -> str:
+    @cached_property
+    def scale(self) -> PercentAxis:
+        """The axis of all panels."""
+        return PercentAxis(change for panel in self.panels for change in panel.changes)
+
+    def label(self, over: str) -> str:
         """Title of the vertical axis."""
         apart = f"{_NAMES[self.which[0]]}\n" if len(self.which) == 1 else ""
-        return f"{apart}{loss_words(self.quantity)}{scale.words}\nrelative to {over}"
+        return f"{apart}{loss_words(self.quantity)}{self.scale.words}\nrelative to {over}"
 
 
 def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
@@ -67,13 +72,12 @@ def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> No
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
     with panels(sheet, *shape, (2.1, 2.1), names=0.6, least=1.25) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
-            scale = PercentAxis(change for panel in block.panels for change in panel.changes)
             for axis, panel in zip(axes, block.panels, strict=True):
-                _draw(axis, panel, block.which, scale)
+                _draw(axis, panel, block.which, block.scale)
                 axis.set_title("" if line and width > 1 and not broken(axis, axes) else panel.title)
                 axis.set_xlabel((table.figure and table.figure.x) or next(reversed(table.label_columns), ""))
                 if axis is axes[0] or leftmost(axis):
-                    axis.set_ylabel(block.label(over, scale))
+                    axis.set_ylabel(block.label(over))
                 else:
                     axis.set_yticklabels([])
         legend(figure, _entries(blocks))
@@ -166,17 +170,11 @@ def _in_order(settings: Iterable[str]) -> list[str]:
 
 
 def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: PercentAxis) -> None:
-    """Draw one series of ours or the paper's by its place on the axis; marks beyond its end point out of the panel."""
+    """Draw one series of ours or the paper's by its place on the axis."""
     heights = {place: getattr(change, name) for place, change in drawn.items()}
     tops = [scale.place(height) for height in heights.values()]
     axis.plot(list(heights), tops, color=color, linewidth=1.1, **_LOOKS[name])
-    for place, height in heights.items():
-        if scale.beyond(height):
-            look = {"marker": "v" if height < 0 else "^", "markersize": 8, "color": color}
-            axis.plot(place, scale.place(height), markerfacecolor=color if name == "ours" else "white", **look)
-        if scale.beyond(height) and math.isfinite(height):
-            look = {"color": color, "ha": "center", "va": "top"}
-            note(axis, change_label(height), (place, scale.place(height)), (0, -6), **look)
+    scale.mark(axis, "y", heights, color, color if name == "ours" else "white")
     if name == "ours":
         bars = [0.0 if scale.beyond(heights[place]) else change.spread for place, change in drawn.items()]
         axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
@@ -188,7 +186,7 @@ def _color(count: int, index: int, name: str) -> str:
 
 
 def _entries(blocks: list[Block]) -> list[Any]:
-    """Legend entries: series by colour, then the numbers' origins by mark, then broken networks."""
+    """Legend entries: series by colour, then the numbers' origins by mark, then what is beyond an axis."""
     names = list(blocks[0].panels[0].series)
     numbers = {name: [number for block in blocks for number in _numbers(block.panels, name)] for name in _NAMES}
     alone = len(names) == 1
@@ -196,6 +194,6 @@ def _entries(blocks: list[Block]) -> list[Any]:
     for name in _NAMES:
         if name == "ours" or numbers[name]:
             entries.append(entry(_NAMES[name], _COLORS[name] if alone else NEUTRAL, **_LOOKS[name]))
-    if not all(map(math.isfinite, numbers["ours"] + numbers["papers"])):
-        entries.append(entry("Inf or NaN", NEUTRAL, marker="^", markersize=7))
+    if any(block.scale.any_beyond for block in blocks):
+        entries.append(beyond())
     return entries

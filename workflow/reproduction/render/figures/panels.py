@@ -133,11 +133,6 @@ def broken(axis: Any, axes: Sequence[Any]) -> bool:
     return len({other.get_subplotspec().rowspan.start for other in (axis, *axes)}) > 1
 
 
-def inches_across(axis: Any, names: float) -> float:
-    """Length of a panel's x axis in inches, where its line has so many inches of names."""
-    return (axis.figure.get_figwidth() - names) / axis.get_subplotspec().get_gridspec().ncols - GUTTER
-
-
 def room_for(names: Sequence[str], rows: float = 1.0) -> tuple[float, float]:
     """Inches that names take next to a panel, and that so many rows of them take for each name."""
     lines = [textwrap.wrap(name, NAME) or [""] for name in names]
@@ -187,6 +182,11 @@ def entry(label: str, color: str, **look: Any) -> Any:
     if "marker" in look:
         look = {"linestyle": "", **look}
     return Line2D([], [], label=label, color=color, **look)
+
+
+def beyond() -> Any:
+    """The legend's entry for what lies beyond an axis."""
+    return entry("beyond the axis, Inf or NaN", NEUTRAL, marker="X", markersize=7)
 
 
 def legend(figure: Any, entries: Sequence[Any]) -> None:
