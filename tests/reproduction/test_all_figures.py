@@ -1,4 +1,4 @@
-"""Every figure of the four papers' tables is drawn without a fault, at a page's width and at a column's."""
+"""Every figure of the four papers' tables is drawn without a fault, up to a page's width."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +23,13 @@ def project(project: Project) -> Iterator[Project]:
         yield project
 
 
-def draw(project: Project, name: str, width: str | None) -> None:
+def draw(project: Project, name: str) -> None:
     """Draw a figure of whichever kind of table; `panels.save` is replaced."""
     table = project.table(name)
     if isinstance(table, RunTable):
-        figures.draw(project, table, drawings.numbers(project, table), Path(f"{name}.svg"), width)
+        figures.draw(project, table, drawings.numbers(project, table), Path(f"{name}.svg"))
     else:
-        speed.draw(project, table, Path(f"{name}.svg"), width)
+        speed.draw(project, table, Path(f"{name}.svg"))
 
 
 def drawn_tables(project: Project) -> list[RunTable]:
@@ -44,8 +44,8 @@ def drawn_tables(project: Project) -> list[RunTable]:
     return list(found.values())
 
 
-def faults(project: Project, monkeypatch: pytest.MonkeyPatch, names: list[str], width: str | None) -> list[str]:
-    """The faults of figures, and which of them have no place on a page."""
+def faults(project: Project, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[str]:
+    """The faults of figures."""
     found: list[str] = []
 
     def check(figure: Any, path: Path) -> None:
@@ -53,10 +53,7 @@ def faults(project: Project, monkeypatch: pytest.MonkeyPatch, names: list[str], 
 
     monkeypatch.setattr(panels, "save", check)
     for name in names:
-        try:
-            draw(project, name, width)
-        except panels.TooHighError as error:
-            found.append(str(error))
+        draw(project, name)
     return found
 
 
@@ -64,48 +61,14 @@ def test_no_figure_has_a_fault(project: Project, monkeypatch: pytest.MonkeyPatch
     names = [table.id for table in drawn_tables(project)]
     names += [name for name, table in project.of(SpeedTable).items() if table.drawing]
     assert len(names) > 70
-    assert "\n".join(faults(project, monkeypatch, names, None)) == ""
-
-
-#: A figure of each kind that a column has room for, and those that it has none for.
-COLUMN = ("quarot_table3", "quarot_table13", "rcp_table15", "spinquant_figure3", "spinquant_figure4", "rcp_figure1")
-COLUMN += ("spinquant_figure6", "spinquant_figure7", "rcp_figure6", "rcp_figure3", "rcp_lemma1", "spinquant_table16")
-COLUMN += ("quarot_table8", "quarot_figure4")
-TOO_HIGH = ("prefixquant_figure1", "prefixquant_figure2", "prefixquant_figure7", "prefixquant_table18")
-
-
-def test_figures_of_a_columns_width_have_none_or_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = {project.table(name).figure.kind for name in (*COLUMN, *TOO_HIGH) if project.table(name).of == "runs"}
-    assert drawn == {*figures.KINDS}
-    assert "\n".join(faults(project, monkeypatch, [*COLUMN], "column")) == ""
-    monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
-    refused = faults(project, monkeypatch, [*TOO_HIGH], "column")
-    assert len(refused) == len(TOO_HIGH)
-    assert all("in high, and a page 9 in; draw it with --width page" in sentence for sentence in refused)
-
-
-def test_all_figures_have_a_place_on_a_page(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of which a page holds one quantity."""
-    monkeypatch.setattr(panels, "styled", lambda: pytest.fail("drawn"))
-    for table in drawn_tables(project):
-        with pytest.raises(pytest.fail.Exception, match="drawn"):
-            draw(project, table.id, "page")
-
-
-def test_what_is_too_high_for_a_page_becomes_a_figure_for_each_quantity(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[str] = []
-    monkeypatch.setattr(panels, "save", lambda _, path: written.append(path.name))
-    draw(project, "rcp_table2", "page")
-    assert written == [f"rcp_table2-{name}.svg" for name in ("perplexity", "mmlu", "average")]
+    assert "\n".join(faults(project, monkeypatch, names)) == ""
 
 
 def test_columns_of_bits_are_panels_and_epochs_the_axis(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     axes: list[Any] = []
     monkeypatch.setattr(panels, "save", lambda figure, _: axes.extend(figure.axes))
-    draw(project, "prefixquant_table12", None)
-    draw(project, "spinquant_budget", None)
+    draw(project, "prefixquant_table12")
+    draw(project, "spinquant_budget")
     labels = [[label.get_text() for label in axis.get_xticklabels()] for axis in axes]
     assert labels == [["0", "5", "10", "20", "30"]] * 2 + [["0", "8", "24", "64", "128", "512"]]
     assert [axis.get_title().partition("\n")[0] for axis in axes] == ["W4A8KV4", "W4A4KV4", "Llama-2-7B"]

@@ -28,11 +28,6 @@ TableName = Annotated[str, typer.Argument(autocompletion=table_names, help="A ta
 TableForm = Literal["latex", "markdown", "csv"]
 FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF embeds its fonts (type 42).")]
 
-FigureWidth = Annotated[
-    Literal["page", "column"] | None,
-    typer.Option(help="Width in a paper: of its text (7 in) or of one of its two columns (3.3 in); default as needed."),
-]
-
 #: Bytes of a file by which its kind is recognized.
 _HEAD = 2**22
 #: What is in every page: its last part, of older ones the first, or the scoreboard's command.
@@ -113,15 +108,11 @@ def table(
 def figure(
     name: TableName,
     form: FigureForm = "svg",
-    width: FigureWidth = None,
     config: Configs = None,
     plan: PlanFile = None,
     place: Place = None,
 ) -> None:
-    """Draw a table's figure into `reports/figures/<name>.svg`; for a paper: --format pdf --width column (or page).
-
-    A width has its own file, `<name>-<width>.pdf`. What is higher than a page becomes a file for each quantity.
-    """
+    """Draw a table's figure into `reports/figures/<name>.svg`, or `.pdf` for a paper, at most as wide as its page."""
     from reproduction.render.figures.draw import figure_path
 
     project = open_project(config, plan, place)
@@ -129,8 +120,8 @@ def figure(
     if chosen.drawn is None:
         raise ResultError(f"table {name} has no figure.")
     collected = source.collect(project, chosen)
-    for file in source.draw(project, chosen, collected, project.root / figure_path(name, form, width), width):
-        typer.echo(str(file.relative_to(project.root)))
+    source.draw(project, chosen, collected, project.root / figure_path(name, form))
+    typer.echo(str(figure_path(name, form)))
 
 
 @report_app.command()

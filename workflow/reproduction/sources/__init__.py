@@ -99,8 +99,8 @@ class Source(ABC, Generic[T, C]):
     def report(self, project: Project, table: T, collected: C) -> Report:
         """The content of a table's page."""
 
-    def draw(self, project: Project, table: T, collected: C, path: Path, width: str | None = None) -> list[Path]:
-        """Draw a table's figure and return the files (`render.figures.draw.draw`)."""
+    def draw(self, project: Project, table: T, collected: C, path: Path) -> None:
+        """Draw a table's figure (`render.figures.draw.draw`)."""
         raise NotImplementedError
 
     @abstractmethod

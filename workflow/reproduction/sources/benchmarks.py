@@ -94,12 +94,10 @@ class Benchmarks(Source[SpeedTable, "Measured"]):
 
         return speed_report(project, table, collected)
 
-    def draw(
-        self, project: Project, table: SpeedTable, collected: Measured, path: Path, width: str | None = None
-    ) -> list[Path]:
+    def draw(self, project: Project, table: SpeedTable, collected: Measured, path: Path) -> None:
         from reproduction.render.figures.speed import draw
 
-        return draw(project, table, path, width)
+        draw(project, table, path)
 
     def reached(self, project: Project, table: SpeedTable, rendered: bool) -> Reached:
         """Progress of a table; a figure waits for all tables that it draws, rendered or not."""

@@ -102,12 +102,10 @@ class Runs(Source[RunTable, Collected]):
 
         return runs_report(project, table, *collected)
 
-    def draw(
-        self, project: Project, table: RunTable, collected: Collected, path: Path, width: str | None = None
-    ) -> list[Path]:
+    def draw(self, project: Project, table: RunTable, collected: Collected, path: Path) -> None:
         from reproduction.render.figures.draw import draw
 
-        return draw(project, table, collected[0], path, width)
+        draw(project, table, collected[0], path)
 
     def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
         if not rendered:

@@ -6,10 +6,11 @@ The shipped suite's tasks are not the paper's: ours fill the upper panels and th
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Number, Place, Values, printed_accuracies
-from reproduction.render.figures.panels import Sheet, entry, leftmost, legend, name_rows, panels, room_for
+from reproduction.render.figures.panels import entry, leftmost, legend, name_rows, panels, room_for
 from reproduction.render.figures.style import LINK, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
@@ -28,14 +29,14 @@ class Accuracies:
     mark: dict[str, Any]
 
 
-def tasks(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def tasks(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw one panel per column, ours above the paper's; colours distinguish rows, the baseline is grey."""
     columns, blocks = project.columns(table), _blocks(project, table, values)
     titles = [[task.title for task in block.tasks] for block in blocks]
     names = 0.2 + max(room_for(found)[0] for found in titles)
     heights = [0.6 + room_for(found)[1] for found in titles]
     panel = (1.9, sum(heights) / len(heights))
-    with panels(sheet, len(blocks), len(columns), panel, names=names, least=1.0, heights=heights) as (figure, grid):
+    with panels(path, len(blocks), len(columns), panel, names=names, least=1.0, heights=heights) as (figure, grid):
         for block, names, axes in zip(blocks, titles, grid, strict=True):
             for axis, column in zip(axes, columns, strict=True):
                 _panel(axis, table, block, column)

@@ -1,10 +1,11 @@
 """Figures of kind `distribution`: every seed's number, with median, quartiles and range (SpinQuant Figure 4)."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Number, Values, main_quantities
-from reproduction.render.figures.panels import Sheet, entry, legend, name_rows, note, panels, room_for
+from reproduction.render.figures.panels import entry, legend, name_rows, note, panels, room_for
 from reproduction.render.figures.style import NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
@@ -21,7 +22,7 @@ _BOX: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8}
 _TEXT: dict[str, Any] = {"color": NEUTRAL, "ha": "center"}
 
 
-def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def distribution(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a panel per column and main quantity. Ours and the paper's numbers have axes of their own.
 
     The models differ, so only the order of the rows and the width of each can be compared, not the numbers.
@@ -31,7 +32,7 @@ def distribution(project: Project, table: RunTable, values: Values, sheet: Sheet
     lines = [(column, ours) for column in project.columns(table) for ours in ((True, False) if papers else (True,))]
     names, height = room_for(rows, 3.0)
     panel = (2.8, 0.7 + height)
-    with panels(sheet, len(lines), len(mains), panel, names=names, least=1.9) as (figure, grid):
+    with panels(path, len(lines), len(mains), panel, names=names, least=1.9) as (figure, grid):
         for axes, (column, ours) in zip(grid, lines, strict=True):
             for axis, quantity in zip(axes, mains, strict=True):
                 for place, row in enumerate(rows):

@@ -22,8 +22,6 @@ from reproduction.render.figures.changes import Change, change_between
 from reproduction.render.figures.panels import (
     GUTTER,
     LINE,
-    Sheet,
-    TooHighError,
     beyond,
     broken,
     entry,
@@ -41,48 +39,25 @@ from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
 
 
-def figure_path(name: str, form: str = "svg", width: str | None = None) -> Path:
-    """Path of a table's figure, as SVG or PDF, and in a width for papers."""
-    return FIGURES / f"{name}{f'-{width}' if width else ''}.{form}"
+def figure_path(name: str, form: str = "svg") -> Path:
+    """Path of a table's figure, as SVG or PDF."""
+    return FIGURES / f"{name}.{form}"
 
 
-def draw(project: Project, table: RunTable, values: Values, path: Path, width: str | None = None) -> list[Path]:
-    """Draw the figure that the table requests, as SVG or PDF by the path's suffix; return the files.
-
-    Args:
-        project: the project.
-        table: a table that has a figure.
-        values: its numbers.
-        path: the file that is written.
-        width: "page" or "column" of a paper; None: the panels' width, up to a page's.
+def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
+    """Draw the figure that the table requests, as SVG or PDF by the path's suffix.
 
     Raises:
-        ResultError: the figure is higher than a paper's page, or one of its run files is missing or damaged.
+        ResultError: one of its run files is missing or damaged.
     """
     assert table.figure is not None
-    sheet = Sheet(path, width)
-    KINDS[table.figure.kind](project, table, values, sheet)
-    return sheet.written
+    KINDS[table.figure.kind](project, table, values, path)
 
 
-def relative_increase(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
-    """Draw the loss against one row, row by row: a panel per column and main quantity; ours filled, published hollow.
-
-    A figure that is too high for a paper's page becomes one figure for each quantity.
-    """
+def relative_increase(project: Project, table: RunTable, values: Values, path: Path) -> None:
+    """Draw the loss against one row, row by row: a panel per column and main quantity."""
+    assert table.figure is not None
     lines = _panel_lines(project, table)
-    try:
-        _increase(project, table, values, sheet, lines)
-    except TooHighError:
-        if len(lines) == 1:
-            raise
-        for line in lines:
-            _increase(project, table, values, sheet.part(line[0][0].name), [line])
-
-
-def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, lines: "Lines") -> None:
-    """Draw some lines of panels as a figure."""
-    assert table.figure is not None
     over = table.figure.over or table.baseline
     rows = list(table.figure.rows or [row.name for row in table.rows if row.name != over])
     names, height = room_for(rows)
@@ -90,7 +65,7 @@ def _increase(project: Project, table: RunTable, values: Values, sheet: Sheet, l
     lost_of = {quantity: _losses(values, rows, over, lines, quantity) for line in lines for quantity, _ in line}
     broken_label = LINE * any(scale.words for _, scale in lost_of.values())  # below narrow panels it takes two lines
     panel = (1.9, 0.82 + broken_label + height)
-    with panels(sheet, len(lines), len(lines[0]), panel, names=names, least=GUTTER + 0.8) as (figure, grid):
+    with panels(path, len(lines), len(lines[0]), panel, names=names, least=GUTTER + 0.8) as (figure, grid):
         for line, axes in zip(lines, grid, strict=True):
             for axis, (quantity, column) in zip(axes, line, strict=True):
                 lost, scale = lost_of[quantity]
@@ -138,7 +113,7 @@ def _losses(
     return lost, PercentAxis(lost.values())
 
 
-KINDS: dict[str, Callable[[Project, RunTable, Values, Sheet], None]] = {
+KINDS: dict[str, Callable[[Project, RunTable, Values, Path], None]] = {
     "relative_increase": relative_increase,
     "lines": lines.lines,
     "tasks": accuracies.tasks,

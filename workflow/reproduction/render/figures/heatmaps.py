@@ -7,11 +7,12 @@ and a dark line below it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.arrays import array_of
-from reproduction.render.figures.panels import Sheet, panels
+from reproduction.render.figures.panels import panels
 from reproduction.render.figures.style import LIGHT, OURS, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
@@ -38,7 +39,7 @@ class HeatmapPanel:
     largest: "np.ma.MaskedArray"
 
 
-def magnitudes(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def magnitudes(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw the metric's places, for the first seed of each row.
 
     The table's rows are side by side, columns and places below each other; the places of a single row are in pairs.
@@ -52,7 +53,7 @@ def magnitudes(project: Project, table: RunTable, values: Values, sheet: Sheet) 
     for panel in (panel for line in lines for panel in line if panel.matrix.count()):
         tops[panel.place] = max(tops.get(panel.place, 0.0), float(panel.matrix.max()))
     shape = (2 * len(lines), len(lines[0]), (2.6, 1.05))
-    with panels(sheet, *shape, names=0.9, least=1.7, together=2, heights=[1, 3] * len(lines)) as (figure, axes):
+    with panels(path, *shape, names=0.9, least=1.7, together=2, heights=[1, 3] * len(lines)) as (figure, axes):
         for line, (strips, maps) in zip(lines, zip(axes[::2], axes[1::2], strict=True), strict=True):
             apart = len({panel.place for panel in line}) > 1
             for strip, axis, panel in zip(strips, maps, line, strict=True):

@@ -3,11 +3,12 @@
 They are drawn from the arrays of the run files.
 """
 
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.arrays import array_of
-from reproduction.render.figures.panels import Sheet, entry, legend, panels
+from reproduction.render.figures.panels import entry, legend, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
@@ -24,7 +25,7 @@ _DISTRIBUTIONS = {
 }
 
 
-def weight_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def weight_kurtosis(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a histogram for each of the metric's weights, the first seed of each row; counts in blue.
 
     A bright line is the mean rise of the error, dotted ones mark where nothing rises.
@@ -39,7 +40,7 @@ def weight_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sh
         for panel in array_of(project, values[row, column, "correlation"].runs[0], "panels")
     ]
     named = len(cells) > 1
-    with panels(sheet, 1, len(shown), (2.6, 2.5), least=2.1) as (figure, grid):
+    with panels(path, 1, len(shown), (2.6, 2.5), least=2.1) as (figure, grid):
         for axis, (row, column, panel) in zip(grid[0], shown, strict=True):
             _histogram(axis, panel)
             names = [row] * (len(drawn_rows(table)) > 1) + [column] * (len(project.columns(table)) > 1)
@@ -84,7 +85,7 @@ def _histogram(axis: Any, panel: dict[str, Any]) -> None:
     axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
 
 
-def hadamard_kurtosis(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def hadamard_kurtosis(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a panel for each row: |Kurt(Y_i)| against the length n, i > 1 filled, i = 1 hollow, and lines Kurt(X) / n.
 
     Both axes are logarithmic; bars are one standard error, and reach the axis where it does not exclude 0.
@@ -93,7 +94,7 @@ def hadamard_kurtosis(project: Project, table: RunTable, values: Values, sheet: 
         ResultError: a run file is missing or has no series.
     """
     rows, column = drawn_rows(table), project.columns(table)[0]
-    with panels(sheet, 1, len(rows), (2.9, 2.8), least=1.9, sharey=True) as (figure, grid):
+    with panels(path, 1, len(rows), (2.9, 2.8), least=1.9, sharey=True) as (figure, grid):
         for axis, row in zip(grid[0], rows, strict=True):
             series = array_of(project, values[row, column, "largest_z"].runs[0], "series")
             for (name, points), color in zip(series.items(), SERIES, strict=False):

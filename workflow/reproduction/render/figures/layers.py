@@ -4,13 +4,14 @@ SpinQuant Figure 3, drawn from the arrays of the run files of metric `outliers`.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.arrays import array_of
-from reproduction.render.figures.panels import Sheet, entry, legend, note, panels
+from reproduction.render.figures.panels import entry, legend, note, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
@@ -27,7 +28,7 @@ _MARKS = {"attention_input": "o", "mlp_input": "s", "query": "o", "key": "o", "v
 _LEGEND = {"o": "Q, K, V projection", "s": "gate, up projection"}
 
 
-def outliers(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def outliers(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a line of panels per column: kurtosis, error of activations, error of weights; colours distinguish rows.
 
     A line goes through the means of each layer.
@@ -38,7 +39,7 @@ def outliers(project: Project, table: RunTable, values: Values, sheet: Sheet) ->
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rows, columns = drawn_rows(table), project.columns(table)
-    with panels(sheet, len(columns), len(PANELS), (2.2, 2.2)) as (figure, grid):
+    with panels(path, len(columns), len(PANELS), (2.2, 2.2)) as (figure, grid):
         for axes, column in zip(grid, columns, strict=True):
             for axis, (name, title, normal) in zip(axes, PANELS, strict=True):
                 lists = [array_of(project, values[row, column, "kurtosis"].runs[0], name) for row in rows]

@@ -4,6 +4,7 @@ Signal-to-noise ratios are drawn from the history stored with learned rotations:
 each batch, and the gain at the inputs of all linear layers. Losses of a training are drawn whole and at its beginning.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from reproduction.frame.values import Values
 from reproduction.render.figures.arrays import array_of, history_of
 from reproduction.render.figures.axes import logarithmic
-from reproduction.render.figures.panels import Sheet, entry, legend, panels
+from reproduction.render.figures.panels import entry, legend, panels
 from reproduction.render.figures.style import LIGHT, NEUTRAL, OURS, SERIES, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
@@ -34,14 +35,14 @@ SITES = {
 Record = dict[str, Any]
 
 
-def learning(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def learning(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw three panels per column for the first drawn row, its first seed; the baseline is its start.
 
     Raises:
         ResultError: the row learns no rotations, or a file is missing or damaged.
     """
     columns, row = project.columns(table), drawn_rows(table)[0]
-    with panels(sheet, len(columns), 3, (2.3, 2.3), least=1.7) as (_, grid):
+    with panels(path, len(columns), 3, (2.3, 2.3), least=1.7) as (_, grid):
         for axes, column in zip(grid, columns, strict=True):
             history = history_of(project, values[row, column, "snr"].runs[0])
             layer = int(DEPTH * layers_of(history))
@@ -97,7 +98,7 @@ def _gains(axis: Any, history: list[Record]) -> None:
     axis.legend()
 
 
-def loss_curves(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def loss_curves(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw all steps for each column, and the first ones next to them; a line is a row's first seed, spikes have marks.
 
     Raises:
@@ -105,7 +106,7 @@ def loss_curves(project: Project, table: RunTable, values: Values, sheet: Sheet)
     """
     columns, rows = project.columns(table), drawn_rows(table)
     first = next(cell.metric.first for cell in project.cells(table.id) if cell.metric.kind == "training_loss")
-    with panels(sheet, len(columns), 2, (3.3, 2.3), least=1.7) as (figure, grid):
+    with panels(path, len(columns), 2, (3.3, 2.3), least=1.7) as (figure, grid):
         for axes, column in zip(grid, columns, strict=True):
             for row, color in zip(rows, SERIES, strict=False):
                 key = values[row, column, "final_loss"].runs[0]

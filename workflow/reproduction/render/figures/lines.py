@@ -8,12 +8,13 @@ row. Numbers ascend on the axis.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Values, main_quantities
 from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
-from reproduction.render.figures.panels import Sheet, beyond, broken, entry, leftmost, legend, panels
+from reproduction.render.figures.panels import beyond, broken, entry, leftmost, legend, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK, SERIES
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
@@ -64,13 +65,13 @@ class Block:
         return f"{apart}{loss_words(self.quantity)}{self.scale.words}\nrelative to {over}"
 
 
-def lines(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def lines(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a line of panels per block; the blocks of a table with a single panel each are side by side."""
     over = project.columns(table)[0] if _columns_are_settings(project, table) else table.baseline
     blocks = _blocks(project, table, values)
     width = len(blocks[0].panels)
     shape = (len(blocks), width) if width > 1 else (1, len(blocks))
-    with panels(sheet, *shape, (2.1, 2.1), names=0.6, least=1.25) as (figure, grid):
+    with panels(path, *shape, (2.1, 2.1), names=0.6, least=1.25) as (figure, grid):
         for line, (block, axes) in enumerate(zip(blocks, grid.reshape(-1, width), strict=True)):
             for axis, panel in zip(axes, block.panels, strict=True):
                 _draw(axis, panel, block.which, block.scale)

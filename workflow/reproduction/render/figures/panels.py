@@ -1,17 +1,15 @@
-"""Common parts of all figures: panels on a sheet of a paper's width, rows by name, notes and the legend."""
+"""Common parts of all figures: panels of a paper's width, rows by name, notes and the legend."""
 
 import itertools
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reproduction.render.figures.axes import fit_labels
-from reproduction.render.figures.style import HEIGHT, NEUTRAL, SMALL, WIDTHS, save, styled
-from rotquant.foundation.errors import ResultError
+from reproduction.render.figures.style import NEUTRAL, SMALL, WIDTHS, save, styled
 
 #: Inches of a character, of a line of text and of the legend.
 CHARACTER, LINE, LEGEND = 0.056, 0.115, 0.4
@@ -23,63 +21,25 @@ GUTTER = 0.15
 NAME = 32
 
 
-class TooHighError(ResultError):
-    """A figure is higher than a paper's page."""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """The file of a figure.
-
-    width: one of `WIDTHS`, which the figure then has exactly and is refused where it is higher than a page; None: the
-        panels' width, from a column to a page.
-    written: the files that were drawn, of this sheet and of its parts.
-    """
-
-    path: Path
-    width: str | None = None
-    written: list[Path] = field(default_factory=list)
-
-    def part(self, name: str) -> "Sheet":
-        """A file next to this one for a part of the figure."""
-        return replace(self, path=self.path.with_stem(f"{self.path.stem}-{name}"))
-
-    def inches(self, natural: float) -> float:
-        """Width of a figure that requests `natural` inches."""
-        return WIDTHS[self.width] if self.width else min(max(natural, WIDTHS["column"]), WIDTHS["page"])
-
-    def check(self, height: float) -> None:
-        """Refuse a height in inches above a page's.
-
-        Raises:
-            TooHighError: the height exceeds a page's, and the figure has a paper's width.
-        """
-        if self.width and height > HEIGHT:
-            wider = "; draw it with --width page" if self.width == "column" else ""
-            high = f"{height:.1f} in high, and a page {HEIGHT:.0f} in"
-            raise TooHighError(f"at a {self.width}'s width {self.path.stem} is {high}{wider}.")
+def inches(natural: float) -> float:
+    """Width of a figure whose panels take `natural` inches: from a column of a paper to a page."""
+    return min(max(natural, WIDTHS["column"]), WIDTHS["page"])
 
 
 @contextmanager
-def drawn(sheet: Sheet, size: tuple[float, float]) -> Iterator[Any]:
-    """Yield an empty figure of `size` inches, and write it to the sheet's file afterwards.
-
-    Raises:
-        TooHighError: the figure is higher than a paper's page.
-    """
-    sheet.check(size[1])
+def drawn(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Yield an empty figure of `size` inches, and write it to a file afterwards."""
     with styled() as plt:
         figure = plt.figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.07, h_pad=0.05)
         yield figure
         fit_labels(figure)
-        save(figure, sheet.path)
-        sheet.written.append(sheet.path)
+        save(figure, path)
 
 
 @contextmanager
 def panels(
-    sheet: Sheet,
+    path: Path,
     down: int,
     across: int,
     panel: tuple[float, float],
@@ -91,12 +51,12 @@ def panels(
     widths: Sequence[float] | None = None,
     **options: Any,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure and its axes [down, across], and write it to the sheet's file afterwards.
+    """Yield a figure and its axes [down, across], and write it to a file afterwards.
 
-    A line of panels that is too wide for the sheet is broken into several.
+    A line of panels that is too wide for a page is broken into several.
 
     Args:
-        sheet: the file, and its width.
+        path: the file.
         down: lines of panels.
         across: panels of a line.
         panel: requested width and height of a panel in inches, with its labels; the height is a mean over the lines.
@@ -109,13 +69,13 @@ def panels(
     """
     import numpy as np
 
-    width = sheet.inches(names + panel[0] * across)
+    width = inches(names + panel[0] * across)
     parts = math.ceil(across / max(1, int((width - names) / least)))
     beside = math.ceil(across / parts)
     lines = [start + line for start in range(0, down, together) for _ in range(parts) for line in range(together)]
     ratios = {"height_ratios": [heights[line] for line in lines]} if heights else {}
     ratios |= {"width_ratios": widths} if widths and parts == 1 else {}
-    with drawn(sheet, (width, LEGEND + panel[1] * len(lines))) as figure:
+    with drawn(path, (width, LEGEND + panel[1] * len(lines))) as figure:
         physical = figure.subplots(len(lines), beside, squeeze=False, **ratios, **options)
         split = physical.reshape(down // together, parts, together, beside).swapaxes(1, 2).reshape(down, -1)
         for axis in np.ravel(split[:, across:]):

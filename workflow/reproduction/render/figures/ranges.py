@@ -5,13 +5,13 @@ ranges.
 """
 
 import itertools
-import math
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.arrays import array_of
-from reproduction.render.figures.panels import Sheet, drawn, entry, legend
-from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, SMALL, drawn_rows
+from reproduction.render.figures.panels import drawn, entry, inches, legend
+from reproduction.render.figures.style import DASHED, NEUTRAL, OURS, PUBLISHED, SMALL, WIDTHS, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
 
@@ -19,7 +19,7 @@ from reproduction.tables.tables import RunTable
 _LEAST = 1.6
 
 
-def range_use(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def range_use(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a panel per row, all to one scale; those of three features below those of two.
 
     Raises:
@@ -29,11 +29,11 @@ def range_use(project: Project, table: RunTable, values: Values, sheet: Sheet) -
     keys = {row: values[row, column, "range_use"].runs[0] for row in rows}
     ranges = {row: array_of(project, keys[row], "ranges") for row in rows}
     sizes = [[row for row in rows if len(ranges[row]) == size] for size in sorted({len(ranges[row]) for row in rows})]
-    beside = min(max(map(len, sizes)), int(sheet.inches(math.inf) / _LEAST))
+    beside = min(max(map(len, sizes)), int(WIDTHS["page"] / _LEAST))
     lines = [line[start : start + beside] for line in sizes for start in range(0, len(line), beside)]
     limit = 1.1 * max(itertools.chain(*ranges.values()))
-    width = sheet.inches(2.4 * beside)
-    with drawn(sheet, (width, 0.4 + min(2.5, 0.6 + width / beside) * len(lines))) as figure:
+    width = inches(2.4 * beside)
+    with drawn(path, (width, 0.4 + min(2.5, 0.6 + width / beside) * len(lines))) as figure:
         for line, place in zip(lines, figure.subfigures(len(lines), squeeze=False)[:, 0], strict=True):
             for index, row in enumerate(line):
                 points = list(zip(*array_of(project, keys[row], "points"), strict=True))

@@ -5,11 +5,12 @@ Ours are on the left, on the right the paper's numbers, at the sizes in its mode
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.axes import logarithmic
-from reproduction.render.figures.panels import Sheet, entry, legend, name_points, panels
+from reproduction.render.figures.panels import entry, legend, name_points, panels
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import PERPLEXITY
@@ -21,11 +22,11 @@ Points = dict[str, tuple[float, float]]
 """Size in bits and perplexity by model."""
 
 
-def scaling(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def scaling(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw two panels, both axes logarithmic; a model that broke down has no mark."""
     rows = drawn_rows(table)
     named: list[tuple[Any, Points]] = []
-    with panels(sheet, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
+    with panels(path, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
         for axis, name, points in zip(grid[0], ("computed here", "published"), (ours, papers), strict=True):
             for place, row in enumerate(rows):
                 found = points(project, table, values, row)

@@ -12,7 +12,7 @@ from typing import Any
 
 from reproduction.frame.limits import Point, ceilings, points
 from reproduction.frame.speed import SpeedNumbers, read_numbers, short_gpu, shown_ratio
-from reproduction.render.figures.panels import Sheet, legend, note, panels
+from reproduction.render.figures.panels import legend, note, panels
 from reproduction.render.figures.style import NEUTRAL, OURS, PUBLISHED, SERIES, SMALL
 from reproduction.tables.project import Project
 from reproduction.tables.speed.definitions import DrawnPart, SpeedTable, matches, rows
@@ -33,26 +33,24 @@ _OTHERS = (
 )
 
 
-def draw(project: Project, table: SpeedTable, path: Path, width: str | None = None) -> list[Path]:
+def draw(project: Project, table: SpeedTable, path: Path) -> None:
     """Draw a table's figure and return the files, with the width described in `reproduction.render.figures.draw.draw`.
 
     Raises:
         ResultError: a record that it draws is damaged, or the figure is higher than a paper's page.
     """
     assert table.drawing is not None
-    sheet = Sheet(path, width)
-    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, sheet)
-    return sheet.written
+    {"bars": bars, "roofline": roofline}[table.drawing.kind](project, table, path)
 
 
-def bars(project: Project, table: SpeedTable, sheet: Sheet) -> None:
+def bars(project: Project, table: SpeedTable, path: Path) -> None:
     """Draw a panel per part; a pair of bars per row: ours filled, the paper's hollow next to it."""
     from matplotlib.patches import Patch
 
     assert table.drawing is not None
     parts = table.drawing.parts
     measured = {part.table: read_numbers(project, project.one(SpeedTable, part.table)) for part in parts}
-    with panels(sheet, 1, len(parts), (3.1, 2.1), least=2.1) as (figure, grid):
+    with panels(path, 1, len(parts), (3.1, 2.1), least=2.1) as (figure, grid):
         for axis, part in zip(grid[0], parts, strict=True):
             _panel(axis, project.one(SpeedTable, part.table), part, measured[part.table].numbers)
         gpus = [short_gpu(source.record.gpu) for source, _ in measured.values() if source is not None]
@@ -94,13 +92,13 @@ def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
     note(axis, f"{ratio:.2f}", (middle, top), (0, 2), ha="center")
 
 
-def roofline(project: Project, table: SpeedTable, sheet: Sheet) -> None:
+def roofline(project: Project, table: SpeedTable, path: Path) -> None:
     """Draw kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
     numbers = read_numbers(project, table).numbers
     known, found = ceilings(table, numbers), points(numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
-    with panels(sheet, 1, 2, (3.4, 3.6), least=2.9) as (figure, ((left, right),)):
+    with panels(path, 1, 2, (3.4, 3.6), least=2.9) as (figure, ((left, right),)):
         _bandwidth(left, moving, known)
         _roof(right, multiplying, known)
         legend(figure, right.get_legend_handles_labels()[0])

@@ -21,9 +21,8 @@ OURS = "#0072B2"
 PUBLISHED = "#D55E00"
 NEUTRAL = "#595959"
 
-#: Widths in inches of a paper's text and of one of its two columns, and the height of its text.
+#: Widths in inches of a paper's text and of one of its two columns.
 WIDTHS = {"page": 7.0, "column": 3.3}
-HEIGHT = 9.0
 
 #: Sizes in points, as papers print figures: text, and the smallest one, for notes.
 TEXT, SMALL = 7.5, 7.0

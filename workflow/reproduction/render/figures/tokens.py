@@ -5,11 +5,12 @@ Its Figures 2, 3 and 8 to 17, and 4 and 7, drawn from the arrays of the run file
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reproduction.frame.values import Number, Values
 from reproduction.render.figures.arrays import array_of
-from reproduction.render.figures.panels import Sheet, broken, entry, leftmost, legend, note, panels
+from reproduction.render.figures.panels import broken, entry, leftmost, legend, note, panels
 from reproduction.render.figures.style import LIGHT, NEUTRAL, OURS, SERIES, SMALL, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS
@@ -36,7 +37,7 @@ _DRAWN = ("contents", "first", "others", "positions", "windows", "tokens")
 NAMED = 5
 
 
-def token_maxima(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def token_maxima(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a panel per row of the table, down, and tensor, across, column after column: statistics by layer.
 
     Panels of a column and tensor share their scale. The first seed of each row is drawn; non-finite values are left out
@@ -47,7 +48,7 @@ def token_maxima(project: Project, table: RunTable, values: Values, sheet: Sheet
     """
     tensors = table.metrics[0].get("tensors", "inputs")
     names, rows, columns = TENSOR_WORDS[tensors], drawn_rows(table), project.columns(table)
-    with panels(sheet, len(rows) * len(columns), len(names), (1.6, 1.75), names=0.6) as (figure, grid):
+    with panels(path, len(rows) * len(columns), len(names), (1.6, 1.75), names=0.6) as (figure, grid):
         for place, column in enumerate(columns):
             lines = grid[place * len(rows) : (place + 1) * len(rows)]
             for row, axes in zip(rows, lines, strict=True):
@@ -118,7 +119,7 @@ def _logarithmic(axes: Sequence[Any]) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: Sheet) -> None:
+def outlier_tokens(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw a line of panels per column: contents of outlier tokens in the first row, and their places in every row.
 
     The first seed of each row is drawn.
@@ -136,7 +137,7 @@ def outlier_tokens(project: Project, table: RunTable, values: Values, sheet: She
     }
     bars = max(min(NAMED + 1, len(cells[rows[0]]["contents"])) for cells in found.values())
     panel = (3.4, 0.45 + 0.14 * max(2.0, bars, 2.2 * len(rows)))
-    with panels(sheet, len(columns), 2, panel, least=2.6, widths=[2, 3]) as (figure, grid):
+    with panels(path, len(columns), 2, panel, least=2.6, widths=[2, 3]) as (figure, grid):
         for column, (left, right) in zip(columns, grid, strict=True):
             _contents(left, found[column][rows[0]])
             left.set_title(panel_title(project, table, column) if len(columns) > 1 else "")
