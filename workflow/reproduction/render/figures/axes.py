@@ -96,9 +96,11 @@ class PercentAxis:
         axis.set(**{f"{which}lim": self.limits})
         ticks.set_major_formatter(lambda value, _: f"{value:g} %")
 
-    def mark(self, axis: "Axes", which: Literal["x", "y"], numbers: dict[float, float], color: str, face: str) -> None:
-        """Draw a cross for each number beyond the axis, by its place on the other axis."""
-        for other, number in numbers.items():
+    def mark(
+        self, axis: "Axes", which: Literal["x", "y"], numbers: Iterable[tuple[float, float]], color: str, face: str
+    ) -> None:
+        """Draw a cross for each number beyond the axis. numbers: by their place on the other axis."""
+        for other, number in numbers:
             if self.beyond(number):
                 place = (self.place(number), other) if which == "x" else (other, self.place(number))
                 axis.plot(*place, marker="X", markersize=7, color=color, markerfacecolor=face, clip_on=False, zorder=4)

@@ -141,8 +141,8 @@ def _dots(axis: Any, losses: Sequence[Change], scale: PercentAxis) -> None:
     axis.plot(list(near[1].values()), list(near[1]), **_PAPERS)
     bars = [losses[place].spread for place in near[0]]
     axis.errorbar(list(near[0].values()), list(near[0]), xerr=bars, elinewidth=1, **_OURS)
-    scale.mark(axis, "x", papers, PUBLISHED, "white")
-    scale.mark(axis, "x", ours, OURS, OURS)
+    scale.mark(axis, "x", papers.items(), PUBLISHED, "white")
+    scale.mark(axis, "x", ours.items(), OURS, OURS)
 
 
 _OURS: dict[str, Any] = {"linestyle": "", "color": OURS, **OURS_MARK}

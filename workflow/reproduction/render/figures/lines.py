@@ -175,7 +175,7 @@ def _curve(axis: Any, drawn: dict[float, Change], name: str, color: str, scale: 
     heights = {place: getattr(change, name) for place, change in drawn.items()}
     tops = [scale.place(height) for height in heights.values()]
     axis.plot(list(heights), tops, color=color, linewidth=1.1, **_LOOKS[name])
-    scale.mark(axis, "y", heights, color, color if name == "ours" else "white")
+    scale.mark(axis, "y", heights.items(), color, color if name == "ours" else "white")
     if name == "ours":
         bars = [0.0 if scale.beyond(heights[place]) else change.spread for place, change in drawn.items()]
         axis.errorbar(list(heights), tops, yerr=bars, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
