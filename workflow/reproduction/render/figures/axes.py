@@ -91,7 +91,9 @@ class PercentAxis:
             getattr(axis, f"set_{which}scale")("symlog", linthresh=1.0, linscale=LINEAR_PART * 0.9)
             ticks.set_minor_locator(NullLocator())
             powers = [10.0**power for power in range(16) if low <= -(10**power) or 10**power <= high]
-            powers = powers[::-2] if len(powers) > 3 else powers if low > -1 else powers[1:]
+            powers = powers[::-2] if len(powers) > 3 else powers
+            if len(powers) > 1 and (which == "x" or low < -1):
+                powers = [power for power in powers if power > 1]  # it is too near to zero
             ticks.set_major_locator(FixedLocator([0.0, *powers, *(-power for power in powers)]))
         axis.set(**{f"{which}lim": self.limits})
         ticks.set_major_formatter(lambda value, _: f"{value:g} %")
