@@ -5,8 +5,10 @@ precision on the same windows of held-out text. What cannot be told apart by the
 """
 
 import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,67 +17,21 @@ from typing import Any
 import torch
 
 from rotquant import api
+from rotquant.costs.work import way_of
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.presets import preset
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
-from rotquant.weights.bits import bits_per_weight
+from rotquant.weights.bits import UNQUANTIZED_BITS, bits_per_weight
 from rotquant.weights.build import runtime_quantization
 
-#: Changes that leave weights alone quantized, with rotations that go into them.
-_WEIGHTS = {
-    "rotation": {"heads": False, "keys": False, "mlp": False},
-    **dict.fromkeys(("activations", "keys", "values")),
-}
-#: Inputs in 8 bits.
-_INPUTS = {"activations": {"bits": 8}}
-#: By class and name of a row: the preset, and what is changed in it. Those that take less time come first.
-CLASSES: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "W4A16": {
-        "gptq-w4a16": ("gptq-w4a16", {}),
-        "quarot-w4a16": ("quarot-w4a16", {}),
-        "awq-128g": ("awq-128g", {}),
-        "awq": ("awq", {}),
-        "optrot": ("optrot", _WEIGHTS),
-    },
-    "W4A8KV4": {
-        "quarot-rtn": ("quarot-rtn", _INPUTS),
-        "quarot": ("quarot", _INPUTS),
-        "qoq-channel": ("qoq-channel", {}),
-        "offq": ("offq", _INPUTS),
-        "optrot": ("optrot", _INPUTS),
-        "flatquant-gptq": ("flatquant-gptq", _INPUTS),
-    },
-    "W4A4KV4": {
-        "rtn": ("rtn", {}),
-        "smoothquant": ("smoothquant", {}),
-        "quarot-rtn": ("quarot-rtn", {}),
-        "quarot": ("quarot", {}),
-        "quarot, inputs rotated": ("quarot", {"rotation": {"residual": "none", "inputs": "hadamard"}}),
-        "offq": ("offq", {}),
-        "prefixquant": ("prefixquant", {}),
-        "dartquant": ("dartquant", {}),
-        "optrot": ("optrot", {}),
-        "kurtail": ("kurtail", {}),
-        "duquant": ("duquant", {}),
-        "flatquant": ("flatquant", {}),
-        "flatquant-gptq": ("flatquant-gptq", {}),
-        "spinquant-hard": ("spinquant-hard", {}),
-    },
-    "W2A4KV4": {
-        "quarot-128g, asymmetric": ("quarot-128g", {"weights": {"scheme": {"bits": 2, "symmetric": False}}}),
-        "qift": ("qift", {}),
-    },
-}
-#: Amounts of methods that learn, within a time: far below their authors', which a recipe without a time has.
-_SHORT: Mapping[str, Mapping[str, Any]] = {
-    "rotation_calibration": {"vectors": 16384, "share": 0.5},
-    "spinquant": {"steps": 32},
-    "flatquant": {"steps": 48, "batch_size": 2},
-}
+#: A class's name: bits of weights, inputs and KV cache, of which the last are left out where nothing else is quantized.
+_NAME = re.compile(r"W(\d+)A(\d+)(?:KV(\d+))?")
+#: The class whose presets stand for a class that has few of its own, with its bits in place of theirs.
+_USUAL = "W4A4KV4"
 #: Standard errors of a difference within which two methods are not told apart.
 ERRORS = 2.0
 
@@ -154,30 +110,30 @@ def frontier(
     """Try the methods of a class one after another.
 
     Args:
-        kind: a class of `CLASSES`.
+        kind: a class, such as W4A4KV4 (`recipes_of`).
         corpus: its train split calibrates; methods are judged on its validation split, or else its test split.
         budget: seconds after which no method begins; learning then has few steps. None: all, with the presets' steps.
-        samples, length: of the calibration text, and of what methods that learn read.
+        samples, length: of the calibration text.
         windows: of `length` tokens, on which they are judged.
         methods: names of the class, in place of all.
 
     Raises:
         RotquantError: bad input, in one sentence, before anything is quantized.
     """
-    rows = _rows(kind, methods)
+    rows = _rows(kind, methods, budget is not None)
     metric = api.check_metric(checkpoint, corpus)
     if metric is None:
         raise RecipeError(f"the text {corpus.name} has neither a validation split nor a test split to judge on.")
     metric = metric.model_copy(update={"sequence_length": length, "max_windows": windows})
     started, tried, left, full = time.monotonic(), [], [], math.nan
     with task("methods", "method", len(rows)) as under_way:
-        for name, (base, changes) in rows.items():
+        for name, recipe in rows.items():
             spent = time.monotonic() - started
             if budget is not None and spent > budget:
                 left.append(Tried(name, said=f"not begun: {spent:.0f} s are spent"))
                 continue
             try:
-                recipe = _recipe(checkpoint, base, changes, samples, length, budget is not None)
+                recipe = _fitted(checkpoint, name, recipe, samples, length)
                 found, full = _tried(name, checkpoint, recipe, corpus, metric, seed, device, dtype)
                 tried.append(found)
             except RotquantError as error:
@@ -190,29 +146,79 @@ def frontier(
     return Frontier(finite, left, full, metric, [one.name for one in alike], taken)
 
 
-def _rows(kind: str, methods: Sequence[str]) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    if kind not in CLASSES:
-        raise RecipeError(f"unknown class {kind!r}: known are {', '.join(CLASSES)}.")
-    if unknown := [name for name in methods if name not in CLASSES[kind]]:
-        raise RecipeError(f"the class {kind} has no method {unknown[0]!r}: it has {', '.join(CLASSES[kind])}.")
-    return {name: row for name, row in CLASSES[kind].items() if not methods or name in methods}
+def class_of(recipe: Recipe) -> str:
+    """The class of a recipe, such as W4A4KV4 or W4A16; keys and values of unequal bits have none, nor has a baseline."""
+    if recipe.weights is None or (recipe.keys and recipe.keys.bits) != (recipe.values and recipe.values.bits):
+        return ""
+    cache = f"KV{recipe.keys.bits}" if recipe.keys else ""
+    return f"W{recipe.weights.scheme.bits}A{recipe.activations.bits if recipe.activations else 16}{cache}"
 
 
-def _recipe(
-    checkpoint: str | Path, base: str, changes: Mapping[str, Any], samples: int, length: int, short: bool
-) -> Recipe:
-    """A row's recipe as the model allows it, with these amounts of text."""
-    recipe, amounts = preset(base), {"samples": samples, "sequence_length": length}
-    recipe = override(recipe, changes, base) if changes else recipe
-    methods: dict[str, Any] = {name: {"text": amounts} for name, one in recipe.methods.items() if one.own_text}
+def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
+    """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits; what takes fewer steps first.
+
+    Presets that train the whole model are left out: `rotquant train-quantized` is for these.
+
+    Args:
+        short: methods that learn take as few steps as they have for that (`Method.short`).
+
+    Raises:
+        RecipeError: the class has no such name.
+    """
+    found = _NAME.fullmatch(kind)
+    if found is None:
+        raise RecipeError(f"{kind!r} is no class of bits: write W4A16, W4A8KV4 or {_USUAL}.")
+    presets = {name: preset(name) for name in all_presets()}
+    rows = {name: recipe for name, recipe in presets.items() if class_of(recipe) == kind}
+    for name, recipe in presets.items():
+        if name not in rows and class_of(recipe) == _USUAL:
+            with suppress(RecipeError):  # a method of other bits
+                rows[name] = override(recipe, _bits(found), name)
+    rows = {name: recipe for name, recipe in rows.items() if not _trains(recipe)}
     if short:
-        for name in recipe.methods:
-            methods[name] = {**methods.get(name, {}), **_SHORT.get(name, {})}
-    whole: dict[str, Any] = {"methods": {name: one for name, one in methods.items() if one}}
+        for name, recipe in rows.items():
+            less = {one.name: dict(one.short) for one in recipe.methods.values() if one.short}
+            rows[name] = override(recipe, {"methods": less}, name) if less else recipe
+    return dict(sorted(rows.items(), key=lambda row: _steps(row[1])))
+
+
+def _bits(found: re.Match[str]) -> dict[str, Any]:
+    """The changes that give a recipe a class's bits; weights alone keep the rotations that go into them."""
+    weights, inputs, cache = (number and int(number) for number in found.groups())
+    parts: dict[str, Any] = {"weights": {"scheme": {"bits": weights}}}
+    if inputs == UNQUANTIZED_BITS:
+        parts |= {"activations": None, "attention_output": None, "rotation": {"heads": False, "mlp": False}}
+    else:
+        parts["activations"] = {"bits": inputs}
+    if cache is None:
+        parts |= {"keys": None, "values": None}
+        parts["rotation"] = {**parts.get("rotation", {}), "keys": False}
+    else:
+        parts |= {"keys": {"bits": cache}, "values": {"bits": cache}}
+    return parts
+
+
+def _trains(recipe: Recipe) -> bool:
+    return any(way_of(method, recipe) == "training" for method in recipe.methods.values())
+
+
+def _steps(recipe: Recipe) -> tuple[int, bool]:
+    """Steps of learning, and whether text is read."""
+    return sum(method.budget(recipe).steps for method in recipe.methods.values()), recipe.reads_text
+
+
+def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:
+    rows = recipes_of(kind, short)
+    if unknown := [name for name in methods if name not in rows]:
+        raise RecipeError(f"the class {kind} has no method {unknown[0]!r}: it has {', '.join(rows)}.")
+    return {name: recipe for name, recipe in rows.items() if not methods or name in methods}
+
+
+def _fitted(checkpoint: str | Path, name: str, recipe: Recipe, samples: int, length: int) -> Recipe:
+    """A row's recipe as the model allows it, calibrated on these amounts of text."""
     if recipe.calibration is not None:
-        whole["calibration"] = amounts
-    fixed = list(changes.get("rotation", {}))
-    return api.fit(checkpoint, api.limits_of(checkpoint).shorten(override(recipe, whole, base)), fixed)[0]
+        recipe = override(recipe, {"calibration": {"samples": samples, "sequence_length": length}}, name)
+    return api.fit(checkpoint, api.limits_of(checkpoint).shorten(recipe))[0]
 
 
 def _tried(

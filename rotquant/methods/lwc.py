@@ -1,6 +1,7 @@
 """Learnable weight clipping (OmniQuant, Shao et al. 2023, Eq. 2) without its equivalent transformation."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ class LearnedClipping(Method):
     title: ClassVar[str] = "LWC"
     source: ClassVar[str] = "Shao et al. 2023, Eqs. 1-2; Lin et al. 2024 (DuQuant+LWC)"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
+    short: ClassVar[Mapping[str, Any]] = {"steps": 32}
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
     quantized_inputs: ClassVar[bool] = True

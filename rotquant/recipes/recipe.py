@@ -76,6 +76,7 @@ class Method(Frozen):
     acts_at_run_time: whether its module has `runtime` or `attach`.
     clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
     quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
+    short: what of a method that learns is set lower where there is little time: enough to try it, and not its result.
     reads: how it takes the text through a layer, which decides what a plan counts: to all of its `sites` one after the
         other, with inputs of o_proj and down_proj kept, or to the whole layer at once. None: sites where it rounds.
     """
@@ -94,6 +95,7 @@ class Method(Frozen):
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
     quantized_inputs: ClassVar[bool] = False
+    short: ClassVar[Mapping[str, Any]] = {}
     reads: ClassVar[Literal["sites", "layers"] | None] = None
     clipping: ClassVar[str | None] = None
 

@@ -8,9 +8,9 @@ import pytest
 
 from rotquant import frontier as work
 from rotquant.foundation.errors import RecipeError
-from rotquant.frontier import CLASSES, Tried, frontier
+from rotquant.frontier import Tried, class_of, frontier, recipes_of
 from rotquant.recipes.corpus import CorpusSpec
-from rotquant.recipes.presets import all_presets
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
@@ -64,7 +64,7 @@ def test_no_method_begins_after_the_time(model: Path, text: CorpusSpec) -> None:
 
 def test_what_does_not_fit_a_model_is_left_with_its_sentence(model: Path, text: CorpusSpec) -> None:
     """Groups of 128 of 64 features."""
-    found = frontier(model, "W4A16", text, methods=["awq-128g", "gptq-w4a16"], **SMALL)
+    found = frontier(model, "W4A16", text, methods=["awq-128g", "awq"], **SMALL)
     assert any("group size 128" in one.said for one in found.left)
 
 
@@ -79,27 +79,47 @@ def test_a_difference_counts_above_two_standard_errors(kl: tuple[float, ...], al
     assert math.isclose(best.mean, sum(kl) / 4)
 
 
-def test_every_row_of_every_class_is_a_recipe_of_its_bits() -> None:
-    for kind, rows in CLASSES.items():
-        weights, inputs, cache = {
-            "W4A16": (4, None, None),
-            "W4A8KV4": (4, 8, 4),
-            "W4A4KV4": (4, 4, 4),
-            "W2A4KV4": (2, 4, 4),
-        }[kind]
-        for name, (base, changes) in rows.items():
-            recipe = override(all_presets()[base](), changes, name) if changes else all_presets()[base]()
-            assert recipe.weights is not None
-            assert recipe.weights.scheme.bits == weights, (kind, name)
-            assert (recipe.activations and recipe.activations.bits) == inputs, (kind, name)
-            assert (recipe.keys and recipe.keys.bits, recipe.values and recipe.values.bits) == (cache, cache), name
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("W4A16", (4, None, None)), ("W4A8KV4", (4, 8, 4)), ("W4A4KV4", (4, 4, 4)), ("W2A4KV4", (2, 4, 4))],
+)
+def test_every_row_of_a_class_has_its_bits(kind: str, bits: tuple[int | None, ...]) -> None:
+    rows = recipes_of(kind)
+    assert len(rows) > 8
+    for name, recipe in rows.items():
+        parts = (recipe.weights and recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values)
+        assert tuple(part and part.bits for part in parts) == (*bits, bits[-1]), name
+        assert class_of(recipe) == kind
+
+
+def test_rows_are_all_presets_of_the_class_and_the_short_ones_come_first() -> None:
+    rows = recipes_of("W4A4KV4")
+    assert {"rtn", "quarot", "spinquant-hard", "flatquant", "dartquant"} <= rows.keys()
+    assert not {"llm-qat", "baseline", "gptq-w4a16"} & rows.keys()
+    assert rows == {name: preset(name) for name in rows}
+    assert [*rows].index("quarot") < [*rows].index("spinquant-hard") < [*rows].index("omniquant")
+    short = recipes_of("W4A4KV4", short=True)
+    assert short["spinquant-hard"].methods["spinquant"].steps == 32
+    assert short["quarot"] == rows["quarot"]
+    assert {"qift", "quarot"} <= recipes_of("W2A4KV4").keys()
+    assert not {"rcp", "bitdistiller"} & recipes_of("W2A4KV4").keys()
+
+
+def test_every_method_that_learns_for_long_has_a_short_form() -> None:
+    """Below 100 steps, so that a time means something."""
+    for name in all_presets():
+        recipe = preset(name)
+        less = {one.name: dict(one.short) for one in recipe.methods.values() if one.short}
+        short = override(recipe, {"methods": less}, name) if less else recipe
+        if name not in ("rcp", "bitdistiller", "bitdistiller-rotated", "efficientqat", "prefixquant-tuned"):
+            assert all(one.budget(short).steps <= 128 for one in short.methods.values()), name
 
 
 def test_bad_input_is_refused_before_any_work(model: Path, text: CorpusSpec) -> None:
-    with pytest.raises(RecipeError, match="unknown class 'W5': known are W4A16"):
+    with pytest.raises(RecipeError, match="'W5' is no class of bits: write W4A16"):
         frontier(model, "W5", text)
-    with pytest.raises(RecipeError, match="the class W4A16 has no method 'quarot'"):
-        frontier(model, "W4A16", text, methods=["quarot"])
+    with pytest.raises(RecipeError, match="the class W4A16 has no method 'qift'"):
+        frontier(model, "W4A16", text, methods=["qift"])
 
 
 def test_the_command_prints_a_table_and_one_sentence(

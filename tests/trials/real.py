@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,24 +25,11 @@ import torch
 from rotquant.foundation.files import read_json, write_json, write_text
 from rotquant.metrics.diagnostics import INPUTS_ROTATED
 from rotquant.recipes.presets import all_presets
+from rotquant.recipes.recipe import find_method
 from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
 #: Rows of the record, one for a model and a preset, and the page that shows them.
 ROWS, PAGE = REPOSITORY / "docs/real_models.json", REPOSITORY / "docs/real_models.md"
-#: Short trainings: settings of methods that would take hours with their papers' amounts.
-SHORT: Mapping[str, Sequence[str]] = {
-    "omniquant": ["methods.omniquant.steps=32"],
-    "lwc": ["methods.lwc.steps=32"],
-    "llm_qat": ["methods.llm_qat.samples=64", "methods.llm_qat.sequence_length=256", "methods.llm_qat.steps=32"],
-    "spinquant": ["methods.spinquant.steps=32", "methods.spinquant.text.samples=256"],
-    "cushioncache": [
-        "methods.cushioncache.candidates=64",
-        "methods.cushioncache.max_tokens=3",
-        "methods.cushioncache.sequence_length=256",
-        "methods.cushioncache.steps=16",
-    ],
-    "block_ap": ["methods.block_ap.text.samples=64", "methods.block_ap.text.sequence_length=512"],
-}
 #: Rows that are a preset with changes. R1 passes a norm with its gain in the weights behind it, where inputs are what
 #: the gain would have scaled; online rotations of the inputs come after the gain. Keys of Qwen2 have a large bias.
 _INPUTS = [f"rotation.{field}={value}" for field, value in INPUTS_ROTATED.items()]
@@ -182,7 +169,11 @@ def quantized(
     """Quantize, compare with the checkpoint, export in every format, and convert."""
     row_name, (preset, changed) = preset, VARIANTS.get(preset, (preset, ()))
     changes = [*changed]
-    changes += [word for key, values in SHORT.items() if key in _methods(preset) for word in values]
+    changes += [
+        f"methods.{name}.{path}={value}"
+        for name in _methods(preset)
+        for path, value in flattened(find_method(name).short)
+    ]
     training = {"rcp", "bitdistiller"} & _methods(preset)
     changes += [f"methods.{name}.{change}" for name in training for change in TRAINING]
     options = [word for change in changes for word in ("--set", change)]
@@ -289,6 +280,15 @@ def _measured(answer: dict[str, Any]) -> dict[str, float]:
         "kl": model["kl"][0],
         "bits": model["bits_per_weight"],
     }
+
+
+def flattened(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by their dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
 
 
 def _outcome(command: Command) -> str:

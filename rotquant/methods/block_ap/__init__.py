@@ -1,6 +1,7 @@
 """Block-wise fine-tuning as a method of a recipe: its settings and its place; `block_training` has the mathematics."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ class BlockAP(Method):
     title: ClassVar[str] = "block-wise fine-tuning"
     source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})
+    short: ClassVar[Mapping[str, Any]] = {"text": {"samples": 64, "sequence_length": 512}}
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("scale_lr", "weight_lr")

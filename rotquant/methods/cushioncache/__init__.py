@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class CushionCache(Method):
     title: ClassVar[str] = "CushionCache"
     source: ClassVar[str] = "Son et al. 2024, arXiv:2406.12016, Sec. 4, Eqs. 6-11, Algorithm 1"
     roles: ClassVar[frozenset[Role]] = frozenset({"prefix"})
+    short: ClassVar[Mapping[str, Any]] = {"candidates": 64, "max_tokens": 3, "sequence_length": 256, "steps": 16}
     acts_at_run_time: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True

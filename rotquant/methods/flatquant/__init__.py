@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ class FlatQuant(Method):
     seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("transformation_lr", "clipping_lr")
     quantized_inputs: ClassVar[bool] = True
+    short: ClassVar[Mapping[str, Any]] = {"steps": 48, "batch_size": 2}
 
     steps: Annotated[int, Field(gt=0)] = 480
     """Steps of each block: 15 epochs over 128 samples (authors' code)."""

@@ -107,7 +107,7 @@ class LearnedSite(nn.Module):
 
 
 @dataclass(frozen=True)
-class LearnedBlock:
+class FlatBlock:
     """All sites of a block by name, and for each linear layer the logits of its weight's clips (`clipped_qparams`)."""
 
     sites: dict[str, LearnedSite]
@@ -116,7 +116,7 @@ class LearnedBlock:
     @classmethod
     def start(
         cls, block: DecoderBlock, parameters: Parameters, maxima: Parameters, recipe: Recipe, seed: int
-    ) -> "LearnedBlock":
+    ) -> "FlatBlock":
         """Where training starts: SmoothQuant's scales, random orthogonal matrices, clips at 0.98 of each range.
 
         maxima: max |x| per feature by site name, of the full-precision block.
@@ -149,7 +149,7 @@ class LearnedBlock:
 def train_block(
     block: DecoderBlock,
     parameters: Parameters,
-    learned: LearnedBlock,
+    learned: FlatBlock,
     inputs: Tensor,
     targets: Tensor,
     recipe: Recipe,
@@ -213,7 +213,7 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
         parameters = exact_parameters(layer, architecture)
         with wrap(context.model, context.online), observe(layer, architecture, "max") as maxima:
             targets = block.map(parameters, stream.hidden, stream.batch_size)
-        learned = LearnedBlock.start(block, parameters, maxima, recipe, context.seed * architecture.num_layers + index)
+        learned = FlatBlock.start(block, parameters, maxima, recipe, context.seed * architecture.num_layers + index)
         with wrap(context.model, cache), Handle() as handle:
             for site in architecture.sites:
                 hook_site(handle, layer, site, learned.sites[site.name])

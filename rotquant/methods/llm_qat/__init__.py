@@ -1,6 +1,7 @@
 """LLM-QAT as a method of a recipe: its settings and what they need; `data_free_distillation` has the mathematics."""
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +16,7 @@ class LLMQAT(Method):
     title: ClassVar[str] = "LLM-QAT"
     source: ClassVar[str] = "Liu et al. 2023, arXiv:2305.17888, Sec. 2"
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
+    short: ClassVar[Mapping[str, Any]] = {"samples": 64, "sequence_length": 256, "steps": 32}
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     seeded: ClassVar[bool] = True
     quantized_inputs: ClassVar[bool] = True

@@ -1,6 +1,7 @@
 """OmniQuant as a method of a recipe: its settings and what they need; `block_reconstruction` has the mathematics."""
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +21,7 @@ class OmniQuant(Method):
     calibrates: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("clipping_lr", "transformation_lr")
     quantized_inputs: ClassVar[bool] = True
+    short: ClassVar[Mapping[str, Any]] = {"steps": 32}
     clipping: ClassVar[str | None] = "LWC"
 
     steps: Annotated[int, Field(gt=0)] = 2560

@@ -30,6 +30,11 @@ class RotationCalibration(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
+    short: ClassVar[Mapping[str, Any]] = {
+        "vectors": 16384,
+        "share": 0.5,
+        "text": {"samples": 32, "sequence_length": 512},
+    }
     reads = "layers"
 
     loss: Literal["whip", "kurtosis"] = "whip"

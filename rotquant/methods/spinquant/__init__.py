@@ -3,6 +3,7 @@
 `cayley_training` and `quantized_network` have the mathematics.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -22,6 +23,7 @@ class SpinQuant(Method):
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
     seeded: ClassVar[bool] = True
     quantized_inputs: ClassVar[bool] = True
+    short: ClassVar[Mapping[str, Any]] = {"steps": 32, "text": {"samples": 256}}
 
     steps: Annotated[int, Field(gt=0)] = 100
     """Iterations."""
