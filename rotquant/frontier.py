@@ -147,7 +147,7 @@ def frontier(
 
 
 def class_of(recipe: Recipe) -> str:
-    """The class of a recipe, such as W4A4KV4 or W4A16; keys and values of unequal bits have none, nor has a baseline."""
+    """The class of a recipe, such as W4A4KV4 or W4A16; empty where keys and values differ, or weights are left."""
     if recipe.weights is None or (recipe.keys and recipe.keys.bits) != (recipe.values and recipe.values.bits):
         return ""
     cache = f"KV{recipe.keys.bits}" if recipe.keys else ""
