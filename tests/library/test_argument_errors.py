@@ -23,6 +23,8 @@ CASES = {
     "plan ./nothing": "model folder ./nothing does not exist",
     "plan M --dtype int4": "unknown dtype 'int4'",
     "families ./nothing": "model folder ./nothing does not exist",
+    "frontier ./nothing": "model folder ./nothing does not exist",
+    "frontier M --corpus T --budget soon": "'soon' is no time: write it as 90s, 10min or 2h",
     "evaluate ./nothing": "model folder ./nothing does not exist",
     "evaluate M --dtype int4": "unknown dtype 'int4'",
     "quantize M -o out": "name it with --corpus",

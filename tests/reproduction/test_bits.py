@@ -48,7 +48,7 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
             if owner in shapes:
                 lattice = f"{owner}.lattice" in names
                 kind = "signs" if lattice and part in ("rows", "columns") else parts[part]
-            elif name.startswith(("rotquant.methods.duquant", "rotquant.methods.outliers")):
+            elif name.startswith(tuple(f"rotquant.methods.{one}" for one in ("duquant", "outliers", "flatquant"))):
                 kind = "transforms"
             else:
                 continue  # floating point layers, prefixes and static scales of inputs

@@ -190,7 +190,7 @@ def test_the_command_writes_the_page_and_the_table_in_every_form(
     assert r"QuaRot & per-channel & \textit{Per-Channel} & Asym $\ne$ & \textit{Sym} & $0.9$ \\" in latex
     lines = json.loads(CliRunner().invoke(report_app, ["table", "quarot_table4", "--json"]).output)["values"]
     assert [line["same"] for line in lines] == [True, False, None, None, True, None]
-    assert "| accuracy | computed | - | - | - |" in scoreboard.index(project)
+    assert "| settings | computed | - | - | - |" in scoreboard.index(project)
 
 
 def repository() -> dict[str, SettingsTable]:
