@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = {item for item in items if "long" in item.keywords or item.path.name in LONG_FILES}
         config.hook.pytest_deselected(items=[*long])
         items[:] = [item for item in items if item not in long]
+    # Those that start Snakemake take up to a minute each: at the end one process would wait for the other.
+    items.sort(key=lambda item: item.path.name != "test_workflow.py")
     for item in items:
         if hasattr(getattr(item, "module", None), "torch"):
             item.add_marker(pytest.mark.numeric)

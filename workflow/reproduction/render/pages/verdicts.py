@@ -117,7 +117,8 @@ def _shown(answer: Answer) -> tuple[str, str]:
     agree = second is not None and second.decision == answer.ours.decision
     place, here = _example(second if second is not None and agree else answer.ours)
     if second is not None and not agree:
-        here = "; ".join(filter(None, (here, _example(second)[1])))
+        other, found = _example(second)
+        here = "; ".join(filter(None, (here, f"{other}: {found}" if other not in ("", place) else found)))
     there = [one for one in answer.papers.findings if one.place == place] or answer.papers.findings[:1]
     told = [(one.device, numbers(one, answer.papers.quantity)) for one in there]
     paper = "; ".join(f"{device}: {text}" if device else text for device, text in told)
