@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Budget, Method, Recipe, Role
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme, WeightQuantization
 
@@ -155,13 +154,7 @@ class SelfDistillation(Method):
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
         """Groups divide the features of every linear layer."""
-        size = recipe.rounded.scheme.group_size
-        for site, features in widths.items():
-            if size is not None and features % size:
-                raise RecipeError(
-                    f"{self.name}: groups of {size} do not divide the {features} features of {site}: choose "
-                    "weights.scheme.group_size among their divisors, or granularity channel."
-                )
+        self.refuse_ragged_groups(recipe, widths)
 
     def describe(self, recipe: Recipe) -> str:
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"

@@ -151,6 +151,17 @@ class Method(Frozen):
         if scheme is not None and not (scheme.dynamic or scheme.symmetric):
             raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
 
+    def refuse_ragged_groups(self, recipe: "Recipe", widths: Mapping[str, int]) -> None:
+        """Raise RecipeError where groups do not divide the features of every site (called by `check_widths`): a
+        codebook serves whole groups."""
+        size = recipe.rounded.scheme.group_size
+        for site, features in widths.items():
+            if size is not None and features % size:
+                raise RecipeError(
+                    f"{self.name}: groups of {size} do not divide the {features} features of {site}: choose "
+                    "weights.scheme.group_size among their divisors, or granularity channel."
+                )
+
     @property
     def unsuited(self) -> Mapping[Trait, str]:
         """What a model's layers may have that makes the method senseless or impossible, each with the mathematical

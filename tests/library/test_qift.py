@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rotquant.foundation.errors import RecipeError
 from rotquant.methods.qift import Qift, qift
 from rotquant.methods.qift.zero_free_grid import LEVELS, _quantize, search_scales
 from rotquant.models.architectures import architecture_of
@@ -80,6 +81,11 @@ def test_a_stored_model_comes_back_with_equal_codes(tmp_path: Path) -> None:
     # 2 bits, and for 16 weights two ends of 16 bits
     bits = bits_per_weight(stored.manifest.recipe, architecture_of(stored.model), stored.manifest.quantized)
     assert bits["total"] == pytest.approx(4.0)
+
+
+def test_groups_that_do_not_divide_a_width_are_refused() -> None:
+    with pytest.raises(RecipeError, match="groups of 10 do not divide the 64 features of"):
+        build(override(small(), {"weights": {"scheme": {"group_size": 10}}}, "test"))
 
 
 @pytest.mark.parametrize(

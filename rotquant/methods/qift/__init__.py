@@ -41,6 +41,10 @@ class Qift(Method):
         if scheme.bits != 2 or not scheme.symmetric or scheme.granularity not in ("group", "channel"):
             raise ValueError("qift takes symmetric weights of 2 bits with granularity group or channel")
 
+    def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
+        """Groups divide the features of every linear layer."""
+        self.refuse_ragged_groups(recipe, widths)
+
     def codebook_entries(self, recipe: Recipe) -> int:
         """The two ends of the levels, which lie at equal distances."""
         return 2
