@@ -114,7 +114,7 @@ def frontier(
         corpus: its train split calibrates; methods are judged on its validation split, or else its test split.
         budget: seconds after which no method begins; learning then has few steps. None: all, with the presets' steps.
         samples, length: of the calibration text.
-        windows: of `length` tokens, on which they are judged.
+        windows: of `length` tokens, or as many as the model reads at once, on which they are judged.
         methods: names of the class, in place of all.
 
     Raises:
@@ -124,7 +124,8 @@ def frontier(
     metric = api.check_metric(checkpoint, corpus)
     if metric is None:
         raise RecipeError(f"the text {corpus.name} has neither a validation split nor a test split to judge on.")
-    metric = metric.model_copy(update={"sequence_length": length, "max_windows": windows})
+    window = min(length, api.limits_of(checkpoint).context or length)
+    metric = metric.model_copy(update={"sequence_length": window, "max_windows": windows})
     started, tried, left, full = time.monotonic(), [], [], math.nan
     with task("methods", "method", len(rows)) as under_way:
         for name, recipe in rows.items():
