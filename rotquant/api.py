@@ -141,7 +141,7 @@ def quantize(
     batch_size: int | None = None,
     training: "Checkpoint | None" = None,
     placed: bool = True,
-    check: Perplexity | None = None,
+    check: Perplexity | FullPrecision | None = None,
 ) -> Model:
     """Apply a recipe to a checkpoint; learn its rotations before, where it says so.
 
@@ -157,7 +157,7 @@ def quantize(
         batch_size: sequences that pass the model together, where weights are made; default by their length.
         training: where a method that trains weights continues if it was interrupted.
         check: windows of the corpus that the full-precision model reads before the work, so that `Model.cost` can tell
-            what it cost; without, nothing is read and kept.
+            what it cost, or what it said of them before (`Model.reference`); without, nothing is read and kept.
         placed: whether the quantized network ends on the device, if it fits there; else it stays on the host.
 
     The model passes the device one layer at a time.
@@ -197,7 +197,7 @@ def quantize(
     _warn_of_bos(network, tokenizer, recipe, corpus)
     if note := key_bias_note(network, recipe):
         warnings.warn(note, stacklevel=2)
-    known = None if check is None else _reference(network, tokenizer, corpus, check, device)
+    known = _reference(network, tokenizer, corpus, check, device) if isinstance(check, Perplexity) else check
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if recipe.reads_text:
         source["corpus"] = corpus.model_dump(mode="json")

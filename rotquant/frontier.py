@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from rotquant import api
 from rotquant.costs.work import way_of
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
+from rotquant.metrics.cost import FullPrecision, QuantizationCost
+from rotquant.metrics.perplexity import mean_with_error
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.presets import all_presets, preset
@@ -59,7 +61,7 @@ class Tried:
     @property
     def error(self) -> float:
         """Its standard error over windows; nan of one."""
-        return stdev(self.kl) / math.sqrt(len(self.kl)) if len(self.kl) > 1 else math.nan
+        return mean_with_error(self.kl)[1]
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def frontier(
     window = min(length, api.limits_of(checkpoint).context or length)
     metric = metric.model_copy(update={"sequence_length": window, "max_windows": windows})
     started, tried, left, full = time.monotonic(), [], [], math.nan
+    known: Perplexity | FullPrecision = metric  # the full-precision model reads the windows once
     with task("methods", "method", len(rows)) as under_way:
         for name, recipe in rows.items():
             spent = time.monotonic() - started
@@ -135,8 +138,9 @@ def frontier(
                 continue
             try:
                 recipe = _fitted(checkpoint, name, recipe, samples, length)
-                found, full = _tried(name, checkpoint, recipe, corpus, metric, seed, device, dtype)
+                found, cost, known = _tried(name, checkpoint, recipe, corpus, known, seed, device, dtype)
                 tried.append(found)
+                full = cost.full_precision
             except RotquantError as error:
                 left.append(Tried(name, said=str(error)))
             under_way.advance()
@@ -227,29 +231,27 @@ def _tried(
     checkpoint: str | Path,
     recipe: Recipe,
     corpus: CorpusSpec,
-    metric: Perplexity,
+    known: Perplexity | FullPrecision,
     seed: int,
     device: torch.device | str,
     dtype: torch.dtype,
-) -> tuple[Tried, float]:
-    """Quantize and judge; also the perplexity of full precision."""
+) -> tuple[Tried, QuantizationCost, FullPrecision]:
+    """Quantize and judge; also what it cost, and what the full-precision model said."""
     started = time.monotonic()
     model = api.quantize(
-        checkpoint, recipe, corpus=corpus, seed=seed, device=device, dtype=dtype, placed=False, check=metric
+        checkpoint, recipe, corpus=corpus, seed=seed, device=device, dtype=dtype, placed=False, check=known
     )
     seconds = time.monotonic() - started
     cost = model.cost(device)
-    if cost is None or model.stored is None:
+    if cost is None or model.reference is None or model.stored is None:
         raise RecipeError("there is no room for the model's logits, or no window of the text.")
     manifest = model.stored.manifest
     bits = bits_per_weight(recipe, architecture_of(model.network), manifest.quantized)["total"]
     online = sum(one.online for one in runtime_quantization(recipe, model.stored.state).transforms)
-    return Tried(name, cost.by_window, cost.quantized, bits, online, seconds), cost.full_precision
+    return Tried(name, cost.by_window, cost.quantized, bits, online, seconds), cost, model.reference
 
 
 def _worse(one: Tried, best: Tried) -> bool:
     """Whether a method is worse than the best by more than `ERRORS` standard errors of their paired difference."""
-    differences = [a - b for a, b in zip(one.kl, best.kl, strict=True)]
-    if len(differences) < 2:
-        return one.mean > best.mean
-    return fmean(differences) > ERRORS * stdev(differences) / math.sqrt(len(differences))
+    mean, error = mean_with_error([a - b for a, b in zip(one.kl, best.kl, strict=True)])
+    return mean > (0.0 if math.isnan(error) else ERRORS * error)

@@ -151,6 +151,14 @@ class Method(Frozen):
         if scheme is not None and not (scheme.dynamic or scheme.symmetric):
             raise ValueError(f"{self.name} finds symmetric static scales: set activations.symmetric to true")
 
+    def refuse_nothing_to_learn(self, recipe: "Recipe") -> None:
+        """Raise ValueError where no rotation has a matrix (called by `check`): the method learns those."""
+        if recipe.rotation is None or not any(one.tensors for one in recipe.rotation.transforms):
+            raise ValueError(
+                f"{self.name} needs rotation.residual or rotation.values, or random_hadamard or orthogonal "
+                "rotation.inputs: there is no rotation to learn"
+            )
+
     def refuse_ragged_groups(self, recipe: "Recipe", widths: Mapping[str, int]) -> None:
         """Raise RecipeError where groups do not divide the features of every site (called by `check_widths`): a
         codebook serves whole groups."""

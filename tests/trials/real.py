@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -169,11 +169,8 @@ def quantized(
     """Quantize, compare with the checkpoint, export in every format, and convert."""
     row_name, (preset, changed) = preset, VARIANTS.get(preset, (preset, ()))
     changes = [*changed]
-    changes += [
-        f"methods.{name}.{path}={value}"
-        for name in _methods(preset)
-        for path, value in flattened(find_method(name).short)
-    ]
+    shorter = {name: dict(find_method(name).short) for name in _methods(preset)}
+    changes += [f"methods.{name}={json.dumps(less)}" for name, less in shorter.items() if less]
     training = {"rcp", "bitdistiller"} & _methods(preset)
     changes += [f"methods.{name}.{change}" for name in training for change in TRAINING]
     options = [word for change in changes for word in ("--set", change)]
@@ -280,15 +277,6 @@ def _measured(answer: dict[str, Any]) -> dict[str, float]:
         "kl": model["kl"][0],
         "bits": model["bits_per_weight"],
     }
-
-
-def flattened(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by their dotted names."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from flattened(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value
 
 
 def _outcome(command: Command) -> str:

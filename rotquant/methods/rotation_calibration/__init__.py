@@ -78,12 +78,7 @@ class RotationCalibration(Method):
 
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError unless there are rotations to learn."""
-        rotation = recipe.rotation
-        if rotation is None or not any(one.tensors for one in rotation.transforms):
-            raise ValueError(
-                "rotation_calibration needs rotation.residual or rotation.values, or random_hadamard or orthogonal "
-                "rotation.inputs: there is no rotation to learn"
-            )
+        self.refuse_nothing_to_learn(recipe)
         self.refuse_static(recipe)
 
     def describe(self, recipe: Recipe) -> str:

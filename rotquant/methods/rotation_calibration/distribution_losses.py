@@ -21,10 +21,10 @@ from rotquant.methods.rotation_calibration.sampled_vectors import Vectors, sampl
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_transforms
 from rotquant.models.limits import ModelLimits
-from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
+from rotquant.models.rotation.matrices import LearnedRotations, initial_rotations
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
-from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
+from rotquant.tensors.stiefel import CayleySGD, orthonormality_error
 from rotquant.training.loop import GradientStep, train
 from rotquant.training.state import Checkpoint, Record
 
@@ -107,8 +107,7 @@ def learn_rotations(
             checkpoint=checkpoint and Checkpoint(checkpoint, identity, checkpoint_every),
             on_step=callback,
         )
-    exact = {name: newton_schulz(newton_schulz(one.rotation.cpu().double())) for name, one in learned.items()}
-    return LearnedRotations(Rotations.of_tensors(exact), history)
+    return LearnedRotations.of_float32({name: one.rotation for name, one in learned.items()}, history)
 
 
 def _step(learned: Mapping[str, "_Learned"], step: int) -> Record:
@@ -192,16 +191,15 @@ class _Learned:
             q * r.diagonal().sign()
         )  # the factorization with a positive diagonal, so that Q of an orthogonal is itself
 
-    def _batch(self, step: int) -> list[tuple["_Pool", Tensor, int]]:
-        size = self.settings.vectors
+    def _batch(self, step: int) -> list[tuple["_Pool", Tensor]]:
         return [
-            (pool, part, size)
+            (pool, part)
             for pool in self._pools
-            for part in pool.draw(step, size).split(max(1, _AT_ONCE // len(self._parameter)))
+            for part in pool.draw(step, self.settings.vectors).split(max(1, _AT_ONCE // len(self._parameter)))
         ]
 
-    def _loss(self, part: tuple["_Pool", Tensor, int]) -> Tensor:
-        pool, vectors, _ = part
+    def _loss(self, part: tuple["_Pool", Tensor]) -> Tensor:
+        pool, vectors = part
         y = vectors.to(self._parameter.device, torch.float32) @ self._orthogonal()
         return pool.share * pool.unit * pool.loss(y).sum() / pool.size(self.settings.vectors)
 
@@ -210,8 +208,8 @@ class _Learned:
         """Give the weights' loss the unit of the activations' at the start, or its own where it stands alone."""
         values = []
         for pool in self._pools:
-            parts = [part for of, part, _ in self._batch(0) if of is pool]
-            values.append(sum(float(self._loss((pool, part, 0))) for part in parts) / pool.share)
+            parts = [part for part in self._batch(0) if part[0] is pool]
+            values.append(sum(float(self._loss(part)) for part in parts) / pool.share)
         self._pools[-1].unit = values[0] / values[-1] if len(values) == 2 else 1 / values[0]
 
 

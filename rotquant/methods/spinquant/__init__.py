@@ -54,12 +54,7 @@ class SpinQuant(Method):
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, while
         learning."""
-        rotation = recipe.rotation
-        if rotation is None or not any(one.tensors for one in rotation.transforms):
-            raise ValueError(
-                "spinquant needs rotation.residual or rotation.values, or random_hadamard or orthogonal "
-                "rotation.inputs: there is no rotation to learn"
-            )
+        self.refuse_nothing_to_learn(recipe)
         self.refuse_static(recipe)
         if self.network == "all" and recipe.weights is None:
             raise ValueError("spinquant.network 'all' needs a weights section")

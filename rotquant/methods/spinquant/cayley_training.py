@@ -37,7 +37,7 @@ from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.onednn import OneDNNLinear
-from rotquant.tensors.stiefel import CayleySGD, newton_schulz, orthonormality_error
+from rotquant.tensors.stiefel import CayleySGD, orthonormality_error
 from rotquant.training.loop import GradientStep, shuffled_batches, train
 from rotquant.training.state import Checkpoint, Record
 
@@ -123,10 +123,7 @@ def learn_rotations(
                 on_step=callback,
                 not_finite="the loss of the quantized network is {loss} at step {step} of {description}.",
             )
-    # From float32's to float64's distance from the manifold.
-    exact = {name: rotation.detach().cpu().double() for name, rotation in rotations.items()}
-    exact = {name: newton_schulz(newton_schulz(matrix)) for name, matrix in exact.items()}
-    return LearnedRotations(Rotations.of_tensors(exact), history)
+    return LearnedRotations.of_float32(rotations, history)
 
 
 def _initial(model: nn.Module, architecture: Architecture, recipe: Recipe, seed: int) -> dict[str, nn.Parameter]:

@@ -26,7 +26,7 @@ from rotquant.models.transforms import features_at
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.recipes.transforms import Kind, Location, SiteName
 from rotquant.tensors import hadamard
-from rotquant.tensors.stiefel import orthonormality_error
+from rotquant.tensors.stiefel import newton_schulz, orthonormality_error
 
 #: How far from orthonormal a stored or learned rotation may be; beyond it a rotated model is another function.
 _TOLERANCE = 1e-4
@@ -97,6 +97,14 @@ class LearnedRotations:
 
     rotations: Rotations
     history: list[dict[str, Any]]
+
+    @classmethod
+    def of_float32(cls, matrices: Mapping[str, Tensor], history: list[dict[str, Any]]) -> "LearnedRotations":
+        """Matrices by their names (`Rotations.tensors`), taken from float32's to float64's distance from orthogonal."""
+        exact = {name: matrix.detach().cpu().double() for name, matrix in matrices.items()}
+        return cls(
+            Rotations.of_tensors({name: newton_schulz(newton_schulz(one)) for name, one in exact.items()}), history
+        )
 
 
 def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:
