@@ -9,7 +9,7 @@ from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import MADE, Changes, Quantized, WrittenDtype, changes_of
 from rotquant.commands.outputs import FILE, Writes
 from rotquant.foundation.errors import RecipeError
-from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size
+from rotquant.foundation.files import OutputKind, check_output_file, check_output_folder, folder_size, read_json
 from rotquant.foundation.progress import task
 from rotquant.models.folders import GGUF
 from rotquant.models.gguf.importing import DTYPE, IMPORTED, checked, write_checkpoint
@@ -136,6 +136,8 @@ def export(
             notes = (
                 "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
             )
+        if method != "rotquant" and read_json(output / "config.json")["quantization_config"]["transform_config"]:
+            notes += ("note: vLLM 0.33 runs online transforms on one GPU, and of no layer with a bias.",)
         how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
     size = output.stat().st_size if form == "gguf" else folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}

@@ -7,23 +7,23 @@ packed along the rows. The library of that name packs them; it is imported where
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import Architecture
-from rotquant.models.transforms import features_at
+from rotquant.models.architectures import Architecture, Site
+from rotquant.models.simulation.runtime import RuntimeQuantization
+from rotquant.models.transforms import Chain, features_at, of_layer
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.recipes.transforms import SiteName, Transform, at
+from rotquant.recipes.transforms import Transform, at, at_site
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.packing import Weight
@@ -151,14 +151,16 @@ def describe(
     architecture: Architecture,
     ignored: list[str],
     storage: str,
-    rotations: Mapping[str, Tensor] = MappingProxyType({}),
+    acting: RuntimeQuantization,
+    dtype: torch.dtype = torch.float32,
 ) -> Described:
     """Say in the format's words what a recipe does, as far as these go.
 
     Args:
         ignored: names of linear layers that are not quantized.
         storage: `pack-quantized`, `int-quantized` or `float-quantized`.
-        rotations: matrices of online transforms (`QuantizedState.rotations`), read when they are asked for.
+        acting: what acts while the model runs. Tensors of its transforms are read when their matrices are asked for.
+        dtype: of stored matrices.
     """
     inputs = None if recipe.activations is None else arguments(recipe.activations)
     weights = recipe.rounded.scheme
@@ -171,7 +173,7 @@ def describe(
         "output_activations": None,
     }
     schemes, matrices = {}, {}
-    for entry in (entry for one in _online(recipe) for entry in _entries(one, architecture, rotations)):
+    for entry in _entries(acting, architecture, dtype):
         schemes[entry.name] = entry.scheme
         matrices |= entry.matrix
     config = {
@@ -186,12 +188,6 @@ def describe(
         "transform_config": {"config_groups": schemes} if schemes else {},
     }
     return Described(config, matrices)
-
-
-def _online(recipe: Recipe) -> tuple[Transform, ...]:
-    """The rotation's online transforms; of keys where these are quantized, since they cancel elsewhere."""
-    cache = () if recipe.keys is None else at(recipe.transforms, "queries_keys", online=True)
-    return (*at(recipe.transforms, "across_heads", *get_args(SiteName), online=True), *cache)
 
 
 def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
@@ -213,45 +209,75 @@ class _Entry:
     matrix: dict[str, Callable[[], Tensor]]
 
 
-def _entries(one: Transform, architecture: Architecture, rotations: Mapping[str, Tensor]) -> Iterator[_Entry]:
-    """An online transform in the format's words: one entry, or one of each layer where it has its own matrix.
+def _entries(acting: RuntimeQuantization, architecture: Architecture, dtype: torch.dtype) -> Iterator[_Entry]:
+    """The online transforms in the format's words, as they act: the weights hold the inverses already.
 
-    Entries are those that act while the model runs; the weights hold the inverse already.
+    An engine takes one transform of an input, so all of a site are one; those of keys cancel where these stay floats.
     """
-    precision = {"precision": one.dtype} if one.dtype != "float32" else {}
-    order = one.size or features_at(architecture, one.location)
-    blocks = {"head_dim": order} if one.size is not None or one.location == "queries_keys" else {}
-    if one.location == "queries_keys":
+    for site in architecture.sites:
+        if here := at_site(acting.transforms, site.name):
+            if len(here) == 1 and not here[0].tensors:
+                yield _hadamard(here[0], site, architecture, dtype)
+            else:
+                yield from _of_layers(here, site, architecture, acting.tensors, dtype)
+    for one in at(acting.transforms, "queries_keys", online=True) if acting.keys is not None else ():
+        blocks = {"head_dim": one.size or architecture.head_dim}
         apply = [{"targets": [f"re:.*{architecture.attention}$"], "location": at} for at in ("q_attn", "k_cache")]
-        yield _Entry(one.name, {"type": "hadamard", "apply": apply, **blocks, **precision}, {})
-        return
-    site = architecture.site("attention_output" if one.location == "across_heads" else one.location)
-    inner = architecture.head_dim if one.location == "across_heads" else 1
-    sylvester = not one.tensors and order & order - 1 == 0 and inner == 1
-    for layer in range(architecture.num_layers if one.tensors else 1):
-        name = f"{one.name}_{layer}" if one.tensors else one.name
-        place = rf".*layers\.{layer}\..*" if one.tensors else ".*"
-        targets = [f"re:{place}{linear.rpartition('.')[2]}$" for linear in site.linears]
-        scheme = {
-            "type": "hadamard" if sylvester else "random-hadamard",
-            "apply": [{"targets": targets, "location": "input"}],
-        }
-        matrix: dict[str, Callable[[], Tensor]] = {}
-        if not sylvester:
-            make = (
-                partial(_of_layer, rotations, one.tensors[0], layer) if one.tensors else partial(_matrix, order, inner)
-            )
-            matrix[f"model.layers.{layer}.{site.linears[0]}.{name}_input.weight"] = make
-        yield _Entry(name, {**scheme, **blocks, **precision}, matrix)
+        yield _Entry(one.name, {"type": "hadamard", "apply": apply, **blocks, **_precision(one.dtype)}, {})
 
 
-def _of_layer(rotations: Mapping[str, Tensor], name: str, layer: int) -> Tensor:
-    """sqrt(n) R of a layer's matrix R [n, n]."""
-    matrix = rotations[name][layer]
-    return math.sqrt(len(matrix)) * matrix.to(torch.float32)
+def _hadamard(one: Transform, site: Site, architecture: Architecture, dtype: torch.dtype) -> _Entry:
+    """A Hadamard transform of a site's input in all layers, with its matrix where it is not Sylvester's."""
+    order, inner = one.size or features_at(architecture, one.location), 1
+    if one.location == "across_heads":
+        inner = architecture.head_dim
+    sylvester = order & order - 1 == 0 and inner == 1
+    scheme = {"type": "hadamard" if sylvester else "random-hadamard", "apply": _apply(site, ".*")}
+    scheme |= ({"head_dim": order} if one.size is not None else {}) | _precision(one.dtype)
+    matrix = {} if sylvester else {_matrix_name(site, 0, one.name): partial(_matrix, order, inner, dtype)}
+    return _Entry(one.name, scheme, matrix)
 
 
-def _matrix(order: int, inner: int) -> Tensor:
+def _of_layers(
+    here: Sequence[Transform],
+    site: Site,
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> Iterator[_Entry]:
+    """All transforms of a site's input as one matrix M [n, n] of each layer, stored as sqrt(n) M.
+
+    It is of all features, or of blocks where these share one."""
+    one, features, blocks = here[0], site.features, dict[str, Any]()
+    if len(here) == 1 and one.size is not None and tensors[one.tensors[0]][0].numel() == one.size**2:
+        features, blocks = one.size, {"head_dim": one.size}
+    blocks |= _precision(str(dtype).removeprefix("torch."))
+    for layer in range(architecture.num_layers):
+        name = f"{site.name}_{layer}"
+        scheme = {"type": "random-hadamard", "apply": _apply(site, rf".*layers\.{layer}\..*")}
+
+        def make(layer: int = layer) -> Tensor:
+            chain = Chain(here, of_layer(tensors, layer), architecture.num_heads)
+            return (math.sqrt(features) * chain(torch.eye(features, dtype=torch.float64))).to(dtype)
+
+        yield _Entry(name, {**scheme, **blocks}, {_matrix_name(site, layer, name): make})
+
+
+def _apply(site: Site, place: str) -> list[dict[str, Any]]:
+    targets = [f"re:{place}{linear.rpartition('.')[2]}$" for linear in site.linears]
+    return [{"targets": targets, "location": "input"}]
+
+
+def _precision(dtype: str) -> dict[str, str]:
+    return {"precision": dtype} if dtype != "float32" else {}
+
+
+def _matrix_name(site: Site, layer: int, name: str) -> str:
+    """Where a matrix is stored that linear layers share."""
+    return f"model.layers.{layer}.{site.linears[0]}.{name}_input.weight"
+
+
+def _matrix(order: int, inner: int, dtype: torch.dtype) -> Tensor:
     """sqrt(n) (H (x) I) / sqrt(order), n being all features: engines divide a stored matrix by sqrt(n)."""
-    matrix = hadamard_matrix(order, dtype=torch.float32)
-    return matrix if inner == 1 else torch.kron(matrix, math.sqrt(inner) * torch.eye(inner))
+    matrix = hadamard_matrix(order, dtype=dtype)
+    return matrix if inner == 1 else torch.kron(matrix, math.sqrt(inner) * torch.eye(inner, dtype=dtype))

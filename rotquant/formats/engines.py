@@ -16,6 +16,8 @@ from rotquant.models.fitting import options
 from rotquant.recipes.recipe import Method, Recipe
 from rotquant.recipes.schemes import INPUTS, ROTATION_FIELDS, QuantizationScheme
 from rotquant.recipes.transforms import Transform
+from rotquant.weights.actions import Hooks, hooks
+from rotquant.weights.build import declared_runtime
 
 Engine = Literal["transformers", "vllm", "any"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -31,9 +33,25 @@ def check_engine(recipe: Recipe, architecture: Architecture, engine: str) -> Non
     if engine not in ENGINES:
         raise RecipeError(f"no engine is called {engine!r}: choose {', '.join(ENGINES)}.")
     _check_weights(recipe, architecture)
-    problem = None if engine == "transformers" else _problem(recipe, engine)
+    if engine == "transformers":
+        return
+    _check_beyond(recipe, engine)
+    clipped = bool(declared_runtime(recipe, architecture).clips)
+    problem = _problem(recipe, engine, clipped)
     if problem is not None:
-        raise RecipeError(f"{problem.words}: {_remedy(recipe, engine)}.")
+        raise RecipeError(f"{problem.words}: {_remedy(recipe, engine, clipped)}.")
+
+
+def _check_beyond(recipe: Recipe, engine: str) -> None:
+    """Refuse methods that act at run time on more than quantizers, but transforms of inputs for vLLM."""
+    for method in recipe.methods.values():
+        transforms = "prefix" not in method.roles and hooks(method).attach is Hooks.attach
+        if method.acts_beyond_quantizers and not (transforms and engine == "vllm"):
+            why = "transformers without rotquant drops" if transforms else f"{_name(engine)} cannot do"
+            raise RecipeError(
+                f"{_beyond(method)} while the model runs, which {why}: export --for transformers, which runs it by "
+                "rotquant.serving."
+            )
 
 
 @dataclass(frozen=True)
@@ -47,18 +65,18 @@ class _Problem:
     changes: Mapping[str, Any]
 
 
-def _problem(recipe: Recipe, engine: str) -> _Problem | None:
-    """The first thing of a recipe that an engine other than transformers with rotquant cannot say, if any."""
-    for method in recipe.methods.values():
-        if method.acts_beyond_quantizers:
-            return _Problem(f"{_beyond(method)} while the model runs, which {_name(engine)} cannot do", {})
-    return _of_transforms(recipe, engine) or _of_cache(recipe) or _of_inputs(recipe)
+def _problem(recipe: Recipe, engine: str, clipped: bool) -> _Problem | None:
+    """The first thing of a recipe that an engine other than transformers with rotquant cannot say, if any.
+
+    clipped: whether sites' inputs have clip ratios of their own.
+    """
+    return _of_transforms(recipe, engine) or _of_cache(recipe) or _of_inputs(recipe, clipped)
 
 
-def _remedy(recipe: Recipe, engine: str) -> str:
+def _remedy(recipe: Recipe, engine: str, clipped: bool) -> str:
     """What to do about all that an engine cannot say, as the end of a sentence: nothing else is in the way then."""
     changes: dict[str, Any] = {}
-    while (problem := _problem(recipe, engine)) is not None:
+    while (problem := _problem(recipe, engine, clipped)) is not None:
         if problem.changes.keys() <= changes.keys():  # none, or none that helps
             return "export --for transformers, which runs it by rotquant.serving"
         inside = tuple(f"{path}." for path in problem.changes)
@@ -207,7 +225,7 @@ def _of_cache(recipe: Recipe) -> _Problem | None:
     return _Problem(words, dict.fromkeys(quantized))
 
 
-def _of_inputs(recipe: Recipe) -> _Problem | None:
+def _of_inputs(recipe: Recipe, clipped: bool) -> _Problem | None:
     """Quantizers of inputs that vLLM has no kernel for, or would take for others."""
     inputs, weights = recipe.activations, recipe.rounded.scheme
     if inputs is None:
@@ -215,6 +233,9 @@ def _of_inputs(recipe: Recipe) -> _Problem | None:
     if recipe.attention_output is not None:
         words = f"o_proj has a quantizer of its own for each head, which {VLLM} has not"
         return _Problem(words, {"attention_output": None})
+    if clipped:
+        words = f"each site's inputs are clipped to a learned share, which compressed-tensors and so {VLLM} cannot say"
+        return _Problem(words, {"activations": None})
     if inputs.dynamic and inputs.clip_ratio != 1.0:
         words = f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
         return _Problem(f"{words}cannot say", {"activations.clip_ratio": 1.0})

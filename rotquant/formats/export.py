@@ -32,6 +32,7 @@ from rotquant.models.companions import companions, write_companions
 from rotquant.models.integrity import LARGEST_SHARD, check_finite, seal, write_shards
 from rotquant.recipes.recipe import RUNTIME_FIELDS, Recipe
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.weights.build import declared_runtime, runtime_quantization
 from rotquant.weights.ranges import static_schemes
 from rotquant.weights.storage import (
     FORMAT_VERSION,
@@ -183,7 +184,8 @@ def check_compressed(recipe: Recipe, config: Any, engine: str) -> Architecture:
     if engine != "transformers" or not acts_at_run_time(recipe):
         with torch.device("meta"):
             model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)  # pyright: ignore
-        described = compressed.describe(recipe, architecture, [], storage(recipe, engine))
+        acting = declared_runtime(recipe, architecture)
+        described = compressed.describe(recipe, architecture, [], storage(recipe, engine), acting)
         _check_biases(described, (name for name, _ in model.named_parameters()))
     return architecture
 
@@ -229,7 +231,9 @@ def _content(
     linears = [f"model.layers.{i}.{name}" for i in range(architecture.num_layers) for name in architecture.linears]
     ignored = ["lm_head", *(name for name in linears if f"{name}.weight" not in stored.weights)]
     recipe = stored.state.recipe
-    described = compressed.describe(recipe, architecture, ignored, packing, stored.state.rotations)
+    dtype = torch.promote_types(getattr(torch, stored.state.manifest.dtype), torch.float32)
+    acting = runtime_quantization(recipe, stored.state)
+    described = compressed.describe(recipe, architecture, ignored, packing, acting, dtype)
     tensors = dict(stored.floats)
     while stored.weights:  # one at a time in both forms
         name, weight = stored.weights.popitem()

@@ -408,7 +408,7 @@ def take_transforms(
                 if not fast:
                     matrix = _matrix(scheme, one, name, size, matrices, where)
                     of_layers.setdefault(own, {}).update(dict.fromkeys(layers, matrix))
-                kind = "hadamard" if fast else "matrix" if scheme.type == "random-matrix" else "orthogonal"
+                kind = "hadamard" if fast else "orthogonal" if place == "queries_keys" else "matrix"
                 transform = Transform(
                     name=own,
                     kind=kind,

@@ -26,6 +26,7 @@ from rotquant.models.rotation.matrices import Rotations, initial_rotations
 from rotquant.models.simulation.kv_cache import check_cache_scheme
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization, wrap
 from rotquant.models.stream import memory_peak, reset_memory_peak
+from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import ROLES, Method, Recipe, check_widths
 from rotquant.training.state import Checkpoint
 from rotquant.weights.actions import hooks
@@ -181,6 +182,18 @@ def runtime_quantization(recipe: Recipe, state: QuantizedState) -> RuntimeQuanti
     for name, method in recipe.methods.items():
         quantization = hooks(method).runtime(method, quantization, state.tensors.get(name, {}))
     return quantization
+
+
+def declared_runtime(recipe: Recipe, architecture: Architecture) -> RuntimeQuantization:
+    """The transforms and quantizers of a recipe without a prefix before there are weights: their tensors have shapes
+    and take no memory."""
+    quantization, shapes = RuntimeQuantization(**recipe.runtime), tensor_shapes(architecture, recipe.transforms)
+    for method in recipe.methods.values():
+        if method.acts_beyond_quantizers:
+            own = hooks(method).tensors(method, architecture)
+            empty = {name: torch.zeros(()).expand(shape) for name, shape in own.items()}
+            quantization = hooks(method).runtime(method, quantization, empty)
+    return quantization.with_transforms((), {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()})
 
 
 def check_recipe(

@@ -15,16 +15,26 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rotquant import api
-from rotquant.formats.export import export_compressed
+from rotquant.formats import compressed
+from rotquant.formats.engines import check_engine
+from rotquant.formats.export import check_compressed, export_compressed
 from rotquant.foundation.errors import RecipeError
+from rotquant.models.architectures import architecture_of
+from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.recipes.transforms import Transform
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.families import method
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.test_serving import QUANTIZERS, declared, logits, quantized, recipe_of
 
 Args = dict[str, Any]
+#: FlatQuant's transforms with 4-bit weights alone.
+WEIGHTS_OF_FLATQUANT = override(
+    method("flatquant"), {"activations": None, "keys": None, "values": None, "rotation": {"keys": False}}, "test"
+)
 
 
 def _fp8(weights: Args, inputs: Args | None) -> bool:
@@ -104,17 +114,33 @@ def test_vllms_rules_give_an_export_the_scheme_that_it_means(quantizers: str, sc
     assert all(torch.equal(read[name], tensor) for name, tensor in floats.items())
 
 
-@pytest.mark.parametrize(
-    ("rotation", "size"), [("R1R2R4", 128), ("R1R2R4", 172), ("quarot", 112), ("inputs", 128), ("fast inputs", 128)]
-)
-def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, size: int, tmp_path: Path) -> None:
+#: Rotations, and how many matrices an export of two layers stores. Inputs are not rounded, so sums of up to 172 terms
+#: in another order are all that differs, of float32 or float64.
+TRANSFORMS: list[tuple[str | Recipe, int, torch.dtype, int, float]] = [
+    ("R1R2R4", 128, torch.float32, 0, 2e-5),
+    ("R1R2R4", 172, torch.float32, 1, 2e-5),
+    ("quarot", 112, torch.float32, 2, 2e-5),
+    ("inputs", 128, torch.float32, 4, 2e-5),
+    ("fast inputs", 128, torch.float32, 0, 2e-5),
+    ("inputs", 128, torch.float64, 4, 1e-9),
+    (WEIGHTS_OF_FLATQUANT, 112, torch.float32, 8, 2e-5),
+    (WEIGHTS_OF_FLATQUANT, 112, torch.float64, 8, 1e-9),
+]
+
+
+@pytest.mark.parametrize(("rotation", "size", "dtype", "matrices", "tolerance"), TRANSFORMS)
+def test_the_librarys_own_transforms_give_this_projects_logits(
+    rotation: str | Recipe, size: int, dtype: torch.dtype, matrices: int, tolerance: float, tmp_path: Path
+) -> None:
     transform = pytest.importorskip("compressed_tensors.transform")
-    folder = quantized(tmp_path / "quantized", recipe_of(rotation, "W4A16"), intermediate_size=size)
+    recipe = recipe_of(rotation, "W4A16") if isinstance(rotation, str) else rotation
+    folder = quantized(tmp_path / "quantized", recipe, intermediate_size=size, dtype=dtype)
     export_compressed(folder, tmp_path / "out", "vllm")
     config = declared(tmp_path / "out")
     assert scheme_in_vllm(config) == "WNA16"
-    expected = logits(api.load(folder).network, use_cache=False)
-    assert (logits(api.load(tmp_path / "out").network, use_cache=False) - expected).abs().max() < 2e-5
+    expected = logits(api.load(folder, dtype=dtype).network, use_cache=False)
+    read = api.load(tmp_path / "out", dtype=dtype).network
+    assert (logits(read, use_cache=False) - expected).abs().max() < tolerance
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):  # where vLLM reads all *.safetensors
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     (tmp_path / "out" / "transformed.safetensors").rename(tmp_path / "out" / "model.safetensors")
@@ -125,10 +151,25 @@ def test_the_librarys_own_transforms_give_this_projects_logits(rotation: str, si
         stored = [name for name in file.keys() if name.endswith("_input.weight")]  # noqa: SIM118 - not a mapping
         for name in stored:
             model.get_parameter(name).data.copy_(file.get_tensor(name))  # shared by all layers
-    assert len(stored) == (size != 128) + (rotation == "quarot") + 4 * (rotation == "inputs")  # of two layers
-    # Inputs are not rounded, so float32 sums of up to 172 terms in another order are all that differs.
-    assert (logits(model, use_cache=False) - expected).abs().max() < 2e-5
+    assert len(stored) == matrices
+    assert (logits(model, use_cache=False) - expected).abs().max() < tolerance
     assert dropped > 1e-2  # what transformers alone, which leaves the transforms out, is off by
+
+
+def test_blocks_that_share_a_matrix_are_stored_once() -> None:
+    """A Kronecker product whose left factor is the identity: `head_dim` in the format's words."""
+    generator = torch.Generator().manual_seed(0)
+    learned = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    blocks = Transform(name="blocks", kind="matrix", location="mlp_output", size=8, online=True, tensors=("m",))
+    acting = RuntimeQuantization().with_transforms([blocks], {"m": learned})
+    described = compressed.describe(
+        recipe_of("none", "W4A16"), architecture_of(tiny_model()), [], "pack-quantized", acting, torch.float64
+    )
+    for layer, matrix in enumerate(learned):
+        scheme = described.config["transform_config"]["config_groups"][f"mlp_output_{layer}"]
+        assert (scheme["type"], scheme["head_dim"]) == ("random-hadamard", 8)
+        found = described.matrices[f"model.layers.{layer}.mlp.down_proj.mlp_output_{layer}_input.weight"]()
+        assert torch.allclose(found, 8**0.5 * matrix, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("quantizers", "scheme"), [("W8A8", "W8A8Int8"), ("FP8", "W8A8Fp8")])
@@ -172,7 +213,24 @@ def test_what_an_engine_cannot_say_is_refused_before_weights_are_read(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("engine", "name", "sentence"),
+    [
+        ("vllm", "flatquant", r"clipped to a learned share, .*vLLM 0\.33 cannot say: .*--set activations=null"),
+        ("any", "flatquant", r"flatquant transforms what layers read .*transformers without rotquant drops"),
+        ("vllm", "cushioncache", r"cushioncache puts a prefix .*vLLM 0\.33 cannot do"),
+        ("vllm", "duquant", r"duquant transforms what layers read .*vLLM 0\.33 cannot do"),
+    ],
+)
+def test_methods_that_an_engine_cannot_run_are_refused(engine: str, name: str, sentence: str) -> None:
+    recipe = override(method(name), {"keys": None, "values": None}, "test")
+    with pytest.raises(RecipeError, match=sentence):
+        check_engine(recipe, architecture_of(tiny_model()), engine)
+
+
 def test_a_bias_next_to_a_transform_is_refused_for_vllm(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"q_proj\.bias .*vLLM 0\.33"):  # a learned one, before there are weights
+        check_compressed(WEIGHTS_OF_FLATQUANT, tiny_model("qwen2").config, "vllm")
     folder = quantized(tmp_path / "quantized", recipe_of("R1R2R4", "W4A16"), mlp_bias=True)
     with pytest.raises(RecipeError, match=r"down_proj\.bias .*vLLM 0\.33"):
         export_compressed(folder, tmp_path / "out", "vllm")
