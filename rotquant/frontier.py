@@ -30,8 +30,8 @@ from rotquant.recipes.schemes import Perplexity
 from rotquant.weights.bits import UNQUANTIZED_BITS, bits_per_weight
 from rotquant.weights.build import runtime_quantization
 
-#: A class's name: bits of weights, inputs and KV cache, of which the last are left out where nothing else is quantized.
-_NAME = re.compile(r"W(\d+)A(\d+)(?:KV(\d+))?")
+#: A class's name: bits of weights, inputs and KV cache. What is not quantized is left out: KV4 is the cache alone.
+_NAME = re.compile(r"(?!$)(?:W(\d+)A(\d+))?(?:KV(\d+))?")
 #: The class whose presets stand for a class that has few of its own, with its bits in place of theirs.
 _USUAL = "W4A4KV4"
 #: Standard errors of a difference within which two methods are not told apart.
@@ -152,17 +152,21 @@ def frontier(
 
 
 def class_of(recipe: Recipe) -> str:
-    """The class of a recipe, such as W4A4KV4 or W4A16; empty where keys and values differ, or weights are left."""
-    if recipe.weights is None or (recipe.keys and recipe.keys.bits) != (recipe.values and recipe.values.bits):
+    """The class of a recipe, such as W4A4KV4, W4A16 or KV4; empty where keys and values differ, or inputs alone have
+    bits."""
+    if (recipe.keys and recipe.keys.bits) != (recipe.values and recipe.values.bits):
         return ""
     cache = f"KV{recipe.keys.bits}" if recipe.keys else ""
+    if recipe.weights is None:
+        return "" if recipe.activations else cache
     return f"W{recipe.weights.scheme.bits}A{recipe.activations.bits if recipe.activations else 16}{cache}"
 
 
 def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits; what takes fewer steps first.
 
-    Presets that train the whole model are left out: `rotquant train-quantized` is for these.
+    Of those whose cache alone is left, equal ones are one row. Presets that train the whole model are left out:
+    `rotquant train-quantized` is for these.
 
     Args:
         short: methods that learn take as few steps as they have for that (`Method.short`).
@@ -172,13 +176,15 @@ def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     """
     found = _NAME.fullmatch(kind)
     if found is None:
-        raise RecipeError(f"{kind!r} is no class of bits: write W4A16, W4A8KV4 or {_USUAL}.")
+        raise RecipeError(f"{kind!r} is no class of bits: write W4A16, W4A8KV4, {_USUAL} or KV4.")
     presets = {name: preset(name) for name in all_presets()}
     rows = {name: recipe for name, recipe in presets.items() if class_of(recipe) == kind}
     for name, recipe in presets.items():
         if name not in rows and class_of(recipe) == _USUAL:
             with suppress(RecipeError):  # a method of other bits
-                rows[name] = override(recipe, _bits(found), name)
+                made = override(recipe, _bits(found, recipe), name)
+                if made not in rows.values():
+                    rows[name] = made
     rows = {name: recipe for name, recipe in rows.items() if not _trains(recipe)}
     if short:
         for name, recipe in rows.items():
@@ -187,20 +193,20 @@ def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     return dict(sorted(rows.items(), key=lambda row: _steps(row[1])))
 
 
-def _bits(found: re.Match[str]) -> dict[str, Any]:
-    """The changes that give a recipe a class's bits; weights alone keep the rotations that go into them."""
+def _bits(found: re.Match[str], recipe: Recipe) -> dict[str, Any]:
+    """The changes that give a recipe a class's bits; weights alone keep the rotations that go into them, and the cache
+    alone its own."""
     weights, inputs, cache = (number and int(number) for number in found.groups())
-    parts: dict[str, Any] = {"weights": {"scheme": {"bits": weights}}}
-    if inputs == UNQUANTIZED_BITS:
-        parts |= {"activations": None, "attention_output": None, "rotation": {"heads": False, "mlp": False}}
-    else:
-        parts["activations"] = {"bits": inputs}
-    if cache is None:
-        parts |= {"keys": None, "values": None}
-        parts["rotation"] = {**parts.get("rotation", {}), "keys": False}
-    else:
-        parts |= {"keys": {"bits": cache}, "values": {"bits": cache}}
-    return parts
+    parts: dict[str, Any] = {"weights": {"scheme": {"bits": weights}}, "activations": {"bits": inputs}}
+    parts |= dict.fromkeys(("keys", "values"), cache and {"bits": cache})
+    without: dict[str, Any] = {} if cache else {"keys": False}
+    if inputs in (None, UNQUANTIZED_BITS):
+        parts |= {"activations": None, "attention_output": None}
+        without |= {"heads": False, "mlp": False}
+    if weights is None:
+        parts |= {"weights": None, "calibration": None, "methods": dict.fromkeys(recipe.methods)}
+        without |= {"residual": "none", "inputs": "none"}
+    return parts | ({"rotation": without} if without and recipe.rotation else {})
 
 
 def _trains(recipe: Recipe) -> bool:

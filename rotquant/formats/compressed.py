@@ -191,8 +191,8 @@ def describe(
 
 
 def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
-    """The one scheme of keys and values; None where they have none, or two."""
-    if recipe.keys is None or recipe.keys != recipe.values:
+    """The one scheme of keys and values; None where they have none, or two, or the format has no word for it."""
+    if recipe.keys is None or recipe.keys != recipe.values or recipe.keys.rule != "own":
         return None
     strategy = "group" if recipe.keys.granularity == "group" else "token" if recipe.keys.dynamic else "attn_head"
     static = not recipe.keys.dynamic and recipe.keys.granularity == "tensor"

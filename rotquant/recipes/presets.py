@@ -327,6 +327,13 @@ def fp8_static() -> Recipe:
     return override(fp8(), changes, "fp8-static")
 
 
+def int4_per_token_head() -> Recipe:
+    """vLLM's INT4 KV cache of that name alone, to its bits: keys and values after a random Hadamard transform of fixed
+    signs, asymmetric by token and head. `vllm serve --kv-cache-dtype int4_per_token_head` has it."""
+    cache = _cache().model_copy(update={"rule": "vllm"})
+    return Recipe(keys=cache, values=cache)
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
@@ -357,6 +364,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "efficientqat": efficientqat,
     "fp8": fp8,
     "fp8-static": fp8_static,
+    "int4-per-token-head": int4_per_token_head,
 }
 
 

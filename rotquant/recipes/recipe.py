@@ -303,6 +303,11 @@ class Recipe(Frozen):
             self.attention_output.dynamic and self.attention_output.granularity == "head"
         ):
             raise ValueError("attention_output takes granularity head and dynamic scales")
+        vllm = {name for name, scheme in self.quantizers.items() if scheme is not None and scheme.rule == "vllm"}
+        if vllm - {"keys", "values"} or (self.weights and self.weights.scheme.rule == "vllm"):
+            raise ValueError("rule vllm is for keys and values alone")
+        if "keys" in vllm and self.rotation is not None and self.rotation.keys:
+            raise ValueError("keys of rule vllm are turned by vLLM's own transform: set rotation.keys to false")
         self._check_floats()
         return self
 

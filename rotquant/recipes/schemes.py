@@ -59,6 +59,10 @@ class QuantizationScheme(Frozen):
     max|x| / 7 and max|x| / 7.5 for 4 bits."""
     dynamic: bool = True
     """Whether scales are taken from each tensor as it comes, or once from calibration text."""
+    rule: Literal["own", "vllm"] = Field(default="own", exclude_if=lambda rule: rule == "own")
+    """How codes are found: `own`, as above; `vllm`, of the KV cache alone, as vLLM's cache type int4_per_token_head
+    finds them. That is after a random Hadamard transform in bfloat16, with a range that need not include zero, codes by
+    the scale's reciprocal, halves rounded away from zero, and zero points in the last 4 bits of the scale."""
 
     @model_validator(mode="after")
     def _group_size_belongs_to_groups(self) -> "QuantizationScheme":
@@ -70,6 +74,12 @@ class QuantizationScheme(Frozen):
             raise ValueError("zero_point 'exact' has no meaning for a symmetric scheme: set symmetric to false too")
         if not self.symmetric and self.scale == "full":
             raise ValueError("scale 'full' has no meaning for an asymmetric scheme: leave scale out")
+        ours = {"bits": 4, "symmetric": False, "granularity": "head", "group_size": None, "clip_ratio": 1.0}
+        ours |= {"zero_point": "whole", "dynamic": True}
+        if self.rule == "vllm" and any(getattr(self, name) != value for name, value in ours.items()):
+            raise ValueError(
+                "rule 'vllm' takes 4 bits, granularity head, symmetric false, and nothing else but defaults"
+            )
         if self.type == "float" and not (self.bits == 8 and self.symmetric and self.scale == "paper"):
             raise ValueError("type 'float' takes 8 bits, a symmetric range and scale 'paper'")
         return self

@@ -18,6 +18,9 @@ from rotquant.recipes.schemes import QuantizationScheme
 #: How the outlier columns of an 8-bit `ColumnSplit` are quantized (Atom Sec. 4.1).
 OUTLIER_SCHEME = QuantizationScheme(bits=8, symmetric=True, granularity="token")
 
+#: The smallest scale of vLLM's rule.
+_VLLM_SMALLEST = 1e-6
+
 
 @dataclass(frozen=True, eq=False)
 class QParams:
@@ -117,8 +120,8 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
 
     Symmetric: scale = clip * max|x| / (2^(b-1) - 1), or / ((2^b - 1) / 2) where `scheme.scale` is full. Asymmetric: the
     range is widened to include zero, scale = clip * (max - min) / (2^b - 1), zero_point = round(-clip * min / scale).
-    With an exact zero point (SpinQuant Eq. 1) the range is not widened, and -clip * min / scale not rounded. Scales are
-    differentiable.
+    With an exact zero point (SpinQuant Eq. 1) the range is not widened, and -clip * min / scale not rounded. By vLLM's
+    rule it is not widened either, and the zero point is a code. Scales are differentiable.
 
     Args:
         x: [..., features], any floating-point type.
@@ -136,9 +139,12 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
         low, high = view.amin(), view.amax()
     else:
         low, high = view.amin(-1, keepdim=True), view.amax(-1, keepdim=True)
-    dtype = _arithmetic_dtype(x)
+    dtype = torch.float32 if scheme.rule == "vllm" else _arithmetic_dtype(x)
     low, high = low.to(dtype), high.to(dtype)
     tiny = torch.finfo(dtype).tiny
+    if scheme.rule == "vllm":
+        scale = ((high - low) / scheme.steps).clamp(min=_VLLM_SMALLEST)
+        return QParams(scale, _half_away(-low / scale).clamp(*scheme.code_range))
     if scheme.symmetric:
         return QParams((clip * torch.maximum(high, -low) / scheme.steps).clamp(min=tiny))
     if scheme.zero_point == "exact":
@@ -177,7 +183,7 @@ def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtyp
     values = grouped(codes, scheme).to(qparams.scale.dtype)
     if qparams.zero_point is not None:
         values = values - qparams.zero_point
-    return ungrouped(values * qparams.scale, codes.shape).to(dtype)
+    return ungrouped(values * _read_scale(qparams, scheme), codes.shape).to(dtype)
 
 
 def fake_quantize(
@@ -198,6 +204,8 @@ def fake_quantize(
         with torch.set_grad_enabled(scale_gradients and torch.is_grad_enabled()):
             qparams = choose_qparams(x, scheme)
     operands = (x, qparams.scale, qparams.zero_point)
+    if scheme.rule == "vllm" and torch.is_grad_enabled() and x.requires_grad:
+        return x + (fake_quantize(x.detach(), scheme) - x.detach())
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands):
         view = _StraightThrough.apply(grouped(x, scheme), qparams.scale, qparams.zero_point, scheme)
         return ungrouped(view, x.shape)
@@ -205,7 +213,7 @@ def fake_quantize(
         values = _round_and_clamp(grouped(x, scheme), qparams, scheme)
         if qparams.zero_point is not None:
             values.sub_(qparams.zero_point)
-        return ungrouped(values.mul_(qparams.scale), x.shape).to(x.dtype)
+        return ungrouped(values.mul_(_read_scale(qparams, scheme)), x.shape).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,6 +308,9 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
     A division, not a product with the reciprocal: codes of values that lie on the grid are then exact.
     """
     smallest, largest = scheme.code_range
+    if scheme.rule == "vllm":
+        codes = view.to(qparams.scale.dtype) * (1 / qparams.scale) + cast(Tensor, qparams.zero_point)
+        return _half_away(codes).clamp_(smallest, largest)
     codes = torch.div(view.to(qparams.scale.dtype), qparams.scale)
     if scheme.type == "float":
         return codes.clamp_(smallest, largest).to(torch.float8_e4m3fn).to(codes.dtype)
@@ -309,6 +320,18 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
     if qparams.zero_point is not None:
         codes.add_(qparams.zero_point)
     return codes.clamp_(smallest, largest)
+
+
+def _half_away(x: Tensor) -> Tensor:
+    """The nearest whole numbers, halves away from zero, as x + 0.5 or x - 0.5 without its fraction."""
+    return torch.where(x >= 0, x + 0.5, x - 0.5).trunc()
+
+
+def _read_scale(qparams: QParams, scheme: QuantizationScheme) -> Tensor:
+    """The scale that codes are multiplied by: vLLM's without the last 4 of its 32 bits, where the zero point is."""
+    if scheme.rule == "own":
+        return qparams.scale
+    return (qparams.scale.view(torch.int32) & -16).view(torch.float32)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -77,11 +77,17 @@ def test_a_difference_counts_above_two_standard_errors(kl: tuple[float, ...], al
 
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [("W4A16", (4, None, None)), ("W4A8KV4", (4, 8, 4)), ("W4A4KV4", (4, 4, 4)), ("W2A4KV4", (2, 4, 4))],
+    [
+        ("W4A16", (4, None, None)),
+        ("W4A8KV4", (4, 8, 4)),
+        ("W4A4KV4", (4, 4, 4)),
+        ("W2A4KV4", (2, 4, 4)),
+        ("KV2", (None, None, 2)),
+    ],
 )
 def test_every_row_of_a_class_has_its_bits(kind: str, bits: tuple[int | None, ...]) -> None:
     rows = recipes_of(kind)
-    assert len(rows) > 8
+    assert len(rows) > (8 if kind != "KV2" else 3)
     for name, recipe in rows.items():
         parts = (recipe.weights and recipe.weights.scheme, recipe.activations, recipe.keys, recipe.values)
         assert tuple(part and part.bits for part in parts) == (*bits, bits[-1]), name
@@ -101,6 +107,19 @@ def test_rows_are_all_presets_of_the_class_and_the_short_ones_come_first() -> No
     assert not {"rcp", "bitdistiller"} & recipes_of("W2A4KV4").keys()
 
 
+def test_the_cache_alone_is_a_class_of_which_equal_rows_are_one() -> None:
+    rows = recipes_of("KV4")
+    assert {"rtn", "quarot", "int4-per-token-head"} <= rows.keys()
+    assert not {"omniquant", "smoothquant", "baseline"} & rows.keys()  # rtn's cache, and none
+    assert rows["rtn"].transforms == ()
+    assert [one.name for one in rows["quarot"].transforms] == ["R2", "R3"]
+    assert not any(recipe.methods or recipe.weights or recipe.activations for recipe in rows.values())
+
+
+def test_what_is_not_rotated_stays_so_in_another_class() -> None:
+    assert recipes_of("W4A16")["rtn"].rotation is None
+
+
 def test_every_method_that_learns_for_long_has_a_short_form() -> None:
     """Below 100 steps, so that a time means something."""
     for name in all_presets():
@@ -114,6 +133,8 @@ def test_every_method_that_learns_for_long_has_a_short_form() -> None:
 def test_bad_input_is_refused_before_any_work(model: Path, text: CorpusSpec) -> None:
     with pytest.raises(RecipeError, match="'W5' is no class of bits: write W4A16"):
         frontier(model, "W5", text)
+    with pytest.raises(RecipeError, match="'' is no class of bits"):
+        frontier(model, "", text)
     with pytest.raises(RecipeError, match="the class W4A16 has no method 'qift'"):
         frontier(model, "W4A16", text, methods=["qift"])
 

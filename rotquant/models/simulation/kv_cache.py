@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.simulation.prefix import Prefix
+from rotquant.models.simulation.vllm_rotation import VllmRotation
 from rotquant.models.transforms import Chain, of_layer
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Location, Transform, at
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         def fake(self, keys: Tensor, values: Tensor, layer: int, /) -> tuple[Tensor, Tensor]: ...
 
 
+_VLLM_ROTATION = VllmRotation()
 #: Where the transforms of a cache's keys and values are.
 LOCATIONS: dict[str, Location] = {"keys": "queries_keys", "values": "values"}
 
@@ -66,8 +68,11 @@ class KVQuantizer:
             self._placed[place] = self.static[layer, what].to(device)
         return self._placed[place]
 
-    def chain(self, layer: int, what: str) -> Chain:
+    def chain(self, layer: int, what: str) -> Chain | VllmRotation:
         """A layer's transforms of `keys` or `values`; none where these are not quantized, since they would cancel."""
+        scheme: QuantizationScheme | None = getattr(self, what)
+        if scheme is not None and scheme.rule == "vllm":
+            return _VLLM_ROTATION
         if (layer, what) not in self._chains:
             here = at(self.transforms, LOCATIONS[what], online=True) if getattr(self, what) is not None else ()
             tensors = of_layer(self.tensors, layer) if any(one.tensors for one in here) else {}

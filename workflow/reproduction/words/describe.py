@@ -115,6 +115,7 @@ def _scheme(scheme: QuantizationScheme) -> str:
     sort = "symmetric" if scheme.symmetric else "asymmetric"
     sort += " with exact zero points" if scheme.zero_point == "exact" else ""
     sort += " over all steps" if scheme.scale == "full" else ""
+    sort += " by vLLM's rule" if scheme.rule == "vllm" else ""
     per = f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per {scheme.granularity}"
     clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
     return f"{'E4M3' if scheme.type == 'float' else f'{scheme.bits}-bit'} {sort} {per}{clip}"
