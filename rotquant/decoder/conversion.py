@@ -209,6 +209,7 @@ def _cache_scheme(keys: QuantizationScheme | None, values: QuantizationScheme | 
     for scheme in (keys, values):
         _refuse(scheme.bits != 4, f"a {scheme.bits}-bit cache", why)
         _refuse(scheme.rule != "own", "a cache by vLLM's rule", why)
+        _refuse(any(scheme.kept), "a cache that keeps tokens in full precision", why)
         _refuse(scheme.dynamic and scheme.symmetric, "a symmetric cache with dynamic scales", why)
         _refuse(not scheme.dynamic and not scheme.symmetric, "an asymmetric cache with static scales", why)
         _refuse(

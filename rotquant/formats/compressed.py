@@ -192,7 +192,7 @@ def describe(
 
 def _cache_scheme(recipe: Recipe) -> dict[str, Any] | None:
     """The one scheme of keys and values; None where they have none, or two, or the format has no word for it."""
-    if recipe.keys is None or recipe.keys != recipe.values or recipe.keys.rule != "own":
+    if recipe.keys is None or recipe.keys != recipe.values or recipe.keys.rule != "own" or any(recipe.keys.kept):
         return None
     strategy = "group" if recipe.keys.granularity == "group" else "token" if recipe.keys.dynamic else "attn_head"
     static = not recipe.keys.dynamic and recipe.keys.granularity == "tensor"
@@ -221,6 +221,8 @@ def _entries(acting: RuntimeQuantization, architecture: Architecture, dtype: tor
             else:
                 yield from _of_layers(here, site, architecture, acting.tensors, dtype)
     for one in at(acting.transforms, "queries_keys", online=True) if acting.keys is not None else ():
+        if one.tensors:  # no engine runs one, and rotquant reads the recipe
+            continue
         blocks = {"head_dim": one.size or architecture.head_dim}
         apply = [{"targets": [f"re:.*{architecture.attention}$"], "location": at} for at in ("q_attn", "k_cache")]
         yield _Entry(one.name, {"type": "hadamard", "apply": apply, **blocks, **_precision(one.dtype)}, {})

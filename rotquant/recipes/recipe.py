@@ -308,8 +308,21 @@ class Recipe(Frozen):
             raise ValueError("rule vllm is for keys and values alone")
         if "keys" in vllm and self.rotation is not None and self.rotation.keys:
             raise ValueError("keys of rule vllm are turned by vLLM's own transform: set rotation.keys to false")
+        self._check_kept()
         self._check_floats()
         return self
+
+    def _check_kept(self) -> None:
+        """Refuse tokens that stay in full precision where there is no cache, or one half of it has others."""
+        kept = {
+            name: scheme.kept for name, scheme in self.quantizers.items() if scheme is not None and any(scheme.kept)
+        }
+        if kept.keys() - {"keys", "values"} or (self.weights and any(self.weights.scheme.kept)):
+            raise ValueError("kept_first and kept_recent are for keys and values alone")
+        if kept and self.keys and self.values and self.keys.kept != self.values.kept:
+            raise ValueError("keys and values keep the same tokens: give both kept_first and kept_recent")
+        if kept and self.has_role("prefix"):
+            raise ValueError("a prefix stays in full precision by itself: set kept_first and kept_recent to 0")
 
     def _check_floats(self) -> None:
         """Refuse codes that are 8-bit floats where something knows integers alone."""

@@ -64,6 +64,12 @@ class QuantizationScheme(Frozen):
     finds them. That is after a random Hadamard transform in bfloat16, with a range that need not include zero, codes by
     the scale's reciprocal, halves rounded away from zero, and zero points in the last 4 bits of the scale."""
 
+    kept_first: Annotated[int, Field(ge=0, exclude_if=lambda kept: not kept)] = 0
+    """How many of the first tokens that a query sees stay in full precision: of the KV cache alone."""
+    kept_recent: Annotated[int, Field(ge=0, exclude_if=lambda kept: not kept)] = 0
+    """How many of the last tokens that a query sees, itself one of them, stay in full precision until they are older:
+    of the KV cache alone."""
+
     @model_validator(mode="after")
     def _group_size_belongs_to_groups(self) -> "QuantizationScheme":
         if self.granularity == "group" and self.group_size is None:
@@ -83,6 +89,11 @@ class QuantizationScheme(Frozen):
         if self.type == "float" and not (self.bits == 8 and self.symmetric and self.scale == "paper"):
             raise ValueError("type 'float' takes 8 bits, a symmetric range and scale 'paper'")
         return self
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many of the first and of the last tokens stay in full precision."""
+        return self.kept_first, self.kept_recent
 
     @property
     def steps(self) -> float:

@@ -25,6 +25,8 @@ def method(name: str, bits: int | None = None) -> Recipe:
             "search_steps": 16,
             "coarse": 3,
             "fine": 2,
+            "kept_first": 2,
+            "kept_recent": 4,
         }
         if bits is not None and settings.get("rule") != "vllm":
             small |= {"bits": bits, "clip_ratio": 1.0, "scale_lr": 1e-9, "weight_lr": 1e-9}  # of block_ap

@@ -219,7 +219,12 @@ def test_a_loaded_export_is_not_saved_as_something_else(served: Path, tmp_path: 
         AutoModelForCausalLM.from_pretrained(served).save_pretrained(tmp_path / "again")
 
 
-REFUSED = {"quip-sharp": "lattice", "qoq": "reordered columns", "int4-per-token-head": "no weights"}
+REFUSED = {
+    "quip-sharp": "lattice",
+    "qoq": "reordered columns",
+    "int4-per-token-head": "no weights",
+    "oscar": "no weights",
+}
 REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 #: Presets whose quantizers of inputs all engines have, and those of which nothing acts at run time. The others clip

@@ -54,6 +54,11 @@ class KVQuantizer:
     _chains: dict[tuple[int, str], Chain] = field(default_factory=dict, init=False, compare=False)
     _placed: dict[tuple[int, str, torch.device], QParams] = field(default_factory=dict, init=False, compare=False)
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many of the first and of the last tokens that a query sees it sees in full precision."""
+        return next((scheme.kept for scheme in (self.keys, self.values) if scheme is not None), (0, 0))
+
     def __deepcopy__(self, _: dict[int, Any]) -> "KVQuantizer":
         """Itself: a copy of a cache, as of a prompt that several texts continue, is of the same quantizer."""
         return self
@@ -123,6 +128,28 @@ def check_cache_scheme(scheme: QuantizationScheme | None, head_dim: int, what: s
     check_groups(head_dim, scheme, f"an attention head ({what})")
 
 
+def kept_mask(mask: Tensor | None, queries: int, tokens: int, kept: tuple[int, int], device: torch.device) -> Tensor:
+    """The mask of attention to all tokens quantized, then to all in full precision: a query sees each token once.
+
+    Args:
+        mask: [batch, heads, queries, tokens], true or zero where a query sees a token; None: all before it and itself.
+        kept: as `KVQuantizer.kept`.
+        device: of the mask that stands in for None.
+
+    Returns:
+        [batch, heads, queries, 2 tokens], of the type of `mask`.
+    """
+    if mask is None:
+        mask = torch.ones(1, 1, queries, tokens, dtype=torch.bool, device=device).tril(tokens - queries)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    place = seen.cumsum(-1)
+    exact = (place <= kept[0]) | (place > place[..., -1:] - kept[1])
+    both = torch.cat([seen & ~exact, seen & exact], dim=-1)
+    if mask.dtype == torch.bool:
+        return both
+    return torch.zeros_like(both, dtype=mask.dtype).masked_fill_(~both, torch.finfo(mask.dtype).min)
+
+
 class QuantizedCache(DynamicCache):
     """A transformers cache whose layers hold codes and scales. Grows without limit; works with generate().
 
@@ -161,14 +188,17 @@ class QuantizedCache(DynamicCache):
 class TransientCache:
     """Stands in for a cache where none is kept: attention sees quantized keys and values, and nothing is stored."""
 
-    def __init__(self, quantizer: "Quantizer", prefix: Prefix | None = None) -> None:
-        self.quantizer, self.prefix = quantizer, prefix
+    def __init__(self, quantizer: "Quantizer", prefix: Prefix | None = None, keeps: bool = False) -> None:
+        self.quantizer, self.prefix, self.keeps = quantizer, prefix, keeps
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of this call, quantized and dequantized, after the prefix."""
+        """Keys and values of this call, quantized and dequantized, after the prefix; again as they are, where some are
+        kept."""
         keys, values = self.quantizer.fake(key_states, value_states, layer_idx)
+        if self.keeps:
+            keys, values = _append(keys, key_states), _append(values, value_states)
         return (keys, values) if self.prefix is None else self.prefix.before(layer_idx, keys, values)
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
@@ -188,7 +218,8 @@ class QuantizedCacheLayer(DynamicLayer):
     """Quantized keys and values of one layer. `keys` and `values` are codes (floats where the scheme is None), [B, H,
     T, D].
 
-    Next to them lie scales and zero points, [B, H, T, groups, 1]: batch first and tokens third in all of them.
+    Next to them lie scales and zero points, [B, H, T, groups, 1], and where the quantizer keeps tokens all keys and
+    values as they came, `exact`: batch first and tokens third in all of them.
     """
 
     is_croppable = True
@@ -199,25 +230,31 @@ class QuantizedCacheLayer(DynamicLayer):
         self.quantizer, self.index = quantizer, index
         self.key_qparams: tuple[Tensor, ...] = ()
         self.value_qparams: tuple[Tensor, ...] = ()
+        self.exact: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Quantize and store new tokens; return all tokens' keys and values, dequantized, of the incoming type, after
-        the prefix."""
+        the prefix; after them as they came, where the quantizer keeps tokens."""
         quantizer, device = self.quantizer, key_states.device
         static = {what: quantizer.qparams(self.index, what, device) for what in LOCATIONS}
         of_keys, of_values = (quantizer.chain(self.index, what) for what in LOCATIONS)
         keys, key_qparams = _encode(of_keys(key_states), quantizer.keys, static["keys"])
         values, value_qparams = _encode(of_values(value_states), quantizer.values, static["values"])
+        exact = (key_states, value_states) if any(quantizer.kept) else ()
         if self.get_seq_length():
+            exact = tuple(map(_append, self.exact, exact))
             keys, values = _append(cast(Tensor, self.keys), keys), _append(cast(Tensor, self.values), values)
             key_qparams = tuple(map(_append, self.key_qparams, key_qparams))
             value_qparams = tuple(map(_append, self.value_qparams, value_qparams))
         self.keys, self.key_qparams = keys, key_qparams
         self.values, self.value_qparams = values, value_qparams
+        self.exact = exact
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         all_keys = _decode(keys, key_qparams, quantizer.keys, key_states.dtype, static["keys"])
         all_values = _decode(values, value_qparams, quantizer.values, value_states.dtype, static["values"])
         all_keys, all_values = of_keys.inverse(all_keys), of_values.inverse(all_values)
+        if exact:
+            all_keys, all_values = map(_append, (all_keys, all_values), exact)
         return (
             (all_keys, all_values)
             if quantizer.prefix is None
@@ -261,6 +298,7 @@ class QuantizedCacheLayer(DynamicLayer):
         self.keys, self.values = change(cast(Tensor, self.keys)), change(cast(Tensor, self.values))
         self.key_qparams = tuple(map(change, self.key_qparams))
         self.value_qparams = tuple(map(change, self.value_qparams))
+        self.exact = tuple(map(change, self.exact))
 
 
 def _tokens(prefix: Prefix | None) -> int:

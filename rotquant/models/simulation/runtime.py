@@ -20,12 +20,19 @@ from rotquant.models.architectures import (
     Site,
     architecture_of,
     base_model,
+    config_of,
     decoder_layers,
     short_rope_tokens,
 )
 from rotquant.models.fitting import check_transforms
 from rotquant.models.limits import ModelLimits
-from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache, TransientCache, check_cache_scheme
+from rotquant.models.simulation.kv_cache import (
+    KVQuantizer,
+    QuantizedCache,
+    TransientCache,
+    check_cache_scheme,
+    kept_mask,
+)
 from rotquant.models.simulation.prefix import Prefix, PrefixMark, check_prefix
 from rotquant.models.transforms import Chain, check_tensors, of_layer
 from rotquant.recipes.schemes import QuantizationScheme
@@ -394,6 +401,9 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
     """
 
     limits = ModelLimits.of(cast(Any, model).config)
+    attention = config_of(model)._attn_implementation
+    if any(quantizer.kept) and not attention.startswith(("sdpa", "eager", "rotquant_")):
+        raise RecipeError("tokens are kept in models with sdpa or eager attention: load the model with one.")
 
     def at_base(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         args, kwargs = named(module, args, kwargs)
@@ -408,21 +418,32 @@ def _wrap_cache(handle: Handle, model: nn.Module, architecture: Architecture, qu
             known = 0 if cache is None else cache.get_seq_length()  # padding too: a window counts places
             limits.check_prefix(prefix.tokens, known + _text(kwargs).shape[1])
         kept = cache is not None or use_cache
-        cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix)
+        cache = _own_cache(cache, quantizer) if kept else TransientCache(quantizer, prefix, any(quantizer.kept))
         shifted = {} if prefix is None else _after_prefix(prefix, kwargs, cache, next(module.parameters()).dtype)
         return args, {**kwargs, **shifted, "past_key_values": cache}
 
-    def at_attention(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def at_attention(
+        index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         cache = kwargs.get("past_key_values")
         if cache is None:
-            return args, {**kwargs, "past_key_values": TransientCache(quantizer, quantizer.prefix)}
-        return args, {**kwargs, "past_key_values": _own_cache(cache, quantizer, replace=False)}
+            cache = TransientCache(quantizer, quantizer.prefix, any(quantizer.kept))
+        else:
+            cache = _own_cache(cache, quantizer, replace=False)
+        if any(quantizer.kept):
+            args, kwargs = named(module, args, kwargs)
+            hidden = kwargs["hidden_states"]
+            queries, tokens = hidden.shape[1], cache.get_seq_length(index) + hidden.shape[1]
+            kwargs["attention_mask"] = kept_mask(
+                kwargs.get("attention_mask"), queries, tokens, quantizer.kept, hidden.device
+            )
+        return args, {**kwargs, "past_key_values": cache}
 
     handle.add(base_model(model).register_forward_pre_hook(at_base, with_kwargs=True))
     handle.add(base_model(model).register_forward_hook(_without_transient))
-    for layer in decoder_layers(model):
+    for index, layer in enumerate(decoder_layers(model)):
         attention = layer.get_submodule(architecture.attention)
-        handle.add(attention.register_forward_pre_hook(at_attention, with_kwargs=True))
+        handle.add(attention.register_forward_pre_hook(partial(at_attention, index), with_kwargs=True))
 
 
 def _without_transient(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:

@@ -118,6 +118,8 @@ def _scheme(scheme: QuantizationScheme) -> str:
     sort += " by vLLM's rule" if scheme.rule == "vllm" else ""
     per = f"groups of {scheme.group_size}" if scheme.granularity == "group" else f"per {scheme.granularity}"
     clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
+    if any(scheme.kept):
+        clip += f", the first {scheme.kept_first} and last {scheme.kept_recent} tokens in full precision"
     return f"{'E4M3' if scheme.type == 'float' else f'{scheme.bits}-bit'} {sort} {per}{clip}"
 
 
