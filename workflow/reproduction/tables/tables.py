@@ -345,7 +345,7 @@ def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> I
         raise ConfigError(f"{relative}: {error}") from None
     file = parse(schema, data, str(relative))
     for fields in file.tables:
-        if not fields.id.startswith(f"{file.paper}_"):
+        if fields.id.partition("_")[0] != file.paper:
             raise ConfigError(f"{relative}: tables.{fields.id}.id: it does not begin with the paper, {file.paper}_.")
     for fields in file.tables:
         said = dict(with_path(fields, relative.parent)) | {"paper": file.paper, "paper_title": file.title}

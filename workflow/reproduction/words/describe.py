@@ -20,7 +20,7 @@ RUNTIME_WORDS = {
 
 def title(table: Table) -> str:
     """A table's full name, such as "QuaRot, Table 1: 4-bit perplexity against other methods"."""
-    kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "")[:2]
+    kind, number = (*re.findall("[a-z]+|[0-9]+", table.label), "", "")[:2]
     label = f", {kind.capitalize()} {number}" if is_of_the_paper(table) else ""
     return f"{table.paper_title.split(':')[0]}{label}: {table.title}"
 

@@ -1,0 +1,152 @@
+"""Rankings: effects are paired, chances are corrected by Holm, groups are told apart where they differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reproduction.claims.ranking import Ranked, holm, ranked
+from reproduction.frame.lines import as_csv
+from reproduction.frame.values import Number, Values
+from reproduction.render.figures.draw import figure_path
+from reproduction.render.pages.markdown import markdown
+from reproduction.run.results import RunResult, write_result
+from reproduction.sources import load_project, source_of
+from reproduction.tables.project import Project
+from reproduction.tables.rankings import Ranking
+from rotquant.foundation.errors import ConfigError
+from tests.helpers.reports import load, metrics, provenance, rows, table
+
+SEEDS = (1, 2, 3, 4, 5)
+NOISE = np.random.default_rng(20)
+
+
+def measured(means: Mapping[str, Sequence[float]], common: float = 0.2, own: float = 0.002) -> Ranked:
+    """Methods by their divergence on two models, of five seeds that differ alike for all of them."""
+    shared = common * NOISE.standard_normal((2, len(SEEDS)))
+    numbers = {}
+    for row, by_model in means.items():
+        for column, mean, noise in zip(("A", "B"), by_model, shared, strict=True):
+            values = mean + noise + own * NOISE.standard_normal(len(SEEDS))
+            numbers[row, column, "kl"] = Number.of_seeds(
+                tuple(values), SEEDS, tuple(f"{row}{column}{s}" for s in SEEDS)
+            )
+    return ranked(Values(numbers, {}), {}, list(means), ["A", "B"], "Second")
+
+
+def test_pairs_tell_apart_what_unpaired_noise_hides() -> None:
+    found = measured({"Best": (1.0, 2.0), "Second": (1.1, 2.1), "Third": (1.3, 2.3)})
+    assert found.rows == ["Best", "Second", "Third"]
+    assert found.best == ["Best"]
+    assert [found.standings[row, "A"].group for row in found.rows] == [1, 2, 3]
+    effect = found.standings["Best", "A"].effect
+    assert effect is not None
+    assert effect.low < 100 * (1.0 - 1.1) / 1.1 < effect.high < 0
+    assert found.standings["Second", "A"].effect is None
+    assert (found.seeds, found.models) == (1.0, 1.0)
+    assert found.ranks == {"Best": [1] * 10, "Second": [2] * 10, "Third": [3] * 10}
+
+
+def test_what_is_not_told_apart_is_one_group_and_another_order_lowers_the_agreement() -> None:
+    found = measured({"Best": (1.0, 1.0), "Second": (1.0, 1.0), "Far": (3.0, 3.0)}, own=0.05)
+    assert {found.standings[row, "A"].group for row in ("Best", "Second")} == {1}
+    assert found.standings["Far", "A"].group == 2
+    assert set(found.best) == {"Best", "Second"}
+    turned = measured({"One": (1.0, 3.0), "Second": (2.0, 2.0), "Three": (3.0, 1.0)})
+    assert turned.models == -1.0
+    assert turned.seeds == 1.0
+    assert turned.best == []
+
+
+def test_rows_without_a_number_are_left_out_and_one_seed_without_windows_has_no_chance() -> None:
+    numbers = {(row, "A", "kl"): Number.of_seeds((value,), (1,), (row,)) for row, value in (("One", 1.0), ("Two", 2.0))}
+    numbers["Broken", "A", "kl"] = Number.of_seeds((float("nan"),), (1,), ("Broken",))
+    found = ranked(Values(numbers, {}), {}, ["One", "Two", "Broken", "Absent"], ["A"], "Two")
+    assert found.left == ["Broken", "Absent"]
+    assert found.standings["One", "A"].adjusted is None
+    assert (found.seeds, found.models) == (None, None)
+
+
+def test_holm_is_step_down() -> None:
+    # Holm 1979: the smallest is compared at alpha / n, the next at alpha / (n - 1); no later one is below an earlier.
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.6, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert holm({}) == {}
+
+
+RANKING: dict[str, Any] = {
+    "paper": "quarot",
+    "title": "A paper",
+    "tables": [
+        {
+            "id": "quarot",
+            "title": "Methods",
+            "section": "-",
+            "caption": "All of them.",
+            "figure": "Ranks.",
+            "classes": [{"table": "quarot_table1", "name": "W4A4KV4", "against": "First"}],
+        }
+    ],
+}
+
+
+def project_of(root: Path, monkeypatch: pytest.MonkeyPatch, ranking: dict[str, Any] = RANKING) -> Project:
+    """A project with a table of three methods on two models, and a ranking of it."""
+    monkeypatch.chdir(root)
+    slots = ["Llama-2-7B", "Llama-3-8B"]
+    load(root, monkeypatch, table("table1", columns=slots, rows=rows("First", "Other"), published=None, claims=[]))
+    (root / "workflow/papers/quarot/ranking.yaml").write_text(json.dumps(ranking))
+    return load_project(root=root)
+
+
+def computed(project: Project) -> None:
+    """Run files with the divergence of a hundred windows; Other is worse by a tenth of a nat in each."""
+    shared = NOISE.random(100)
+    for cell in project.cells("quarot_table1"):
+        for run in cell.runs:
+            windows = shared + {"First": 1.0, "Other": 1.1}.get(cell.row, 0.0)
+            weights = provenance(bits_per_weight={"total": 4.25}, seconds=3.0) if run.weights_key else None
+            found = metrics(run, 10.0) | {"kl": float(windows.mean())} if weights else metrics(run, 8.0)
+            samples = {"kl": [*map(float, windows)]} if weights else {}
+            result = RunResult(run, found, provenance(), weights, samples=samples)
+            write_result(project.results.run(run.key), result)
+
+
+def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = project_of(tmp_path, monkeypatch)
+    chosen = project.one(Ranking, "quarot")
+    source = source_of(chosen)
+    planned = source.planned(project, chosen)
+    assert set(planned["runs"]) == {run.key for cell in project.cells("quarot_table1") for run in cell.runs}
+    computed(project)
+    collected = source.collect(project, chosen)
+    page = markdown(source.report(project, chosen, collected)).replace("\u00a0", " ")
+    assert "| [W4A4KV4](quarot_table1.md) | First | First |" in page
+    line = next(line for line in page.splitlines() if line.startswith("| Other |"))
+    assert "< .001 | 2 |" in line
+    assert "| 4.25 | 3 |" in line
+    frame = source.frame(collected)
+    effects = frame[(frame["row"] == "Other") & (frame["quantity"] == "kl")]["ratio"]
+    assert ((effects > 5) & (effects < 10)).all()
+    assert as_csv(frame).count("First") == 6  # both slots are one checkpoint here
+    source.draw(project, chosen, collected, tmp_path / figure_path("quarot"))
+    assert "<svg" in (tmp_path / figure_path("quarot")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("table", "quarot_table2", "no table of perplexity 'quarot_table2'"),
+        ("against", "Firts", "quarot_table1 computes no row 'Firts'; nearest: First"),
+    ],
+)
+def test_a_class_that_does_not_exist_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: str, sentence: str
+) -> None:
+    (fields,) = RANKING["tables"]
+    wrong = {**RANKING, "tables": [{**fields, "classes": [{**fields["classes"][0], field: value}]}]}
+    with pytest.raises(ConfigError, match=sentence):
+        project_of(tmp_path, monkeypatch, wrong)

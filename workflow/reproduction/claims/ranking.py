@@ -1,0 +1,168 @@
+"""Methods ranked by KL divergence on what they have in common: paired effects, Holm's correction, groups, stability.
+
+Sources: Holm 1979 (step-down adjustment of p values), Kendall 1938 (rank correlation); intervals are `estimates`'.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import kendalltau, rankdata
+
+from reproduction.claims.effects import View
+from reproduction.claims.estimates import CONFIDENCE, Array, Estimate, Interval
+from reproduction.frame.values import Values
+from reproduction.run.results import RunResult
+from reproduction.tables.quantities import KL
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method on one model.
+
+    kl: nats, mean and standard error over seeds and windows; perplexity; seeds: KL divergence of each.
+    effect: by how many percent its divergence is above that of the row it is compared with; None for that row.
+    adjusted: probability of such an effect without a difference, by Holm over all methods of the class; None without
+    noise. group: 1 for the best and all that cannot be told apart from it, then the same of the rest. rank: from 1.
+    """
+
+    kl: float
+    error: float | None
+    perplexity: float
+    seeds: tuple[float, ...]
+    effect: Interval | None
+    adjusted: float | None
+    group: int
+    rank: float
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A class of methods.
+
+    standings: by row and column, of rows whose divergence is a number in each column; left: the others. ranks: of each
+    row, in each column by each seed. seeds, models: mean of Kendall's tau between the rankings of two seeds of a
+    model, and of two models; None where there are no two.
+    """
+
+    standings: Mapping[tuple[str, str], Standing]
+    left: Sequence[str]
+    ranks: Mapping[str, Sequence[float]]
+    seeds: float | None
+    models: float | None
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows by their mean rank, the best first."""
+        names = dict.fromkeys(row for row, _ in self.standings)
+        return sorted(
+            names, key=lambda row: fmean(one.rank for (name, _), one in self.standings.items() if name == row)
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """The models."""
+        return list(dict.fromkeys(column for _, column in self.standings))
+
+    @property
+    def best(self) -> list[str]:
+        """Rows that are in the first group on every model."""
+        return [row for row in self.rows if all(self.standings[row, column].group == 1 for column in self.columns)]
+
+
+def ranked(
+    values: Values, results: Mapping[str, RunResult], rows: Sequence[str], columns: Sequence[str], against: str
+) -> Ranked:
+    """Rank the rows of a table on each of its models.
+
+    Args:
+        rows: of the table, without full precision. against: the one that the others are compared with.
+    """
+    view = View(KL, columns, values, results, rows)
+    columns = view.columns  # those on one checkpoint once
+    known = [row for row in rows if all(_is_number(view, row, column) for column in columns)]
+    standings: dict[tuple[str, str], Standing] = {}
+    for column in columns if known else ():
+        found = {row: view.estimate(row, column) for row in known}
+        for row, standing in _standings(found, against).items():
+            kl, perplexity = view.numbers[row, column], values.get((row, column, "perplexity"))
+            standings[row, column] = Standing(
+                kl.mean, kl.standard_error, perplexity.mean if perplexity else math.nan, kl.values, *standing
+            )
+    by_seed = {column: _ranks_by_seed([standings[row, column].seeds for row in known]) for column in columns}
+    ranks = {
+        row: [*np.concatenate([by_seed[column][:, place] for column in columns])] for place, row in enumerate(known)
+    }
+    within = [tau for column in columns for tau in _agreements(by_seed[column])]
+    across = _agreements(np.array([[standings[row, column].rank for row in known] for column in columns]))
+    left = [row for row in rows if row not in known]
+    return Ranked(standings, left, ranks, _mean(within), _mean(across))
+
+
+def holm(chances: Mapping[str, float]) -> dict[str, float]:
+    """P values adjusted by Holm's step-down procedure, for any dependence between them."""
+    adjusted, least = {}, 0.0
+    for place, (name, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
+        least = max(least, min(1.0, (len(chances) - place) * chance))
+        adjusted[name] = least
+    return adjusted
+
+
+def _is_number(view: View, row: str, column: str) -> bool:
+    number = view.numbers.get((row, column))
+    return number is not None and math.isfinite(number.mean)
+
+
+def _standings(
+    found: Mapping[str, Estimate], against: str
+) -> dict[str, tuple[Interval | None, float | None, int, float]]:
+    """Effect, adjusted p value, group and rank of each row on one model."""
+    effects = {
+        row: (one - found[against]).percent_of(found[against]).interval()
+        for row, one in found.items()
+        if against in found and row != against
+    }
+    adjusted, groups = holm(_chances(effects)), _groups(found)
+    ranks = dict(zip(found, rankdata([one.mean for one in found.values()]), strict=True))
+    return {row: (effects.get(row), adjusted.get(row), groups[row], float(ranks[row])) for row in found}
+
+
+def _groups(found: Mapping[str, Estimate]) -> dict[str, int]:
+    """The best of the rest, and those that no paired difference tells from it, until none is left."""
+    groups: dict[str, int] = {}
+    rest = sorted(found, key=lambda row: found[row].mean)
+    for number in itertools.count(1):
+        if not rest:
+            return groups
+        best = rest[0]
+        told = holm(_chances({row: (found[row] - found[best]).interval() for row in rest[1:]}))
+        alike = [best, *(row for row in rest[1:] if told.get(row, 0.0) > 1 - CONFIDENCE)]
+        groups |= dict.fromkeys(alike, number)
+        rest = [row for row in rest if row not in alike]
+    return groups
+
+
+def _chances(effects: Mapping[str, Interval]) -> dict[str, float]:
+    """Two-sided p values of effects against none, where there is noise."""
+    return {row: min(1.0, 2 * one.tail(0.0)) for row, one in effects.items() if one.tail is not None}
+
+
+def _ranks_by_seed(values: Sequence[tuple[float, ...]]) -> Array:
+    """Ranks float64 [seeds, rows] of rows' values by seed; what is not random has one value for all."""
+    count = max(map(len, values), default=1)
+    full = np.array([one if len(one) == count else one[:1] * count for one in values])
+    return rankdata(full, axis=0).T
+
+
+def _agreements(ranks: Array) -> list[float]:
+    """Kendall's tau of each two rankings [n, rows]."""
+    if ranks.shape[-1] < 2:
+        return []
+    return [float(kendalltau(one, other).statistic) for one, other in itertools.combinations(ranks, 2)]
+
+
+def _mean(found: Sequence[float]) -> float | None:
+    return fmean(found) if found else None

@@ -1,0 +1,160 @@
+"""The report of a ranking: for each class of bits which methods are best, what cannot be told apart, and how stable
+that is over seeds and models.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from reproduction.claims.estimates import Interval
+from reproduction.claims.ranking import Ranked, Standing, ranked
+from reproduction.frame.lines import COMPUTED, to_frame
+from reproduction.frame.values import Values
+from reproduction.render.pages import origins
+from reproduction.render.pages.model import Grid, GridColumn, Report
+from reproduction.render.pages.verdicts import judged_report
+from reproduction.run.results import RunResult
+from reproduction.tables.project import Project
+from reproduction.tables.rankings import MethodClass, Ranking
+from reproduction.tables.tables import RunTable
+from reproduction.words.numbers import listed, show, show_change
+from reproduction.words.templates import sentences
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WORDS = "pages/rankings.jinja"
+
+#: Columns of the frame: of each method on each model its divergence, its effect in percent (`ratio`) with the interval,
+#: and rank, group and Holm's p value as quantities of their own.
+NAMES = ("grid", "row", "column", "quantity", "origin", "value", "standard_error", "low", "high", "ratio")
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class with its methods ranked.
+
+    bits: a weight's, of each row, as printed; stored: the same as a number. seconds: of learning and rounding, a mean
+    over models and seeds.
+    """
+
+    said: MethodClass
+    ranked: Ranked
+    bits: Mapping[str, str]
+    stored: Mapping[str, float]
+    seconds: Mapping[str, float]
+    results: Mapping[str, RunResult]
+
+
+def class_of(
+    project: Project, said: MethodClass, table: RunTable, values: Values, results: Mapping[str, RunResult]
+) -> Class:
+    """Rank the rows of a table, but for full precision."""
+    quantized: dict[str, list[RunResult]] = {}
+    for cell in project.cells(table.id):
+        if not cell.runs[0].recipe.is_baseline:
+            quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
+    seconds = {row: fmean(_seconds(one) for one in found) for row, found in quantized.items()}
+    stored = {row: fmean(_bits(one) for one in found) for row, found in quantized.items()}
+    found = ranked(values, results, list(quantized), project.columns(table), said.against)
+    return Class(said, found, origins.row_bits(project, table, results), stored, seconds, results)
+
+
+def _seconds(result: RunResult) -> float:
+    """Seconds of making a run's weights and rotations."""
+    return result.seconds - float(result.provenance.get("seconds", 0.0))
+
+
+def _bits(result: RunResult) -> float:
+    """Bits a weight with all that is stored; nan of weights that are not quantized."""
+    return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
+
+
+def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -> Report:
+    """Build the report of a ranking."""
+    results = {key: result for one in classes for key, result in one.results.items()}
+    seeds = {result.run.seed for result in results.values()}
+    return judged_report(
+        table,
+        (),
+        "Hypotheses",
+        reading=sentences(WORDS, "reading", seeds=len(seeds), classes=[one.said for one in classes])[0],
+        grids=(_first(classes), *map(_grid, classes)),
+        notes=sentences(WORDS, "notes", classes=classes),
+        facts=(*origins.model_facts(results), *origins.origin_facts(results)),
+        details={"noise": "none"},
+    )
+
+
+def _first(classes: Sequence[Class]) -> Grid:
+    """Which method each class begins with, and how sure that is."""
+    best = [one.ranked.best for one in classes]
+    columns = (
+        GridColumn([one.ranked.rows[0] if one.ranked.rows else "-" for one in classes], "first on average"),
+        GridColumn([listed(found) for found in best], "first, or not told from it, on every model"),
+        GridColumn([_tau(one.ranked.seeds) for one in classes], "τ of two seeds"),
+        GridColumn([_tau(one.ranked.models) for one in classes], "τ of two models"),
+    )
+    labels = [(f"[{one.said.name}]({one.said.table}.md)",) for one in classes]
+    return Grid("", ["Class"], labels, columns)
+
+
+def _tau(value: float | None) -> str:
+    return show(value)
+
+
+def _grid(one: Class) -> Grid:
+    """The methods of a class, the best first."""
+    rows, found = one.ranked.rows, one.ranked
+    columns: list[GridColumn] = []
+    for column in found.columns:
+        told = [found.standings[row, column] for row in rows]
+        shown = {
+            "KL, nats": [show(standing.kl, standing.error, 3) for standing in told],
+            f"against {one.said.against}": [_effect(standing) for standing in told],
+            "p": [_chance(standing.adjusted) for standing in told],
+            "group": [str(standing.group) for standing in told],
+        }
+        columns += [GridColumn(texts, f"{column}: {head}", group=column, title=head) for head, texts in shown.items()]
+    columns += [
+        GridColumn([_range(found.ranks[row]) for row in rows], "rank by seed"),
+        GridColumn([one.bits.get(row, "-") for row in rows], "bits"),
+        GridColumn([f"{one.seconds[row]:.0f}" for row in rows], "s"),
+    ]
+    return Grid("", ["Method"], [(row,) for row in rows], columns, name=one.said.name)
+
+
+def _effect(standing: Standing) -> str:
+    if standing.effect is None:
+        return "-"
+    low, high = (show_change(end) for end in (standing.effect.low, standing.effect.high))
+    noise = "" if standing.effect.half_width is None else f" [{low}, {high}]"
+    return f"{show_change(standing.effect.effect)}{noise}"
+
+
+def _chance(adjusted: float | None) -> str:
+    return "-" if adjusted is None else "< .001" if adjusted < 1e-3 else f"{adjusted:.3f}".removeprefix("0")
+
+
+def _range(ranks: Sequence[float]) -> str:
+    low, high = min(ranks), max(ranks)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def frame(classes: Sequence[Class]) -> "pd.DataFrame":
+    """Every number of a ranking as a line of `NAMES`."""
+    return to_frame([line for one in classes for line in _lines(one)], NAMES)
+
+
+def _lines(one: Class) -> Iterator[tuple[Any, ...]]:
+    for (row, column), standing in one.ranked.standings.items():
+        place, nothing = (one.said.table, row, column), (None,) * 4
+        effect: Interval | None = standing.effect
+        told = nothing[1:] if effect is None else (effect.low, effect.high, effect.effect)
+        yield (*place, "kl", COMPUTED, standing.kl, standing.error, *told)
+        numbers = {"rank": standing.rank, "group": float(standing.group), "holm": standing.adjusted}
+        numbers |= {"bits": one.stored[row], "seconds": one.seconds[row]}
+        for name, value in numbers.items():
+            yield (*place, name, COMPUTED, value, *nothing)
