@@ -37,6 +37,7 @@ from reproduction.planning.expansion import make_plan
 from reproduction.render.pages.markdown import markdown
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Cells, Project
+from reproduction.tables.rankings import Ranking
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable, Table
 from rotquant.foundation import hub
@@ -95,16 +96,19 @@ def tables(project: Project) -> Facts:
     found = {}
     for table in project.tables.values():
         frame = source_of(table).frame(collected(project, table.id))
-        columns = {str(name): _digest(column) for name, column in frame.items()}
+        estimated = isinstance(table, Ranking)
+        columns = {
+            str(name): _digest(column, rounded=estimated or name == "standard_error") for name, column in frame.items()
+        }
         whole = short_hash(canonical_json(columns), 64)
         found[table.id] = {"lines": len(frame), "columns": columns, "sha256": whole}
     return found
 
 
-def _digest(column: pd.Series) -> str:
-    """Digest of a column by `repr` of its values; of standard errors with fewer digits."""
-    rounded = column.name == "standard_error"
-    told = ["" if one is pd.NA else f"{one:.{DIGITS}g}" if rounded else repr(one) for one in column]
+def _digest(column: pd.Series, *, rounded: bool) -> str:
+    """Digest of a column by `repr` of its values; of estimates with fewer digits."""
+    shown = [f"{one:.{DIGITS}g}" if rounded and isinstance(one, float) else repr(one) for one in column]
+    told = ["" if one is pd.NA else text for one, text in zip(column, shown, strict=True)]
     return short_hash(canonical_json(told), 8)
 
 
@@ -134,6 +138,8 @@ def decided(project: Project, table: Table) -> tuple[Outcome, ...]:
     found = collected(project, table.id)
     if isinstance(table, RunTable):
         return claims.outcomes(project, table, *found)
+    if isinstance(table, Ranking):
+        return ()
     if isinstance(table, SpeedTable):
         return replays.outcomes(table, found.numbers, found.shown.record.gpu if found.shown else "")
     return unmeasured.outcomes(found)

@@ -126,7 +126,7 @@ def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, mon
     page = markdown(source.report(project, chosen, collected)).replace("\u00a0", " ")
     assert "| [W4A4KV4](quarot_table1.md) | First | First |" in page
     line = next(line for line in page.splitlines() if line.startswith("| Other |"))
-    assert "< .001 | 2 |" in line
+    assert "p < .001 | 2 |" in line
     assert "| 4.25 | 3 |" in line
     frame = source.frame(collected)
     effects = frame[(frame["row"] == "Other") & (frame["quantity"] == "kl")]["ratio"]

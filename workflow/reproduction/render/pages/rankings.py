@@ -19,7 +19,7 @@ from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
 from reproduction.tables.rankings import MethodClass, Ranking
 from reproduction.tables.tables import RunTable
-from reproduction.words.numbers import listed, show, show_change
+from reproduction.words.numbers import listed, show
 from reproduction.words.templates import sentences
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def _seconds(result: RunResult) -> float:
 
 def _bits(result: RunResult) -> float:
     """Bits a weight with all that is stored; nan of weights that are not quantized."""
+    if result.run.recipe.weights is None:
+        return math.nan
     return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
 
 
@@ -113,11 +115,10 @@ def _grid(one: Class) -> Grid:
         told = [found.standings[row, column] for row in rows]
         shown = {
             "KL, nats": [show(standing.kl, standing.error, 3) for standing in told],
-            f"against {one.said.against}": [_effect(standing) for standing in told],
-            "p": [_chance(standing.adjusted) for standing in told],
+            f"against {one.said.against}, %": [_effect(standing) for standing in told],
             "group": [str(standing.group) for standing in told],
         }
-        columns += [GridColumn(texts, f"{column}: {head}", group=column, title=head) for head, texts in shown.items()]
+        columns += [GridColumn(texts, f"{column}<br>{head}", group=column, title=head) for head, texts in shown.items()]
     columns += [
         GridColumn([_range(found.ranks[row]) for row in rows], "rank by seed"),
         GridColumn([one.bits.get(row, "-") for row in rows], "bits"),
@@ -129,13 +130,11 @@ def _grid(one: Class) -> Grid:
 def _effect(standing: Standing) -> str:
     if standing.effect is None:
         return "-"
-    low, high = (show_change(end) for end in (standing.effect.low, standing.effect.high))
-    noise = "" if standing.effect.half_width is None else f" [{low}, {high}]"
-    return f"{show_change(standing.effect.effect)}{noise}"
-
-
-def _chance(adjusted: float | None) -> str:
-    return "-" if adjusted is None else "< .001" if adjusted < 1e-3 else f"{adjusted:.3f}".removeprefix("0")
+    effect, low, high = (f"{one:+.0f}" for one in (standing.effect.effect, standing.effect.low, standing.effect.high))
+    if standing.adjusted is None:
+        return effect
+    chance = "p < .001" if standing.adjusted < 1e-3 else f"p {standing.adjusted:.3f}".replace("0.", ".")
+    return f"{effect} [{low}, {high}], {chance}"
 
 
 def _range(ranks: Sequence[float]) -> str:
