@@ -37,7 +37,7 @@ test-machines: $(READY)
 	$(BIN)/python -m tests.machines $(QUICK)
 
 # What can go wrong beyond one process on one machine (docs/reliability.md); QUICK=--quick for the part that CI runs.
-TRIALS ?= slurm storage container tracking chaos gpus_workflow gpus_layers gpus_training engines fuzzing audit
+TRIALS ?= slurm storage container tracking chaos gpus_workflow gpus_layers gpus_training engines readings fuzzing audit
 trials: $(TRIALS:%=trial-%)
 trial-%: $(READY) FORCE
 	$(BIN)/python -m tests.trials.$* $(QUICK)

@@ -14,6 +14,7 @@ from reproduction.planning import expansion
 from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan, read_plan
 from reproduction.tables import project as projects
+from reproduction.tables.rankings import Ranking
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
@@ -49,7 +50,9 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(project: projects.Project)
     assert plan.rotations.keys() == project.rotations.keys()
     assert plan.tasks.keys() == project.task_sets.keys()
     for name, table in plan.tables.items():
-        assert [*table.runs] == [*{run.key: None for cell in project.cells(name) for run in cell.runs}]
+        found = project.table(name)
+        of = [one.table for one in found.classes] if isinstance(found, Ranking) else [name]
+        assert [*table.runs] == [*{run.key: None for one in of for cell in project.cells(one) for run in cell.runs}]
     assert plan.names == project.names
     assert {name: [*page.records] for name, page in plan.tables.items() if page.records} == {
         name: list(dict.fromkeys(table.recorded)) for name, table in project.of(SpeedTable).items()

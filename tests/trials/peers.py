@@ -145,12 +145,9 @@ def cases(group: int) -> list[Case]:
 def body(trial: Trial) -> None:
     """Each case on each model with each seed, made and then measured."""
     models, text, place = _folder("MODELS"), _folder("TEXT"), Path(os.environ.get("ROTQUANT_PEERS", ""))
+    libraries = environments()
     asked = os.environ.get("ROTQUANT_PEERS_MODELS", "smollm2-135m,gemma3-270m,qwen2.5-coder-0.5b").split(",")
     seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
-    libraries = {name: place / name / "bin/python" for name in ("llmcompressor", "auto_round", "gptqmodel", "torchao")}
-    libraries = {name: python for name, python in libraries.items() if python.exists()}
-    if not libraries:
-        raise Skip("ROTQUANT_PEERS names no folder with environments.")
     known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
     for checkpoint in [models / name for name in asked]:
         for seed in seeds:
@@ -170,6 +167,19 @@ def body(trial: Trial) -> None:
                 known = [one for one in known if one.key not in keys] + measured
                 write_json(ROWS, [asdict(one) for one in known])
                 write_text(PAGE, page(known))
+
+
+def environments() -> dict[str, Path]:
+    """The Python of each library that has an environment in ROTQUANT_PEERS.
+
+    Raises:
+        Skip: none has.
+    """
+    place, names = Path(os.environ.get("ROTQUANT_PEERS", "")), ("llmcompressor", "auto_round", "gptqmodel", "torchao")
+    found = {name: place / name / "bin/python" for name in names if (place / name / "bin/python").exists()}
+    if not found:
+        raise Skip("ROTQUANT_PEERS names no folder with environments.")
+    return found
 
 
 def made_and_measured(

@@ -33,10 +33,21 @@ ROWS, PAGE = REPOSITORY / "docs/real_models.json", REPOSITORY / "docs/real_model
 #: Rows that are a preset with changes. R1 passes a norm with its gain in the weights behind it, where inputs are what
 #: the gain would have scaled; online rotations of the inputs come after the gain. Keys of Qwen2 have a large bias.
 _INPUTS = [f"rotation.{field}={value}" for field, value in INPUTS_ROTATED.items()]
+_BY_CHANNEL = [f"weights.scheme.{field}" for field in ("granularity=channel", "group_size=null")]
+_BY_CHANNEL += ["methods.gptq.act_order=false"]
+_NO_CLIPS = ["weights.clip_search=false"]
 VARIANTS: Mapping[str, tuple[str, Sequence[str]]] = (
     {f"{preset}, inputs rotated": (preset, _INPUTS) for preset in ("quarot-rtn", "quarot", "quarot-w4a16")}
     | {f"{preset}, keys in 8 bits": (preset, ["keys.bits=8"]) for preset in ("quarot-rtn", "quarot")}
-    | {"quarot-w4a16, inputs rotated, no clip search": ("quarot-w4a16", [*_INPUTS, "weights.clip_search=false"])}
+    | {"gptq-w4a16 by channel, no clip search": ("gptq-w4a16", [*_BY_CHANNEL, *_NO_CLIPS])}
+    | {"quarot-w4a16 by channel": ("quarot-w4a16", _BY_CHANNEL)}
+    | {"quarot-w4a16 by channel, inputs rotated": ("quarot-w4a16", [*_BY_CHANNEL, *_INPUTS])}
+    | {
+        "quarot-w4a16 by channel, inputs rotated, no clip search": (
+            "quarot-w4a16",
+            [*_BY_CHANNEL, *_INPUTS, *_NO_CLIPS],
+        )
+    }
 )
 #: Of a training of the whole model: RCP and BitDistiller.
 TRAINING = ["text.samples=64", "text.sequence_length=256", "epochs=1", "batch_size=8", "temperature=null"]

@@ -26,33 +26,27 @@ from rotquant.text.loading import corpus_spec
 
 #: Windows of 512 tokens of the validation split that judge, and calibration samples of as many.
 WINDOWS, TOKENS = 8, 512
-#: Trials of each preset: groups, divisor of the scale, clip search, and order of rounding. The first has its settings.
-CHOSEN = {
-    "gptq-w4a16": [
-        *product(["channel"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order"]),
-        *product(["groups"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
-    ],
-    "quarot-w4a16": [
-        ("channel", "max/7", "MSE clip", "natural order"),
-        *product(["groups"], ["max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
-    ],
-}
+#: Trials of each preset: groups, divisor of the scale, clip search, and order of rounding.
+CHOSEN = [
+    *product(["channel"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order"]),
+    *product(["groups"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
+]
+PRESETS = ("gptq-w4a16", "quarot-w4a16")
 
 
 def trials(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Presets and their changes, by words."""
     size = 64 if model.startswith("smollm2") else 128  # which divides every width of the model
-    return {
-        "; ".join([name, *words]): (name, changes(*words, size)) for name, every in CHOSEN.items() for words in every
-    }
+    return {"; ".join([name, *words]): (name, changes(*words, size)) for name, words in product(PRESETS, CHOSEN)}
 
 
 def changes(groups: str, divisor: str, clip: str, order: str, size: int) -> dict[str, Any]:
-    """What the words of a trial change in a recipe; size: of groups."""
-    scheme = {"granularity": "group", "group_size": size} if groups == "groups" else {}
+    """What the words of a trial say of a recipe; size: of groups."""
+    grouped, static = groups == "groups", order == "static order"
+    scheme = {"granularity": "group" if grouped else "channel", "group_size": size if grouped else None}
     scheme["scale"] = "full" if divisor == "max/7.5" else "paper"
-    static = {"act_order": True, "group_scales": "static"} if order == "static order" else {}
-    return {"weights": {"scheme": scheme, "clip_search": clip == "MSE clip"}, "methods": {"gptq": static}}
+    rounding = {"act_order": static, "group_scales": "static" if static else "updated"}
+    return {"weights": {"scheme": scheme, "clip_search": clip == "MSE clip"}, "methods": {"gptq": rounding}}
 
 
 def main() -> None:
