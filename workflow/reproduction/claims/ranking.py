@@ -16,7 +16,10 @@ from reproduction.claims.effects import View
 from reproduction.claims.estimates import CONFIDENCE, Array, Estimate, Interval
 from reproduction.frame.values import Values
 from reproduction.run.results import RunResult
+from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL
+from reproduction.tables.rankings import MethodClass
+from reproduction.tables.tables import RunTable
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,46 @@ class Ranked:
     def best(self) -> list[str]:
         """Rows that are in the first group on every model."""
         return [row for row in self.rows if all(self.standings[row, column].group == 1 for column in self.columns)]
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of bits with its methods ranked.
+
+    stored: bits a weight with all that is stored, by row; nan of weights that are not quantized. seconds: of learning
+    and rounding, a mean over models and seeds. results: its runs by key.
+    """
+
+    said: MethodClass
+    ranked: Ranked
+    stored: Mapping[str, float]
+    seconds: Mapping[str, float]
+    results: Mapping[str, RunResult]
+
+
+def class_of(
+    project: Project, said: MethodClass, table: RunTable, values: Values, results: Mapping[str, RunResult]
+) -> Class:
+    """Rank the rows of a table, but for full precision."""
+    quantized: dict[str, list[RunResult]] = {}
+    for cell in project.cells(table.id):
+        if not cell.runs[0].recipe.is_baseline:
+            quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
+    seconds = {row: fmean(_seconds(one) for one in found) for row, found in quantized.items()}
+    stored = {row: fmean(_bits(one) for one in found) for row, found in quantized.items()}
+    found = ranked(values, results, list(quantized), project.columns(table), said.against)
+    return Class(said, found, stored, seconds, results)
+
+
+def _seconds(result: RunResult) -> float:
+    """Seconds of making a run's weights and rotations."""
+    return result.seconds - float(result.provenance.get("seconds", 0.0))
+
+
+def _bits(result: RunResult) -> float:
+    if result.run.recipe.weights is None:
+        return math.nan
+    return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
 
 
 def ranked(

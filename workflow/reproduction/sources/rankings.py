@@ -18,8 +18,8 @@ from rotquant.foundation.files import canonical_json, short_hash
 if TYPE_CHECKING:
     import pandas as pd
 
+    from reproduction.claims.ranking import Class
     from reproduction.render.pages.model import Report
-    from reproduction.render.pages.rankings import Class
 
 
 class Rankings(Source[Ranking, "list[Class]"]):
@@ -73,8 +73,8 @@ class Rankings(Source[Ranking, "list[Class]"]):
         return {"definition": short_hash(canonical_json(definitions)), "figure": table.id, "runs": runs}
 
     def collect(self, project: Project, table: Ranking) -> list[Class]:
+        from reproduction.claims.ranking import class_of
         from reproduction.frame.values import collect
-        from reproduction.render.pages.rankings import class_of
 
         return [class_of(project, one, found, *collect(project, found)) for one, found in self._classes(project, table)]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reproduction.claims.ranking import Class
 from reproduction.render.figures.axes import logarithmic
 from reproduction.render.figures.panels import drawn, entry, name_points, name_rows, room_for
 from reproduction.render.figures.style import LINK, NEUTRAL, OURS_MARK, SERIES, WIDTHS
-from reproduction.render.pages.rankings import Class
 
 #: Marks of models.
 MARKS = "osD^v<>ph*"

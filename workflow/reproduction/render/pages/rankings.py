@@ -2,22 +2,17 @@
 that is over seeds and models.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reproduction.claims.estimates import Interval
-from reproduction.claims.ranking import Ranked, Standing, ranked
+from reproduction.claims.ranking import Class, Standing
 from reproduction.frame.lines import COMPUTED, to_frame
-from reproduction.frame.values import Values
 from reproduction.render.pages import origins
 from reproduction.render.pages.model import Grid, GridColumn, Report
 from reproduction.render.pages.verdicts import judged_report
-from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.rankings import MethodClass, Ranking
+from reproduction.tables.rankings import Ranking
 from reproduction.tables.tables import RunTable
 from reproduction.words.numbers import listed, show
 from reproduction.words.templates import sentences
@@ -32,48 +27,6 @@ WORDS = "pages/rankings.jinja"
 NAMES = ("grid", "row", "column", "quantity", "origin", "value", "standard_error", "low", "high", "ratio")
 
 
-@dataclass(frozen=True)
-class Class:
-    """A class with its methods ranked.
-
-    bits: a weight's, of each row, as printed; stored: the same as a number. seconds: of learning and rounding, a mean
-    over models and seeds.
-    """
-
-    said: MethodClass
-    ranked: Ranked
-    bits: Mapping[str, str]
-    stored: Mapping[str, float]
-    seconds: Mapping[str, float]
-    results: Mapping[str, RunResult]
-
-
-def class_of(
-    project: Project, said: MethodClass, table: RunTable, values: Values, results: Mapping[str, RunResult]
-) -> Class:
-    """Rank the rows of a table, but for full precision."""
-    quantized: dict[str, list[RunResult]] = {}
-    for cell in project.cells(table.id):
-        if not cell.runs[0].recipe.is_baseline:
-            quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
-    seconds = {row: fmean(_seconds(one) for one in found) for row, found in quantized.items()}
-    stored = {row: fmean(_bits(one) for one in found) for row, found in quantized.items()}
-    found = ranked(values, results, list(quantized), project.columns(table), said.against)
-    return Class(said, found, origins.row_bits(project, table, results), stored, seconds, results)
-
-
-def _seconds(result: RunResult) -> float:
-    """Seconds of making a run's weights and rotations."""
-    return result.seconds - float(result.provenance.get("seconds", 0.0))
-
-
-def _bits(result: RunResult) -> float:
-    """Bits a weight with all that is stored; nan of weights that are not quantized."""
-    if result.run.recipe.weights is None:
-        return math.nan
-    return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
-
-
 def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -> Report:
     """Build the report of a ranking."""
     results = {key: result for one in classes for key, result in one.results.items()}
@@ -83,7 +36,7 @@ def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -
         (),
         "Hypotheses",
         reading=sentences(WORDS, "reading", seeds=len(seeds), classes=[one.said for one in classes])[0],
-        grids=(_first(classes), *map(_grid, classes)),
+        grids=(_first(classes), *(_grid(one, _bits(project, one)) for one in classes)),
         notes=sentences(WORDS, "notes", classes=classes),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         details={"noise": "none"},
@@ -107,7 +60,12 @@ def _tau(value: float | None) -> str:
     return show(value)
 
 
-def _grid(one: Class) -> Grid:
+def _bits(project: Project, one: Class) -> Mapping[str, str]:
+    """Bits a weight with all that is stored, by row, as printed."""
+    return origins.row_bits(project, project.one(RunTable, one.said.table), one.results)
+
+
+def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
     """The methods of a class, the best first."""
     rows, found = one.ranked.rows, one.ranked
     columns: list[GridColumn] = []
@@ -121,7 +79,7 @@ def _grid(one: Class) -> Grid:
         columns += [GridColumn(texts, f"{column}<br>{head}", group=column, title=head) for head, texts in shown.items()]
     columns += [
         GridColumn([_range(found.ranks[row]) for row in rows], "rank by seed"),
-        GridColumn([one.bits.get(row, "-") for row in rows], "bits"),
+        GridColumn([bits.get(row, "-") for row in rows], "bits"),
         GridColumn([f"{one.seconds[row]:.0f}" for row in rows], "s"),
     ]
     return Grid("", ["Method"], [(row,) for row in rows], columns, name=one.said.name)
