@@ -34,6 +34,8 @@ from rotquant.weights.build import runtime_quantization
 _NAME = re.compile(r"(?!$)(?:W(\d+)A(\d+))?(?:KV(\d+))?")
 #: The class whose presets stand for a class that has few of its own, with its bits in place of theirs.
 _USUAL = "W4A4KV4"
+#: Classes of 4-bit floats, weights and inputs alike.
+_FLOATS = ("MXFP4", "NVFP4")
 #: Standard errors of a difference within which two methods are not told apart.
 ERRORS = 2.0
 
@@ -152,21 +154,23 @@ def frontier(
 
 
 def class_of(recipe: Recipe) -> str:
-    """The class of a recipe, such as W4A4KV4, W4A16 or KV4; empty where keys and values differ, or inputs alone have
-    bits."""
+    """The class of a recipe, such as W4A4KV4, W4A16, KV4 or MXFP4; empty where keys and values differ, or inputs alone
+    have bits."""
     if (recipe.keys and recipe.keys.bits) != (recipe.values and recipe.values.bits):
         return ""
     cache = f"KV{recipe.keys.bits}" if recipe.keys else ""
     if recipe.weights is None:
         return "" if recipe.activations else cache
+    if recipe.weights.scheme.fp4:
+        return recipe.weights.scheme.fp4 + cache if recipe.activations else ""
     return f"W{recipe.weights.scheme.bits}A{recipe.activations.bits if recipe.activations else 16}{cache}"
 
 
 def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits; what takes fewer steps first.
 
-    Of those whose cache alone is left, equal ones are one row. Presets that train the whole model are left out:
-    `rotquant train-quantized` is for these.
+    Equal ones are one row where the cache alone is left, or 4-bit floats. Of MXFP4 and NVFP4 the presets of either are
+    rows. Presets that train the whole model are left out: `rotquant train-quantized` is for these.
 
     Args:
         short: methods that learn take as few steps as they have for that (`Method.short`).
@@ -175,14 +179,15 @@ def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
         RecipeError: the class has no such name.
     """
     found = _NAME.fullmatch(kind)
-    if found is None:
-        raise RecipeError(f"{kind!r} is no class of bits: write W4A16, W4A8KV4, {_USUAL} or KV4.")
+    if found is None and kind not in _FLOATS:
+        raise RecipeError(f"{kind!r} is no class of bits: write W4A16, W4A8KV4, {_USUAL}, KV4, {' or '.join(_FLOATS)}.")
     presets = {name: preset(name) for name in all_presets()}
     rows = {name: recipe for name, recipe in presets.items() if class_of(recipe) == kind}
     for name, recipe in presets.items():
-        if name not in rows and class_of(recipe) == _USUAL:
+        own = class_of(recipe)
+        if name not in rows and (own == _USUAL or (found is None and own in _FLOATS and recipe.methods)):
             with suppress(RecipeError):  # a method of other bits
-                made = override(recipe, _bits(found, recipe), name)
+                made = override(recipe, _floats(recipe, kind) if found is None else _bits(found, recipe), name)
                 if made not in rows.values():
                     rows[name] = made
     rows = {name: recipe for name, recipe in rows.items() if not _trains(recipe)}
@@ -207,6 +212,27 @@ def _bits(found: re.Match[str], recipe: Recipe) -> dict[str, Any]:
         parts |= {"weights": None, "calibration": None, "methods": dict.fromkeys(recipe.methods)}
         without |= {"residual": "none", "inputs": "none"}
     return parts | ({"rotation": without} if without and recipe.rotation else {})
+
+
+def _floats(recipe: Recipe, kind: str) -> dict[str, Any]:
+    """The changes that make a recipe's weights and inputs 4-bit floats as the class's own preset has them."""
+    inputs = preset(kind.lower()).activations
+    scheme = {} if inputs is None else inputs.model_dump(mode="json")
+    parts: dict[str, Any] = {} if scheme["dynamic"] else {"calibration": {}}
+    if recipe.rounded.scheme.fp4:  # whose scales have their own rule
+        size = {"group_size": scheme["group_size"]}
+        blocks = recipe.rotation.model_dump(mode="json") if recipe.rotation else {}
+        blocks = {name: size["group_size"] for name, value in blocks.items() if type(value) is int}
+        parts |= {"weights": {"scheme": size}, "activations": size | {"dynamic": scheme["dynamic"]}}
+        mixing = [name for name, one in recipe.methods.items() if "block" in type(one).model_fields]
+        parts["methods"] = {name: {"block": size["group_size"]} for name in mixing}
+        return parts | {"rotation": blocks or recipe.rotation}
+    parts |= dict.fromkeys(("attention_output", "keys", "values"))
+    parts["weights"] = {"scheme": scheme | {"scale": "paper", "dynamic": True}, "clip_search": False}
+    parts["activations"] = scheme | {"scale": "paper"}
+    parts["rotation"] = recipe.rotation and {"keys": False}
+    parts["methods"] = {name: dict(one.fp4 or {}) for name, one in recipe.methods.items()}
+    return parts
 
 
 def _trains(recipe: Recipe) -> bool:

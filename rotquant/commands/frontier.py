@@ -49,7 +49,8 @@ def frontier(
     model: Checkpoint,
     corpus: Corpus,
     kind: Annotated[
-        str, typer.Option("--class", help="Bits of weights, inputs and KV cache: W4A4KV4, W4A8KV4, W4A16, KV4 ...")
+        str,
+        typer.Option("--class", help="Bits of weights, inputs and KV cache: W4A4KV4, W4A16, KV4 ...; MXFP4, NVFP4."),
     ] = "W4A4KV4",
     budget: Annotated[
         str | None,

@@ -127,6 +127,7 @@ def precision_of(recipe: Recipe, dtype: str = "float16") -> Precision:
 
 def _check_weights(scheme: QuantizationScheme) -> None:
     """Raise `RecipeError` for weights that no kernel multiplies."""
+    _refuse(scheme.type == "float", f"weights that are {scheme.bits}-bit floats", "the kernels multiply integers")
     _refuse(
         scheme.bits not in (2, 4),
         f"{scheme.bits}-bit weights",

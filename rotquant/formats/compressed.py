@@ -24,15 +24,16 @@ from rotquant.models.transforms import Chain, features_at, of_layer
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.recipes.transforms import Transform, at, at_site
+from rotquant.tensors.fp4 import pack_scales, unpack_scales
 from rotquant.tensors.hadamard import hadamard_matrix
 from rotquant.tensors.quantization import QParams
-from rotquant.weights.packing import Weight
+from rotquant.weights.packing import Weight, pack_codes, unpack_codes
 from rotquant.weights.rtn import QuantizedWeight
 
 #: Name of the format in `quant_method`, and the library's version whose classes the configuration follows.
 METHOD, VERSION = "compressed-tensors", "0.19.0"
 #: Parts of a weight, after the name of its layer: `weight` where it is not packed.
-PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale")
 
 
 def targets_name(targets: Iterable[str], layer: str) -> bool:
@@ -77,6 +78,11 @@ def packed_weight(name: str, weight: Weight, packed: bool = True) -> dict[str, T
     codes, scale = weight.codes, weight.qparams.scale
     if weight.columns is not None:  # of one group a row, so that the order means nothing
         codes = torch.empty_like(codes).index_copy_(1, weight.columns, codes)
+    if weight.scheme.fp4:
+        whole = weight.qparams.global_scale
+        shared = {} if whole is None else {f"{layer}weight_global_scale": whole.reshape(1).to(torch.float32)}
+        stored = {"weight_packed": pack_codes(codes, bits), "weight_scale": pack_scales(scale, whole).squeeze(-1)}
+        return shared | {layer + part: tensor for part, tensor in stored.items()}
     scale = scale.expand(len(codes), 1) if scale.dim() == 0 else scale.reshape(len(codes), -1)
     tensors = {f"{layer}weight_scale": scale.contiguous()}
     if not packed:
@@ -107,6 +113,11 @@ def _packed_zero_points(name: str, zero_point: Tensor, scale: Tensor, bits: int)
 
 def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] of its parts by the names of `PARTS`, dequantized as `QuantizedWeight.dequantize` does."""
+    if scheme.fp4:
+        whole = parts["weight_global_scale"].float().reshape(()) if scheme.fp4 == "NVFP4" else None
+        packed, scale = parts["weight_packed"], unpack_scales(parts["weight_scale"], whole).unsqueeze(-1)
+        codes = unpack_codes(packed, scheme.bits, False, 2 * packed.shape[1])
+        return QuantizedWeight(codes, QParams(scale), scheme).dequantize(dtype)
     scale = parts["weight_scale"].to(torch.promote_types(parts["weight_scale"].dtype, torch.float32))
     if "weight_packed" not in parts:  # int8 or float8 codes, one scale a row
         return (parts["weight"].to(scale.dtype) * scale).to(dtype)
@@ -123,14 +134,20 @@ def unpacked_weight(parts: Mapping[str, Tensor], scheme: QuantizationScheme, dty
 
 def arguments(scheme: QuantizationScheme, strategy: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
     """A scheme as the format's QuantizationArgs. It has no clip ratio: scales of dynamic inputs are the engine's."""
-    group = {"group_size": scheme.group_size} if scheme.granularity == "group" else {}
+    group: dict[str, Any] = {"group_size": scheme.group_size} if scheme.granularity == "group" else {}
+    when: bool | str = scheme.dynamic if dynamic is None else dynamic
+    if scheme.fp4 == "NVFP4":
+        strategy, group["scale_dtype"] = "tensor_group", "torch.float8_e4m3fn"
+        when = "local" if dynamic is None and not scheme.dynamic else when  # the scale of the whole tensor is static
+    elif scheme.fp4:
+        group["scale_dtype"] = "torch.uint8"
     return {
         "num_bits": scheme.bits,
         "type": scheme.type,
         "symmetric": scheme.symmetric,
         "strategy": strategy or scheme.granularity,
         **group,
-        "dynamic": scheme.dynamic if dynamic is None else dynamic,
+        "dynamic": when,
     }
 
 
@@ -158,7 +175,7 @@ def describe(
 
     Args:
         ignored: names of linear layers that are not quantized.
-        storage: `pack-quantized`, `int-quantized` or `float-quantized`.
+        storage: `formats.engines.storage`.
         acting: what acts while the model runs. Tensors of its transforms are read when their matrices are asked for.
         dtype: of stored matrices.
     """

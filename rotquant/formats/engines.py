@@ -108,6 +108,8 @@ def storage(recipe: Recipe, engine: str) -> str:
     """The format of the weights: packed, but for 8-bit floats, and for W8A8, whose integers the kernels of vLLM and
     CUTLASS read as they are."""
     weights, inputs = recipe.rounded.scheme, recipe.activations
+    if weights.fp4:
+        return f"{weights.fp4.lower()}-pack-quantized"
     if weights.type == "float":
         return "float-quantized"
     return "int-quantized" if engine != "transformers" and inputs and _is_w8a8(weights, inputs) else "pack-quantized"
@@ -239,7 +241,13 @@ def _of_inputs(recipe: Recipe, clipped: bool) -> _Problem | None:
     if inputs.dynamic and inputs.clip_ratio != 1.0:
         words = f"inputs are clipped to {inputs.clip_ratio:g} of their range, which compressed-tensors and so {VLLM} "
         return _Problem(f"{words}cannot say", {"activations.clip_ratio": 1.0})
-    if _is_w8a8(weights, inputs) and inputs.zero_point == "whole":
+    if inputs.fp4 and inputs.scale != "paper":
+        words = f"scales of inputs are chosen by {inputs.scale}, which compressed-tensors and so {VLLM} cannot say"
+        return _Problem(words, {"activations.scale": "paper"})
+    if inputs.fp4 == "NVFP4" and inputs.dynamic:
+        words = f"each token has an NVFP4 scale of its own, and {VLLM} reads a static one of the tensor"
+        return _Problem(words, {"activations": None})
+    if inputs.fp4 or (_is_w8a8(weights, inputs) and inputs.zero_point == "whole"):
         return None
     integers = inputs.type == "int" and inputs.symmetric and inputs.bits in (4, 8)
     if integers and inputs.dynamic and inputs.granularity in ("token", "group"):

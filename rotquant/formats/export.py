@@ -268,7 +268,8 @@ def _input_scales(state: QuantizedState, architecture: Architecture) -> dict[str
     for (layer, name), qparams in state.static.items():
         for linear in architecture.site(name).linears if name not in ("keys", "values") else ():
             place = f"model.layers.{layer}.{linear}.input"
-            found[f"{place}_scale"] = qparams.scale.reshape(1).clone()
+            kind = "global_scale" if getattr(state.recipe.activations, "fp4", None) else "scale"
+            found[f"{place}_{kind}"] = qparams.scale.reshape(1).clone()
             if qparams.zero_point is not None:
                 found[f"{place}_zero_point"] = (qparams.zero_point.reshape(1) - 128).to(torch.int8)
     return found

@@ -148,7 +148,7 @@ def _check_integers(recipe: Recipe, scheme: QuantizationScheme, architecture: Ar
                 f"the method {method.name} forms groups of reordered columns, which GGUF cannot say: {_REMEDY}."
             )
     if scheme.type == "float":
-        raise RecipeError(f"the weights are 8-bit floats, which no type of GGUF holds: {_REMEDY}.")
+        raise RecipeError(f"the weights are {scheme.bits}-bit floats, which no type of GGUF is written for: {_REMEDY}.")
     if scheme.bits > (8 if scheme.symmetric else 4):
         kind = "symmetric" if scheme.symmetric else "asymmetric"
         raise RecipeError(

@@ -38,7 +38,9 @@ from rotquant.weights.storage import Manifest, QuantizedState, is_state_tensor, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+#: Formats of 4-bit floats, by what a scheme calls them.
+_FP4 = {"MXFP4": "mxfp4-pack-quantized", "NVFP4": "nvfp4-pack-quantized"}
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", *_FP4.values())
 #: Locations of transforms that share a matrix, which is stored at one of them.
 _SHARED = dict.fromkeys(("q_attn", "k_cache"), ("q_attn", "k_cache"))
 
@@ -66,6 +68,9 @@ class Packed:
         """Whether a weight has a part of `PARTS`."""
         if self.format == "float-quantized":
             return part in ("weight", "weight_scale")
+        if self.scheme.fp4:
+            shared = ("weight_global_scale",) if self.scheme.fp4 == "NVFP4" else ()
+            return part in ("weight_packed", "weight_scale", *shared)
         return part != "weight" and (part != "weight_zero_point" or not self.scheme.symmetric)
 
 
@@ -101,6 +106,9 @@ def packed_of(config: Declared, where: object) -> Packed:
     weights, packing = config.group.weights, config.group.format or config.config.format
     if packing not in _FORMATS:
         raise CheckpointError(f"{where} has weights of the format {packing}: {', '.join(_FORMATS)} are read here.")
+    scheme = _fp4_scheme(weights)
+    if scheme is not None and scheme.fp4 and packing == _FP4[scheme.fp4]:
+        return Packed(scheme, packing)
     grouped = weights is not None and weights.strategy == "group"
     if (
         weights is None
@@ -124,6 +132,18 @@ def packed_of(config: Declared, where: object) -> Packed:
         group_size=size,
     )
     return Packed(scheme, packing)
+
+
+def _fp4_scheme(found: Any) -> QuantizationScheme | None:
+    """The library's arguments of MXFP4 or NVFP4, of which the tensor's scale is static; None of anything else."""
+    if found is None or found.type != "float" or found.num_bits != 4 or not found.symmetric:
+        return None
+    kind = {("group", 32): "MXFP4", ("tensor_group", 16): "NVFP4"}.get((found.strategy, found.group_size))
+    if kind is None or (kind == "NVFP4" and found.dynamic is True):
+        return None
+    local = kind == "NVFP4" and found.dynamic == "local"
+    size = {"granularity": "group", "group_size": found.group_size}
+    return QuantizationScheme.model_validate({"bits": 4, "type": "float", "dynamic": not local, **size})
 
 
 def _is_code(found: Any) -> bool:
@@ -275,7 +295,7 @@ def unpack_all(tensors: dict[str, Tensor], packed: Packed, dtype: torch.dtype, w
     Raises:
         CheckpointError: parts of a weight are missing, or do not fit each other.
     """
-    mark = "weight_packed" if packed.format == "pack-quantized" else "weight_scale"
+    mark = "weight_packed" if packed.format.endswith("pack-quantized") else "weight_scale"
     for layer in [name.removesuffix(mark) for name in tensors if name.endswith(f".{mark}")]:
         found = {part: tensors.pop(layer + part) for part in PARTS if layer + part in tensors}
         try:
@@ -296,7 +316,10 @@ def foreign_recipe(config: Declared, where: object) -> Recipe:
         raise CheckpointError(f"{where} quantizes what layers give, which is not read here.")
     cache = _scheme(config.config.kv_cache_scheme, "head", f"{where}: kv_cache_scheme")
     found = config.group.input_activations
-    if found is not None and _is_code(found) and found.strategy == "tensor" and found.dynamic is False:
+    inputs = _fp4_scheme(found)
+    if inputs is not None and found.dynamic in (True, "local"):
+        pass
+    elif found is not None and _is_code(found) and found.strategy == "tensor" and found.dynamic is False:
         kind = {"bits": found.num_bits, "type": found.type, "symmetric": found.symmetric}
         inputs = QuantizationScheme.model_validate({**kind, "granularity": "tensor", "dynamic": False})
     else:
@@ -335,7 +358,8 @@ def take_static(
     for index in range(architecture.num_layers):
         for site in architecture.sites:
             places = [f"model.layers.{index}.{linear}.input" for linear in site.linears]
-            scales = [tensors.pop(f"{place}_scale", None) for place in places]
+            kind = "global_scale" if recipe.activations.fp4 else "scale"
+            scales = [tensors.pop(f"{place}_{kind}", None) for place in places]
             points = [tensors.pop(f"{place}_zero_point", None) for place in places]
             scale, point = scales[0], points[0]
             same = scale is not None and all(one is not None and torch.equal(one, scale) for one in scales)

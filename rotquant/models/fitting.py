@@ -26,6 +26,7 @@ _SIZES: dict[Location, str] = {
     "mlp_input": "hidden size",
     "values": "head dimension",
     "across_heads": "number of attention heads",
+    "attention_output": "width of attention's output",
     "queries_keys": "head dimension",
     "mlp_output": "intermediate size",
 }
@@ -91,11 +92,11 @@ def check_transforms(architecture: Architecture, transforms: Iterable[Transform]
         size = one.size or features
         if features % size or ("hadamard" in one.kind and not is_supported(size)):
             field = ROTATION_FIELDS.get(one.name)
-            whole = True if field in ("mlp", "keys") else "hadamard"
+            whole = {"mlp": True, "keys": True, "heads": features}.get(str(field), "hadamard")
             fitting = options({f"rotation.{field}": whole if is_supported(features) else _largest_block(features)})
             way = (
                 f"change the recipe, {fitting}"
-                if field in ("mlp", "inputs", "keys")
+                if field in ("mlp", "inputs", "keys", "heads")
                 else "choose a size that divides them"
             )
             raise RecipeError(f"{one.name} cannot have blocks of {size} of {features} features: {way}.")

@@ -341,6 +341,32 @@ def int4_per_token_head() -> Recipe:
     return Recipe(keys=cache, values=cache)
 
 
+def mxfp4() -> Recipe:
+    """MXFP4 weights and inputs to nearest: 4-bit floats in groups of 32 with a power of two for scale (OCP Microscaling
+    1.0). It needs no calibration text."""
+    scheme = QuantizationScheme(bits=4, type="float", granularity="group", group_size=32)
+    return Recipe(weights=WeightQuantization(scheme=scheme, clip_search=False), activations=scheme)
+
+
+def nvfp4() -> Recipe:
+    """NVFP4 weights and inputs to nearest: 4-bit floats in groups of 16 with 8-bit scales, and one scale a tensor,
+    which of inputs covers the calibration text, as engines have it."""
+    weights = {"scheme": {"group_size": 16}}
+    changes = {"weights": weights, "activations": {"group_size": 16, "dynamic": False}, "calibration": {}}
+    return override(mxfp4(), changes, "nvfp4")
+
+
+def mr_gptq() -> Recipe:
+    """MR-GPTQ (Egiazarian et al. 2025) with NVFP4: Hadamard blocks of the size of a group on every input, GPTQ in the
+    order of activations with scales of least squared error. MXFP4 has 32 in place of each 16, and dynamic inputs."""
+    changes = {
+        "rotation": {"residual": "none", "inputs": 16, "values": "none", "heads": 16, "keys": False, "mlp": 16},
+        "methods": {"gptq": {"act_order": True, "group_scales": "static"}},
+        "weights": {"scheme": {"scale": "mse"}},
+    }
+    return override(nvfp4(), changes, "mr-gptq")
+
+
 PRESETS: dict[str, Callable[[], Recipe]] = {
     "baseline": baseline,
     "rtn": rtn,
@@ -372,6 +398,9 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "fp8": fp8,
     "fp8-static": fp8_static,
     "int4-per-token-head": int4_per_token_head,
+    "mxfp4": mxfp4,
+    "nvfp4": nvfp4,
+    "mr-gptq": mr_gptq,
 }
 
 

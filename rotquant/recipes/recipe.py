@@ -76,6 +76,7 @@ class Method(Frozen):
     acts_at_run_time: whether its module has `runtime` or `attach`.
     clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
     quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
+    fp4: settings that it needs where weights and inputs are 4-bit floats; None where it knows integers alone.
     short: what of a method that learns is set lower where there is little time: enough to try it, and not its result.
     reads: how it takes the text through a layer, which decides what a plan counts: to all of its `sites` one after the
         other, with inputs of o_proj and down_proj kept, or to the whole layer at once. None: sites where it rounds.
@@ -95,6 +96,7 @@ class Method(Frozen):
     rates: ClassVar[tuple[str, ...]] = ("learning_rate",)
     acts_at_run_time: ClassVar[bool] = False
     quantized_inputs: ClassVar[bool] = False
+    fp4: ClassVar[Mapping[str, Any] | None] = None
     short: ClassVar[Mapping[str, Any]] = {}
     reads: ClassVar[Literal["sites", "layers"] | None] = None
     clipping: ClassVar[str | None] = None
@@ -325,17 +327,22 @@ class Recipe(Frozen):
             raise ValueError("a prefix stays in full precision by itself: set kept_first and kept_recent to 0")
 
     def _check_floats(self) -> None:
-        """Refuse codes that are 8-bit floats where something knows integers alone."""
+        """Refuse codes that are floats where something knows integers alone."""
         floats = {name for name, scheme in self.quantizers.items() if scheme is not None and scheme.type == "float"}
         if floats - {"activations"}:
             raise ValueError(
                 f"{min(floats - {'activations'})} take type int: type float is for weights and activations"
             )
-        weights = None if self.weights is None else self.weights.scheme.type
-        if weights is not None and self.activations is not None and self.activations.type != weights:
-            raise ValueError("weights and activations take one type, int or float")
-        if (floats or weights == "float") and self.methods:
-            raise ValueError(f"{next(iter(self.methods))} knows integers alone: leave it out, or set type to int")
+        schemes = [scheme for scheme in (self.weights and self.weights.scheme, self.activations) if scheme]
+        if len({(scheme.type, scheme.fp4) for scheme in schemes}) > 1:
+            raise ValueError("weights and activations take one type, int or float, and of 4-bit floats one group_size")
+        if self.attention_output and floats:
+            raise ValueError("attention_output knows integers alone: leave it out, or set type to int")
+        unable = [
+            name for name, one in self.methods.items() if one.fp4 is None or not any(scheme.fp4 for scheme in schemes)
+        ]
+        if any(scheme.type == "float" for scheme in schemes) and unable:
+            raise ValueError(f"{unable[0]} knows integers alone: leave it out, or set type to int")
 
     @model_validator(mode="after")
     def _methods_fit_together(self) -> "Recipe":

@@ -21,21 +21,26 @@ Granularity = Literal["tensor", "channel", "token", "group", "head"]
 
 #: The largest number of E4M3, 8-bit floats with 4 bits of exponent and 3 of mantissa, without infinities.
 LARGEST_E4M3 = 448
+#: That of E2M1, 4-bit floats with 2 bits of exponent and 1 of mantissa.
+LARGEST_E2M1 = 6
 
 
 class QuantizationScheme(Frozen):
-    """How one tensor is mapped to integers or 8-bit floats.
+    """How one tensor is mapped to integers or floats of 8 or 4 bits.
 
     Symmetric: scale = clip * max|x| / (2^(bits-1) - 1), integers -2^(bits-1) .. 2^(bits-1)-1 (QuaRot Sec. 4, stage 2b);
     `scale` has another divisor.
     Asymmetric: scale = clip * (max - min) / (2^bits - 1) over a range that includes zero, integers 0 .. 2^bits - 1,
-    and a zero point that is whole or not. Floats: scale = clip * max|x| / 448, codes are numbers of E4M3.
+    and a zero point that is whole or not. Floats of 8 bits: scale = clip * max|x| / 448, codes are numbers of E4M3.
+    Floats of 4 bits (`tensors.fp4`): codes are numbers of E2M1, scales have 8 bits themselves. Groups of 32 are MXFP4,
+    groups of 16 are NVFP4.
     """
 
     bits: Annotated[int, Field(ge=2, le=8)]
     """Width of the codes."""
     type: Literal["int", "float"] = Field(default="int", exclude_if=lambda kind: kind == "int")
-    """Codes: integers, or `float`, E4M3 of 8 bits (Micikevicius et al. 2022), of weights and inputs alone."""
+    """Codes: integers, or `float` of weights and inputs alone: of 8 bits E4M3 (Micikevicius et al. 2022), of 4 bits
+    MXFP4 or NVFP4 by `group_size`."""
     symmetric: bool = True
     """Whether the range is symmetric around zero, or reaches from the least to the largest value."""
     zero_point: Literal["whole", "exact"] = "whole"
@@ -53,12 +58,17 @@ class QuantizationScheme(Frozen):
     """Elements that share a scale, for granularity `group`."""
     clip_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the range that is kept; what lies beyond is clipped."""
-    scale: Literal["paper", "full"] = Field(default="paper", exclude_if=lambda scale: scale == "paper")
+    scale: Literal["paper", "full", "mse", "four_over_six"] = Field(
+        default="paper", exclude_if=lambda scale: scale == "paper"
+    )
     """Divisor of a symmetric range: `paper`, 2^(bits-1) - 1, so that the largest code stands for max|x|; `full`,
     (2^bits - 1) / 2, so that the range takes all steps between the codes, as compressed-tensors and GPTQModel have it:
-    max|x| / 7 and max|x| / 7.5 for 4 bits."""
+    max|x| / 7 and max|x| / 7.5 for 4 bits. Scales of 4-bit floats: `paper`, as compressed-tensors has them, max|x| / 6
+    for NVFP4, for MXFP4 the power of two by which max|x| lies in [3.5, 7); `mse`, the one of least squared error among
+    0.7 to 1.5 times that, or its half and double; `four_over_six` (Cook et al. 2025), of NVFP4: max|x| / 6 or / 4."""
     dynamic: bool = True
-    """Whether scales are taken from each tensor as it comes, or once from calibration text."""
+    """Whether scales are taken from each tensor as it comes, or once from calibration text. Of NVFP4 that text gives
+    the scale of the whole tensor alone, as engines have it; a dynamic one is of a token."""
     rule: Literal["own", "vllm"] = Field(default="own", exclude_if=lambda rule: rule == "own")
     """How codes are found: `own`, as above; `vllm`, of the KV cache alone, as vLLM's cache type int4_per_token_head
     finds them. That is after a random Hadamard transform in bfloat16, with a range that need not include zero, codes by
@@ -86,9 +96,35 @@ class QuantizationScheme(Frozen):
             raise ValueError(
                 "rule 'vllm' takes 4 bits, granularity head, symmetric false, and nothing else but defaults"
             )
-        if self.type == "float" and not (self.bits == 8 and self.symmetric and self.scale == "paper"):
-            raise ValueError("type 'float' takes 8 bits, a symmetric range and scale 'paper'")
+        if self.type == "float" and not self.fp4 and not (self.bits == 8 and self.symmetric and self.scale == "paper"):
+            raise ValueError("type 'float' takes 8 bits, a symmetric range and scale 'paper', or 4 bits in groups")
+        self._check_fp4()
         return self
+
+    def _check_fp4(self) -> None:
+        """Refuse what neither MXFP4 nor NVFP4 is."""
+        if not self.fp4:
+            if self.scale in ("mse", "four_over_six"):
+                raise ValueError(f"scale {self.scale!r} is of 4-bit floats: set type to float, or leave scale out")
+            return
+        if self.granularity != "group" or self.group_size not in (16, 32) or not self.symmetric:
+            raise ValueError("4-bit floats are symmetric and have granularity group, of 32 (MXFP4) or 16 (NVFP4)")
+        if self.scale == "full" or (self.fp4 == "MXFP4" and self.scale == "four_over_six"):
+            raise ValueError(f"scale {self.scale!r} has no meaning for {self.fp4}: set it to paper or mse")
+        if self.fp4 == "MXFP4" and not self.dynamic:
+            raise ValueError("MXFP4 has no scale of a whole tensor that could be static: set dynamic to true")
+
+    @property
+    def fp4(self) -> Literal["MXFP4", "NVFP4"] | None:
+        """The format of 4-bit floats; None of other codes."""
+        if self.type != "float" or self.bits != 4:
+            return None
+        return "MXFP4" if self.group_size == 32 else "NVFP4"
+
+    @property
+    def signed(self) -> bool:
+        """Whether codes are integers around zero."""
+        return self.symmetric and self.type == "int"
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -104,7 +140,8 @@ class QuantizationScheme(Frozen):
     def code_range(self) -> tuple[int, int]:
         """Smallest and largest code."""
         if self.type == "float":
-            return -LARGEST_E4M3, LARGEST_E4M3
+            largest = LARGEST_E2M1 if self.fp4 else LARGEST_E4M3
+            return -largest, largest
         if self.symmetric:
             return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
         return 0, 2**self.bits - 1
@@ -166,9 +203,9 @@ class RotationScheme(Frozen):
     values: Literal["none", "hadamard", "random_hadamard", "orthogonal"] = "hadamard"
     """R2 for each head's values, fused into v_proj and o_proj. `hadamard` is the exact Hadamard matrix (QuaRot);
     `random_hadamard` and `orthogonal` are drawn for each layer (SpinQuant)."""
-    heads: bool = True
+    heads: bool | Annotated[int, Field(gt=1)] = True
     """The online transform across heads before o_proj which completes R2 to a full Hadamard (QuaRot stage 1c; not in
-    SpinQuant)."""
+    SpinQuant). A number puts in its place Hadamard blocks of so many features of o_proj's input."""
     keys: bool | Annotated[int, Field(gt=1)] = True
     """R3, an online Hadamard transform on queries and keys after RoPE (QuaRot stage 1d). A number makes it
     block-diagonal, as for `mlp` (SAW-INT4: 16)."""
@@ -214,8 +251,10 @@ class RotationScheme(Frozen):
         if self.values != "none":
             found.append(_fused("R2", self.values, "values"))
         online = partial(Transform, kind="hadamard", online=True, dtype=self.online_dtype)
-        if self.heads:
+        if self.heads is True:
             found.append(online(name="heads", location="across_heads"))
+        elif self.heads:
+            found.append(online(name="heads", location="attention_output", size=self.heads))
         if self.keys:
             found.append(online(name="R3", location="queries_keys", size=None if self.keys is True else self.keys))
         if self.mlp:
@@ -256,6 +295,12 @@ class WeightQuantization(Frozen):
         if given == "exact":  # before the scheme's own rules, whose advice would not help here
             raise ValueError("weights take zero_point whole, which is how they are stored")
         return scheme
+
+    @model_validator(mode="after")
+    def _fp4_searches_its_own_scales(self) -> "WeightQuantization":
+        if self.scheme.fp4 and self.clip_search:
+            raise ValueError("4-bit floats search scales by weights.scheme.scale mse: set clip_search to false")
+        return self
 
 
 class Perplexity(Frozen):

@@ -1,5 +1,5 @@
 """Uniform integer quantization (QuaRot Sec. 4, stage 2) as pure functions: choose, quantize, dequantize, all in one.
-Codes may be 8-bit floats in place of integers.
+Codes may be floats of 8 or 4 bits in place of integers.
 
 Every quantizer of the project, for weights, activations and the KV cache, goes through these; a `QuantizationScheme`
 says how. Scales are computed in float32 (float64 for float64 input). Nothing here knows a model or packs integers.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors import fp4
 
 #: How the outlier columns of an 8-bit `ColumnSplit` are quantized (Atom Sec. 4.1).
 OUTLIER_SCHEME = QuantizationScheme(bits=8, symmetric=True, granularity="token")
@@ -27,14 +28,18 @@ class QParams:
     """Scales and zero points of one tensor; see `choose_qparams` for their shapes. Symmetric: zero_point is None.
 
     Two are equal only if they are one.
+
+    global_scale: of NVFP4, by which `scale` is divided already; a number for the tensor, or one for each row.
     """
 
     scale: Tensor
     zero_point: Tensor | None = None
+    global_scale: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "QParams":
         """Move the parameters to another device."""
-        return QParams(self.scale.to(device), None if self.zero_point is None else self.zero_point.to(device))
+        parts = (self.scale, self.zero_point, self.global_scale)
+        return QParams(*(part if part is None else part.to(device) for part in parts))  # pyright: ignore[reportArgumentType]
 
     def of_rows(self, rows: slice) -> "QParams":
         """The parameters of some rows of a matrix: their own, or those of the whole tensor."""
@@ -115,7 +120,12 @@ def ungrouped(view: Tensor, shape: torch.Size) -> Tensor:
     return view.flatten(-2)[..., : shape[-1]].contiguous()
 
 
-def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Tensor | None = None) -> QParams:
+def choose_qparams(
+    x: Tensor,
+    scheme: QuantizationScheme,
+    clip_ratio: float | Tensor | None = None,
+    global_scale: Tensor | None = None,
+) -> QParams:
     """Scales (and zero points) that cover the range of `x`, shrunk by the clip ratio.
 
     Symmetric: scale = clip * max|x| / (2^(b-1) - 1), or / ((2^b - 1) / 2) where `scheme.scale` is full. Asymmetric: the
@@ -127,6 +137,7 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
         x: [..., features], any floating-point type.
         scheme: decides which elements share a scale.
         clip_ratio: overrides `scheme.clip_ratio`; a tensor must broadcast to the scales.
+        global_scale: of NVFP4; by default each row has its own.
 
     Returns:
         Scales of shape [] (tensor), [..., 1] (token, channel) or [..., n_groups, 1] (group, head), float32 or float64;
@@ -135,11 +146,15 @@ def choose_qparams(x: Tensor, scheme: QuantizationScheme, clip_ratio: float | Te
     """
     clip = scheme.clip_ratio if clip_ratio is None else clip_ratio
     view = grouped(x, scheme)
+    dtype = torch.float32 if scheme.rule == "vllm" else _arithmetic_dtype(x)
+    if scheme.fp4:
+        padded = -x.shape[-1] % view.shape[-1]
+        scale, global_scale = fp4.choose_scales(view.to(dtype), scheme, clip, global_scale, padded)
+        return QParams(scale, global_scale=global_scale)
     if scheme.granularity == "tensor":
         low, high = view.amin(), view.amax()
     else:
         low, high = view.amin(-1, keepdim=True), view.amax(-1, keepdim=True)
-    dtype = torch.float32 if scheme.rule == "vllm" else _arithmetic_dtype(x)
     low, high = low.to(dtype), high.to(dtype)
     tiny = torch.finfo(dtype).tiny
     if scheme.rule == "vllm":
@@ -172,15 +187,18 @@ def quantize(x: Tensor, qparams: QParams, scheme: QuantizationScheme) -> Tensor:
     With an exact zero point they are round(x / scale + zero_point). Floats are the nearest ones to x / scale.
 
     Returns:
-        int8 (symmetric), uint8 (asymmetric) or float8_e4m3fn, of the shape of `x`.
+        int8 (symmetric), uint8 (asymmetric, or E2M1 as bits) or float8_e4m3fn, of the shape of `x`.
     """
     codes = ungrouped(_round_and_clamp(grouped(x, scheme), qparams, scheme), x.shape)
+    if scheme.fp4:
+        return fp4.encode(codes)
     return codes.to(torch.float8_e4m3fn if scheme.type == "float" else torch.int8 if scheme.symmetric else torch.uint8)
 
 
 def dequantize(codes: Tensor, qparams: QParams, scheme: QuantizationScheme, dtype: torch.dtype) -> Tensor:
     """(codes - zero_point) * scale as `dtype`, of the shape of `codes`."""
-    values = grouped(codes, scheme).to(qparams.scale.dtype)
+    values, exact = grouped(codes, scheme), qparams.scale.dtype
+    values = fp4.decode(values, exact) if scheme.fp4 else values.to(exact)
     if qparams.zero_point is not None:
         values = values - qparams.zero_point
     return ungrouped(values * _read_scale(qparams, scheme), codes.shape).to(dtype)
@@ -312,6 +330,8 @@ def _round_and_clamp(view: Tensor, qparams: QParams, scheme: QuantizationScheme)
         codes = view.to(qparams.scale.dtype) * (1 / qparams.scale) + cast(Tensor, qparams.zero_point)
         return _half_away(codes).clamp_(smallest, largest)
     codes = torch.div(view.to(qparams.scale.dtype), qparams.scale)
+    if scheme.fp4:
+        return fp4.round_e2m1(codes.clamp_(smallest, largest))
     if scheme.type == "float":
         return codes.clamp_(smallest, largest).to(torch.float8_e4m3fn).to(codes.dtype)
     if scheme.zero_point == "exact":

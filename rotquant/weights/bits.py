@@ -1,8 +1,9 @@
 """Effective bits per weight: what a stored weight costs with scales, zero points, outliers, tables and permutations.
 
 Derived from a recipe and the shapes of the linear layers, by the storage format of `weights.packing`; a test compares
-it with stored files. Scales are float32, whole zero points one byte, permutations int16 up to 32,768 features, tables
-of levels float16. Outlier features of 16 bits are stored in the model's own type, which is float32 in simulations on a
+it with stored files. Scales are float32, those of 4-bit floats 8 bits with a float32 a weight of NVFP4, whole zero
+points one byte, permutations int16 up to 32,768 features, tables of levels float16. Outlier features of 16 bits are
+stored in the model's own type, which is float32 in simulations on a
 CPU. Codes count at their own width: the padding of rows to whole bytes, and of 2- and 3-bit integers to half a byte, is
 no part of it. A table of RCP whose partitions have not moved is stored shorter than is counted here.
 """
@@ -76,7 +77,7 @@ def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, behind
     ordered = outliers > 0 or (rounding is not None and rounding.orders_columns(recipe, behind_norm))
     return {
         **codes,
-        "scales": _SCALE * groups,
+        "scales": 8 * groups + _SCALE * (scheme.fp4 == "NVFP4") if scheme.fp4 else _SCALE * groups,
         "zero_points": 0 if scheme.symmetric else 8 * groups,
         "outliers": rows * (8 * outliers + _SCALE if eight else float_bits * outliers),
         "order": (16 if columns <= _SHORT else 32) * columns if ordered else 0,

@@ -227,7 +227,8 @@ def check_recipe_for(recipe: Recipe, architecture: Architecture, limits: ModelLi
     for what in ("keys", "values"):
         check_cache_scheme(getattr(recipe, what), architecture.head_dim, what)
     activations = recipe.activations
-    if activations is not None and not activations.dynamic and activations.granularity != "tensor":
+    whole = activations is None or activations.granularity == "tensor" or activations.fp4
+    if activations is not None and not activations.dynamic and not whole:
         raise RecipeError(
             f"static activation scales are per tensor, not per {activations.granularity}: "
             "set activations.granularity to tensor or activations.dynamic to true."

@@ -4,12 +4,15 @@ For each scale of a weight the ratio in {1.00, 0.99, ..., 0.21} with the least s
 Candidates are rounded by the project's one quantizer; this module never decides how rounding works.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from rotquant.models.memory import CANDIDATES_AT_ONCE
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import of_device
+from rotquant.tensors.fp4 import global_scale
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, fake_quantize, grouped
 
 #: Relative difference of two errors that float32's last bits, of powers and of sums, might decide: far above them.
@@ -52,10 +55,26 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
     return torch.cat([_search_rows(part, per_row, norm, candidates, budget) for part in rows.split(chunk)]).view(shape)
 
 
-def choose_weight_qparams(weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None) -> QParams:
-    """Scales of a weight [out, in] under searched clip ratios, or the scheme's own ratio when `clip_norm` is None."""
+def choose_weight_qparams(
+    weight: Tensor, scheme: QuantizationScheme, clip_norm: float | None, largest: Tensor | None = None
+) -> QParams:
+    """Scales of a weight [out, in] under searched clip ratios, or the scheme's own ratio when `clip_norm` is None.
+
+    largest: |value| that the scale of the whole tensor covers, where it has one; by default the weight's own.
+    """
+    if scheme.fp4 == "NVFP4":
+        whole = weight.abs().amax() if largest is None else largest.to(weight.dtype)
+        return choose_qparams(weight, scheme, global_scale=global_scale(whole))
     ratio = None if clip_norm is None else search_clip(weight, scheme, clip_norm)
     return choose_qparams(weight, scheme, ratio)
+
+
+def largest_of(weights: Sequence[Tensor], scheme: QuantizationScheme) -> Tensor | None:
+    """The largest |value| of linear layers that read one input, where they are to share the scale of a whole tensor.
+
+    Engines multiply them as one matrix, which has one such scale (NVFP4).
+    """
+    return torch.stack([weight.abs().amax() for weight in weights]).amax() if scheme.fp4 == "NVFP4" else None
 
 
 def _power(error: Tensor, norm: float) -> Tensor:

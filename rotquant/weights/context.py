@@ -30,6 +30,7 @@ from rotquant.models.stream import LayerStream, capture_layer_inputs, on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.training.state import Checkpoint, Record
+from rotquant.weights.clipping import largest_of
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.packing import HostWeights, Weight
 from rotquant.weights.ranges import Ranges
@@ -124,10 +125,9 @@ class QuantizationContext:
                 with on_device(layer, self.device):
                     for site in under_way.parts(self.architecture.sites):
                         split = self.splits.get((index, site.name))
-                        rounded = [
-                            quantize_rtn(linear_of(layer, name).weight.detach(), settings, split)
-                            for name in site.linears
-                        ]
+                        weights = [linear_of(layer, name).weight.detach() for name in site.linears]
+                        largest = largest_of(weights, settings.scheme)
+                        rounded = [quantize_rtn(weight, settings, split, largest) for weight in weights]
                         self.store(index, layer, site, rounded)
                 under_way.advance()
 

@@ -1,7 +1,8 @@
 """Quantized weights as named tensors: packed, and taken back out of what a folder holds, checked part by part.
 
 For a weight `<name>`: integers lie in `<name>.codes` (two codes of up to 4 bits a byte), `.scale`, `.zero_point` (bytes
-where these hold it), `.columns` (int16 where it suffices), `.outlier_values`, `.outlier_scale`; one on a lattice in
+where these hold it), `.columns` (int16 where it suffices), `.outlier_values`, `.outlier_scale`; 4-bit floats so, with
+`.scale` of 8 bits and, of NVFP4, `.global_scale`; one on a lattice in
 `.lattice`, `.scale`, `.rows`, `.columns`; one of levels in `.codes` (codes of 2 bits four to a byte, of 3 bits eight to
 three) and `.levels`, or where these are float16 and follow from a few of them, these under the name of their
 compression (`tensors.codebook_compression`).
@@ -20,13 +21,14 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.codebook import INDEX_BITS, CodebookWeight, pack_indices, packed_length, unpack_indices
 from rotquant.tensors.codebook_compression import anchors_of, compressions
 from rotquant.tensors.devices import row_blocks
+from rotquant.tensors.fp4 import pack_scales, unpack_scales
 from rotquant.tensors.lattice import WIDTH, LatticeWeight
 from rotquant.tensors.quantization import QParams
 from rotquant.weights.rtn import QuantizedWeight
 
 #: What a weight may be stored as.
 Weight = QuantizedWeight | LatticeWeight | CodebookWeight
-_PARTS = ("codes", "scale", "zero_point", "columns", "outlier_values", "outlier_scale")
+_PARTS = ("codes", "scale", "zero_point", "global_scale", "columns", "outlier_values", "outlier_scale")
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -85,7 +87,7 @@ class HostWeights(MutableMapping[str, Weight]):
             return weight
         outliers = 0 if weight.outlier_values is None else weight.outlier_values.shape[1]
         scheme, length = weight.scheme, self.shapes[name][1] - outliers
-        return replace(weight, codes=unpack_codes(weight.codes, scheme.bits, scheme.symmetric, length))
+        return replace(weight, codes=unpack_codes(weight.codes, scheme.bits, scheme.signed, length))
 
     def __delitem__(self, name: str) -> None:
         del self.packed[name], self.shapes[name]
@@ -114,9 +116,11 @@ def weight_tensors(name: str, weight: Weight, packed: bool = False) -> dict[str,
     if isinstance(weight, CodebookWeight):
         table = dict([anchors_of(weight) or ("levels", weight.levels)])
         return named(name, {"codes": pack_indices(weight.codes, weight.bits), **table})
+    scale, whole = weight.qparams.scale, weight.qparams.global_scale
     parts = {
         "codes": weight.codes if packed else pack_codes(weight.codes, weight.scheme.bits),
-        "scale": weight.qparams.scale,
+        "scale": pack_scales(scale, whole) if weight.scheme.fp4 else scale,
+        "global_scale": whole,
         "zero_point": None if weight.qparams.zero_point is None else _in_bytes(weight.qparams.zero_point),
         "columns": None if weight.columns is None else _short(weight.columns),
         "outlier_values": weight.outlier_values,
@@ -167,6 +171,7 @@ def take_weight(
         "codes": (rows, (normal + 1) // 2 if scheme.bits <= 4 else normal),
         "scale": groups[scheme.granularity],
         "zero_point": None if scheme.symmetric else groups[scheme.granularity],
+        "global_scale": () if scheme.fp4 == "NVFP4" else None,
         "columns": (features,) if outliers or parts["columns"] is not None else None,
         "outlier_values": (rows, outliers) if outliers else None,
         "outlier_scale": (rows, 1) if parts["outlier_scale"] is not None else None,
@@ -174,9 +179,17 @@ def take_weight(
     for part, tensor in parts.items():
         check_shape(folder, f"{name}.{part}", tensor, expected[part])
     scale = cast(Tensor, parts["scale"])
+    if scheme.fp4:
+        kind = torch.uint8 if scheme.fp4 == "MXFP4" else torch.float8_e4m3fn
+        _check_type(folder, f"{name}.scale", scale, scale.dtype == kind)
+        scale = unpack_scales(scale, parts["global_scale"])
     return QuantizedWeight(
-        unpack_codes(cast(Tensor, parts["codes"]).to(device), scheme.bits, scheme.symmetric, normal),
-        QParams(scale, None if parts["zero_point"] is None else parts["zero_point"].to(scale.dtype)),
+        unpack_codes(cast(Tensor, parts["codes"]).to(device), scheme.bits, scheme.signed, normal),
+        QParams(
+            scale,
+            None if parts["zero_point"] is None else parts["zero_point"].to(scale.dtype),
+            parts["global_scale"],
+        ),
         scheme,
         None if parts["columns"] is None else parts["columns"].long(),
         parts["outlier_values"],

@@ -15,6 +15,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import observed_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.fp4 import global_scale
 from rotquant.tensors.quantization import ColumnSplit, QParams, choose_qparams
 
 #: The weight of what was before in PrefixQuant's authors' moving average of ranges (`get_act_stat`).
@@ -62,8 +63,11 @@ class Ranges:
 
     def qparams(self) -> dict[str, QParams]:
         """Scales that cover what was seen, by the names of sites, `keys` and `values`."""
+        found = {name: self._found[name] for name in self.schemes}
         return {
-            name: (static_qparams if name in ("keys", "values") else choose_qparams)(self._found[name], scheme)
+            name: QParams(global_scale(found[name].abs().amax().float()))
+            if scheme.fp4
+            else (static_qparams if name in ("keys", "values") else choose_qparams)(found[name], scheme)
             for name, scheme in self.schemes.items()
         }
 

@@ -23,7 +23,7 @@ OUTLIER_WEIGHT_SCHEME = QuantizationScheme(bits=8, symmetric=True, granularity="
 class QuantizedWeight:
     """A weight matrix [out, in] as integers.
 
-    codes: int8 (symmetric) or uint8, [out, n], the normal columns; n = in without outliers.
+    codes: as `quantize` gives them, [out, n], the normal columns; n = in without outliers.
     qparams: scales of `codes`, shapes as in `choose_qparams`.
     columns: int64 [in] or None. None: codes lie in natural order. Else columns[:n] are the weight's columns in the
         order of `codes`, which is the order of the groups, and columns[n:] the outlier columns.
@@ -66,13 +66,16 @@ class QuantizedWeight:
 
 
 @torch.no_grad()
-def quantize_rtn(weight: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None) -> QuantizedWeight:
+def quantize_rtn(
+    weight: Tensor, settings: WeightQuantization, split: ColumnSplit | None = None, largest: Tensor | None = None
+) -> QuantizedWeight:
     """Round every weight to its nearest code, after clip search when the settings ask for it.
 
     Args:
         weight: [out, in], any floating-point type; scales are searched and computed in float32 (float64 for float64).
         settings: scheme and clip search.
         split: outlier columns, kept as they are (16 bits) or rounded to 8 bits per output channel.
+        largest: see `choose_weight_qparams`.
 
     Raises:
         RecipeError: when the group size exceeds the number of normal columns.
@@ -81,7 +84,8 @@ def quantize_rtn(weight: Tensor, settings: WeightQuantization, split: ColumnSpli
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     split = None if split is None else split.to(weight.device)
     normal = exact if split is None else exact[:, split.normal_columns]
-    qparams = choose_weight_qparams(normal, settings.scheme, settings.clip_norm if settings.clip_search else None)
+    norm = settings.clip_norm if settings.clip_search else None
+    qparams = choose_weight_qparams(normal, settings.scheme, norm, largest)
     codes = quantize(normal, qparams, settings.scheme)
     if split is None:
         return QuantizedWeight(codes, qparams, settings.scheme)

@@ -6,9 +6,10 @@ from tests.helpers.models import tiny_tokens
 
 SAMPLES = tiny_tokens(batch=4, tokens=24, seed=5)
 
-#: Presets of E4M3, and of vLLM's 4-bit cache, with the largest change of tiny models' logits beside their own size:
-#: three bits of mantissa leave an error of up to a sixteenth in each number.
+#: Presets of floats, and of vLLM's 4-bit cache, with the largest change of tiny models' logits beside their own size:
+#: three bits of mantissa leave an error of up to a sixteenth in each number, one bit of up to a quarter.
 FLOATS = dict.fromkeys(("fp8", "fp8-static", "int4-per-token-head"), 0.2)
+FLOATS |= dict.fromkeys(("mxfp4", "nvfp4", "mr-gptq", "wush"), 1.0)
 
 
 def method(name: str, bits: int | None = None) -> Recipe:
@@ -28,11 +29,15 @@ def method(name: str, bits: int | None = None) -> Recipe:
             "kept_first": 2,
             "kept_recent": 4,
         }
-        if bits is not None and settings.get("rule") != "vllm":
+        if FLOATS.get(name) == 1.0:  # which have their own groups, and no other width
+            del small["group_size"]
+        elif bits is not None and settings.get("rule") != "vllm":
             small |= {"bits": bits, "clip_ratio": 1.0, "scale_lr": 1e-9, "weight_lr": 1e-9}  # of block_ap
         for key, value in settings.items():
             if isinstance(value, dict):
                 settings[key] = scaled(value)
+            elif type(value) is int and key in ("inputs", "heads", "mlp", "block"):  # of features
+                settings[key] = 4
             elif value is not None and key in small:
                 settings[key] = small[key]
         return settings

@@ -189,6 +189,7 @@ REASONS = {
         for shape in EXPERTS
         for name in ("flatquant", "flatquant-gptq")
     },
+    **{(shape, "wush"): "experts, and WUSH has one matrix for all who read an input" for shape in EXPERTS},
 }
 #: Methods of few bits, and of static scales of whole tensors, with the largest change of the logits beside their own
 #: size; the others have 8 bits, which change 1 to 4 percent, and up to 8 where a token goes to another expert.

@@ -94,6 +94,18 @@ def test_every_row_of_a_class_has_its_bits(kind: str, bits: tuple[int | None, ..
         assert class_of(recipe) == kind
 
 
+@pytest.mark.parametrize("kind", ["MXFP4", "NVFP4"])
+def test_classes_of_floats_have_what_takes_floats(kind: str) -> None:
+    rows = recipes_of(kind)
+    assert {kind.lower(), "gptq", "mr-gptq", "quarot", "quarot-rtn"} <= rows.keys()
+    assert not {"rtn", "spinquant-hard"} & rows.keys()
+    for recipe in rows.values():
+        assert class_of(recipe) == kind
+        assert (recipe.keys, recipe.values) == (None, None)
+        assert recipe.activations.dynamic == (kind == "MXFP4")
+    assert rows["mr-gptq"].rotation.heads == rows["mr-gptq"].rounded.scheme.group_size
+
+
 def test_rows_are_all_presets_of_the_class_and_the_short_ones_come_first() -> None:
     rows = recipes_of("W4A4KV4")
     assert {"rtn", "quarot", "spinquant-hard", "flatquant", "dartquant"} <= rows.keys()

@@ -28,6 +28,9 @@ TOKEN = {"num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
 STATIC = {"num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
 INPUT = {"targets": ["re:.*down_proj$"], "location": "input"}
 PART = {"targets": ["re:.*v_proj$"], "location": "input"}
+FLOAT = {"num_bits": 4, "type": "float", "symmetric": True}
+MXFP4 = {**FLOAT, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+NVFP4 = {**FLOAT, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 ASYMMETRIC = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
 
 
@@ -60,7 +63,11 @@ def by_the_library(
         args = getattr(getattr(module, "quantization_scheme", None), "weights", None)
         if args is not None:
             grouped = module.weight.unflatten(-1, (-1, args.group_size or module.weight.shape[-1]))
-            scale, zero_point = utils.calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+            whole = getattr(module, "weight_global_scale", None)
+            if whole is not None:
+                whole.data.copy_(utils.generate_gparam(module.weight.min(), module.weight.max()))
+                module.input_global_scale.data.fill_(448.0)
+            scale, zero_point = utils.calculate_qparams(grouped.amin(-1), grouped.amax(-1), args, global_scale=whole)
             module.weight_scale.data.copy_(scale)
             if hasattr(module, "weight_zero_point"):
                 module.weight_zero_point.data.copy_(zero_point)
@@ -149,6 +156,16 @@ def test_linear_layers_that_read_one_input_share_its_static_scale(tmp_path: Path
     save_file(tensors, tmp_path / "theirs/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"no static scale of model\.layers\.1\.self_attn\.q_proj\.input"):
         api.load(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(("weights", "dynamic"), [(MXFP4, True), (NVFP4, "local")])
+def test_a_file_of_4_bit_floats_has_the_logits_from_before_it_was_packed(
+    weights: dict[str, Any], dynamic: bool | str, tmp_path: Path
+) -> None:
+    """transformers itself makes bfloat16 weights of them, which a float32 model cannot multiply."""
+    kind = "mxfp4" if weights is MXFP4 else "nvfp4"
+    theirs = by_the_library(tmp_path, weights, weights | {"dynamic": dynamic}, f"{kind}-pack-quantized")
+    assert torch.equal(logits(api.load(tmp_path).network, use_cache=False), theirs)
 
 
 @pytest.mark.parametrize("kind", [{"num_bits": 4}, {"num_bits": 8}, {"num_bits": 8, "type": "float"}])

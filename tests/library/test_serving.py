@@ -229,7 +229,7 @@ REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
 REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 #: Presets whose quantizers of inputs all engines have, and those of which nothing acts at run time. The others clip
 #: inputs or quantize the KV cache.
-FP8 = ("fp8", "fp8-static")
+FLOATS, BLOCKS = ("fp8", "fp8-static", "mxfp4", "nvfp4"), ("mr-gptq", "wush")
 WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16")
 
 
@@ -247,7 +247,7 @@ def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, t
         return
     export_compressed(tmp_path / "quantized", tmp_path / "out")
     for engine in ("vllm", "any"):
-        if name in FP8:
+        if name in FLOATS or (name in BLOCKS and engine == "vllm"):
             export_compressed(tmp_path / "quantized", tmp_path / engine, engine)
             continue
         if name not in WEIGHTS_ALONE:

@@ -39,7 +39,7 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
     weights = sum(rows * columns for rows, columns in shapes.values())
     parts = {"codes": "codes", "lattice": "codes", "scale": "scales", "zero_point": "zero_points", "columns": "order"}
     parts |= {"outlier_values": "outliers", "outlier_scale": "outliers", "levels": "tables", "ends": "tables"}
-    parts |= {"sides": "tables", "centred": "tables"}
+    parts |= {"sides": "tables", "centred": "tables", "global_scale": "scales"}
     found: dict[str, float] = {}
     with safe_open(folder / "quantized.safetensors", "pt") as file:
         names = set(file.keys())
@@ -48,7 +48,9 @@ def stored(recipe: Recipe, folder: Path) -> tuple[dict[str, float], dict[str, fl
             if owner in shapes:
                 lattice = f"{owner}.lattice" in names
                 kind = "signs" if lattice and part in ("rows", "columns") else parts[part]
-            elif name.startswith(tuple(f"rotquant.methods.{one}" for one in ("duquant", "outliers", "flatquant"))):
+            elif name.startswith(
+                tuple(f"rotquant.methods.{one}" for one in ("duquant", "outliers", "flatquant", "wush"))
+            ):
                 kind = "transforms"
             else:
                 continue  # floating point layers, prefixes and static scales of inputs

@@ -1,6 +1,7 @@
 """GPTQ as a method of a recipe: its settings and what they need; `columns` has the mathematics."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,7 @@ class GPTQ(Method):
     source: ClassVar[str] = "Frantar et al. 2022, Eqs. 2-3"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
     calibrates: ClassVar[bool] = True
+    fp4: ClassVar[Mapping[str, Any] | None] = {"group_scales": "static"}
 
     block_size: Annotated[int, Field(gt=0)] = 128
     """Columns that are corrected together before the others are."""
@@ -45,7 +47,9 @@ class GPTQ(Method):
         return self.hessian_inputs == "quantized"
 
     def check(self, recipe: Recipe) -> None:
-        """Something is quantized where it calibrates on quantized inputs, and by then."""
+        """Something is quantized where it calibrates on quantized inputs, and by then; scales have the right time."""
+        if recipe.rounded.scheme.fp4 and self.group_scales != "static":
+            raise ValueError("gptq finds scales of 4-bit floats once: set methods.gptq.group_scales to static")
         if self.sees_quantizers and not (recipe.activations or recipe.keys or recipe.values):
             raise ValueError("gptq.hessian_inputs 'quantized' needs an activations, keys or values section")
         if self.sees_quantizers and recipe.activations and not recipe.activations.dynamic:

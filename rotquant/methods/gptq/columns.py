@@ -16,7 +16,7 @@ from torch import Tensor
 from rotquant.methods.gptq import GPTQ
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.quantization import ColumnSplit, QParams, dequantize, fake_quantize, quantize
-from rotquant.weights.clipping import choose_weight_qparams
+from rotquant.weights.clipping import choose_weight_qparams, largest_of
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
 from rotquant.weights.rtn import OUTLIER_WEIGHT_SCHEME, QuantizedWeight, check_columns
@@ -115,7 +115,8 @@ def _quantize_at_fixed_scales(
     """
     clip_norm = settings.clip_norm if settings.clip_search else None
     dtype = _scale_dtype(weights)
-    qparams = [choose_weight_qparams(w.to(dtype)[:, normal], settings.scheme, clip_norm) for w in weights]
+    largest = largest_of(weights, settings.scheme)
+    qparams = [choose_weight_qparams(w.to(dtype)[:, normal], settings.scheme, clip_norm, largest) for w in weights]
     sizes = [len(weight) for weight in weights]
     scales = _fixed_scales(qparams, sizes, rank // (settings.scheme.group_size or len(normal)))
     block_size = gptq.block_size

@@ -97,8 +97,8 @@ class KVQuantizer:
 
 
 def static_shape(scheme: QuantizationScheme, kv_heads: int) -> tuple[int, ...]:
-    """The shape of a cache's static scales: one for each head, or one for all."""
-    return () if scheme.granularity == "tensor" else (kv_heads, 1, 1, 1)
+    """The shape of static scales: of a cache one for each head, or one for all, as inputs have it."""
+    return (kv_heads, 1, 1, 1) if scheme.granularity == "head" else ()
 
 
 def static_qparams(x: Tensor, scheme: QuantizationScheme) -> QParams:

@@ -42,6 +42,7 @@ from rotquant.tensors.quantization import (
     QParams,
     Texts,
     check_groups,
+    choose_qparams,
     fake_quantize,
     fake_quantize_split,
     fake_quantize_texts,
@@ -384,7 +385,9 @@ class _Quantizer:
         texts = self.texts and self.texts.of(x, self.expert and self.expert.routed)
         if self.split is None:
             if self.static is not None:
-                return fake_quantize(x, self.scheme, self.static)
+                whole = self.static
+                static = choose_qparams(x, self.scheme, global_scale=whole.scale) if self.scheme.fp4 else whole
+                return fake_quantize(x, self.scheme, static)
             return fake_quantize_texts(x, self.scheme, self.scale_gradients, texts)
         if self.split.permutation.device != x.device:
             self.split = self.split.to(x.device)

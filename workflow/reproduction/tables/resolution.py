@@ -36,11 +36,12 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
     try:
         for part in ("activations", "keys", "values"):
             scheme = getattr(recipe, part)
-            if scheme is not None and scheme.group_size is not None:
+            if scheme is not None and scheme.group_size is not None and not scheme.fp4:
                 changes[part] = {"group_size": slot.scaled("group_sizes", scheme.group_size)}
-        if recipe.weights is not None and recipe.weights.scheme.group_size is not None:
+        weights = None if recipe.weights is None else recipe.weights.scheme
+        if weights is not None and weights.group_size is not None and not weights.fp4:
             rounding = (method.groups for method in recipe.methods.values() if "rounding" in method.roles)
-            size = slot.scaled(next(rounding, Method.groups), recipe.weights.scheme.group_size)
+            size = slot.scaled(next(rounding, Method.groups), weights.group_size)
             row = {"granularity": "channel", "group_size": None}
             changes["weights"] = {"scheme": {"group_size": size} if size else row}
         changes["methods"] = {

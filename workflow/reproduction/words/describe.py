@@ -112,6 +112,10 @@ def _weights(recipe: Recipe, weights: WeightQuantization) -> str:
 
 
 def _scheme(scheme: QuantizationScheme) -> str:
+    if scheme.fp4:
+        rule = "" if scheme.scale == "paper" else f", scales by {scheme.scale.replace('_', ' ')}"
+        clip = f", clip {scheme.clip_ratio:g}" if scheme.clip_ratio != 1 else ""
+        return f"{scheme.fp4}{rule}{clip}{'' if scheme.dynamic else ', one static scale'}"
     sort = "symmetric" if scheme.symmetric else "asymmetric"
     sort += " with exact zero points" if scheme.zero_point == "exact" else ""
     sort += " over all steps" if scheme.scale == "full" else ""
