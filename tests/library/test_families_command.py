@@ -34,7 +34,7 @@ def test_every_known_family_is_listed_with_what_each_method_does_there() -> None
     for family, about in found.items():
         assert set(about["methods"]) == set(all_presets()), family
     refused = {(f, name) for f, about in found.items() for name, what in about["methods"].items() if what[:3] == "no:"}
-    of_experts = ("cushioncache", "flatquant", "flatquant-gptq")
+    of_experts = ("cushioncache", "flatquant", "flatquant-gptq", "wush")
     assert refused == {("olmo2", "smoothquant"), *product(("mixtral", "qwen3_moe"), of_experts)}
     assert found["olmo2"]["methods"]["smoothquant"].endswith("take duquant, whose division acts online.")
     assert found["gemma3_text"]["methods"]["quarot"].startswith("yes: this gemma3_text model has norms after attention")
