@@ -121,7 +121,7 @@ def test_every_method_is_exported_with_the_simulations_logits_or_refused(name: s
     built = build_weights(model, tiny_tokenizer(), recipe, 3, SAMPLES, texts=texts, progress=False, rotations=learned)
     save_quantized(tmp_path / "quantized", built)
     if recipe.methods[name].acts_beyond_quantizers:
-        assert name in ("duquant", "flatquant", "prefixed_outliers", "cushioncache", "qfep")
+        assert name in ("duquant", "flatquant", "prefixed_outliers", "cushioncache", "qfep", "wush")
         with pytest.raises(RecipeError, match=f"the method {name} .* while the model runs"):
             export_plain(tmp_path / "quantized", tmp_path / "plain")
         assert not (tmp_path / "plain").exists()
