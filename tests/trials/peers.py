@@ -3,11 +3,13 @@
 ROTQUANT_PEERS is a folder with an environment for each library (llmcompressor, auto_round, gptqmodel, torchao: each
 with its bin/python); a library without one is left out. ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT are as in the trial
 of pretrained models; ROTQUANT_PEERS_MODELS names some models, ROTQUANT_PEERS_SEEDS how many seeds draw the calibration
-samples (1). `rotquant compare` measures what each library wrote. Rows that the record has are not made again.
+samples (1), ROTQUANT_PEERS_CASES is a regular expression of what is tried. `rotquant compare` measures what each
+library wrote. Rows that the record has are not made again.
 """
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -33,9 +35,10 @@ OURS = "rotquant"
 #: What is computed at one price, in the order of the page; `G` is a group of 128, or of 64 where a width needs it.
 CLASSES = ("W4A16, groups of G", "W4A16, channels", "W8A8, dynamic")
 _GROUP, _CHANNEL, _INT8 = CLASSES
-#: Changes of our presets: scales over all steps, as other libraries have them, and columns in activation order.
+#: Changes of our presets: scales over all steps, as other libraries have them, and what takes their settings away.
 _FULL = ("weights.scheme.scale=full",)
-_ORDER = ("methods.gptq.act_order=true", "methods.gptq.group_scales=static")
+_NO_CLIPS = ("weights.clip_search=false",)
+_NATURAL = ("methods.gptq.act_order=false", "methods.gptq.group_scales=updated")
 
 
 @dataclass(frozen=True)
@@ -109,22 +112,22 @@ def cases(group: int) -> list[Case]:
         return Case(OURS, klass, words, {"preset": preset, "changes": [*scheme, *runtime, *changes]}, seeded)
 
     rotated = ("SpinQuantModifier", {"rotations": ["R1", "R2"], "transform_type": "random-hadamard"})
-    clip = "weights.clip_search=true"
+    channel = ["weights.scheme.granularity=channel", "weights.scheme.group_size=null"]
     return [
-        ours(_GROUP, "rtn", "weights.clip_search=false", seeded=False),
-        ours(_GROUP, "rtn", "weights.clip_search=false", *_FULL, seeded=False),
+        ours(_GROUP, "rtn", *_NO_CLIPS, seeded=False),
+        ours(_GROUP, "rtn", *_NO_CLIPS, *_FULL, seeded=False),
         theirs(_GROUP, "RTN", ("QuantizationModifier", made), seeded=False),
         Case("torchao", _GROUP, "int4", {"bits": 4, "group": group}, seeded=False),
         Case("auto_round", _GROUP, "50 steps", {"iters": 50, "group_size": group}),
         theirs(_GROUP, "GPTQ, no order", ("GPTQModifier", {**made, "actorder": None})),
         ours(_GROUP, "gptq-w4a16"),
         theirs(_GROUP, "GPTQ (static order)", ("GPTQModifier", made)),
-        ours(_GROUP, "gptq-w4a16", *_FULL, *_ORDER),
-        ours(_GROUP, "gptq-w4a16", clip, *_FULL, *_ORDER),
+        ours(_GROUP, "gptq-w4a16", *_NO_CLIPS),
+        ours(_GROUP, "gptq-w4a16", *_NO_CLIPS, *_NATURAL),
         theirs(_GROUP, "GPTQ, MSE observer", ("GPTQModifier", mse)),
         theirs(_GROUP, "AWQ", ("AWQModifier", {}), ("QuantizationModifier", made)),
         ours(_GROUP, "awq-128g"),
-        ours(_GROUP, "quarot-w4a16", *_FULL, *_ORDER),
+        ours(_GROUP, "quarot-w4a16"),
         theirs(_GROUP, "SpinQuant R1 R2, GPTQ", rotated, ("GPTQModifier", made)),
         theirs(_GROUP, "RTN, MSE observer", ("QuantizationModifier", mse), seeded=False),
         ours(_GROUP, "rtn", seeded=False),
@@ -133,9 +136,8 @@ def cases(group: int) -> list[Case]:
         ours(_INT8, "rtn", seeded=False),
         ours(_INT8, "smoothquant"),
         theirs(_CHANNEL, "GPTQ (static order)", ("GPTQModifier", _weights(None))),
-        ours(_CHANNEL, "gptq-w4a16"),
-        ours(_CHANNEL, "gptq-w4a16", *_FULL, _ORDER[0]),
-        ours(_CHANNEL, "quarot-w4a16", *_FULL, _ORDER[0]),
+        ours(_CHANNEL, "gptq-w4a16", *channel, *_NO_CLIPS),
+        ours(_CHANNEL, "quarot-w4a16", *channel),
         Case("gptqmodel", _GROUP, "GPTQ (group-aware order)", {"bits": 4, "group_size": group, "sym": True}),
         Case("gptqmodel", _GROUP, "GPTQ, order", {"bits": 4, "group_size": group, "sym": True, "desc_act": True}),
         Case("auto_round", _GROUP, "200 steps", {"iters": 200, "group_size": group}),
@@ -147,13 +149,17 @@ def body(trial: Trial) -> None:
     models, text, place = _folder("MODELS"), _folder("TEXT"), Path(os.environ.get("ROTQUANT_PEERS", ""))
     libraries = environments()
     asked = os.environ.get("ROTQUANT_PEERS_MODELS", "smollm2-135m,gemma3-270m,qwen2.5-coder-0.5b").split(",")
+    asked_cases = os.environ.get("ROTQUANT_PEERS_CASES", "")
     seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
     known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
     for checkpoint in [models / name for name in asked]:
         for seed in seeds:
             group = group_of(checkpoint)
             rows = []
-            for case in [case for case in cases(group) if case.library in (OURS, *libraries)]:
+            chosen = [
+                case for case in cases(group) if re.search(asked_cases, f"{case.klass}, {case.library}, {case.words}")
+            ]
+            for case in [case for case in chosen if case.library in (OURS, *libraries)]:
                 row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group)
                 if (case.seeded or seed == 0) and not any(row.key == one.key and one.perplexity for one in known):
                     rows.append((row, case))
