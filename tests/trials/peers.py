@@ -149,17 +149,16 @@ def body(trial: Trial) -> None:
     models, text, place = _folder("MODELS"), _folder("TEXT"), Path(os.environ.get("ROTQUANT_PEERS", ""))
     libraries = environments()
     asked = os.environ.get("ROTQUANT_PEERS_MODELS", "smollm2-135m,gemma3-270m,qwen2.5-coder-0.5b").split(",")
-    asked_cases = os.environ.get("ROTQUANT_PEERS_CASES", "")
+    chosen = os.environ.get("ROTQUANT_PEERS_CASES", "")
     seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
     known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
     for checkpoint in [models / name for name in asked]:
         for seed in seeds:
             group = group_of(checkpoint)
             rows = []
-            chosen = [
-                case for case in cases(group) if re.search(asked_cases, f"{case.klass}, {case.library}, {case.words}")
-            ]
-            for case in [case for case in chosen if case.library in (OURS, *libraries)]:
+            for case in [case for case in cases(group) if case.library in (OURS, *libraries)]:
+                if not re.search(chosen, f"{case.klass}, {case.library}, {case.words}"):
+                    continue
                 row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group)
                 if (case.seeded or seed == 0) and not any(row.key == one.key and one.perplexity for one in known):
                     rows.append((row, case))
