@@ -1,5 +1,6 @@
 """The figure of a ranking: what a class's divergence costs in bits and in seconds, and the ranks on each model."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def draw(classes: Sequence[Class], path: Path) -> None:
     Named are the methods that are better than all that take less.
     """
     heights = [room_for(one.ranked.rows)[1] + _AROUND for one in classes]
-    colors = [SERIES[place % len(SERIES)] for place in range(len(classes))]
+    colors = [color for color, _ in zip(itertools.cycle((*SERIES, NEUTRAL)), classes, strict=False)]
     with drawn(path, (WIDTHS["page"], _UPPER + sum(heights))) as figure:
         upper, lower = figure.subfigures(2, 1, height_ratios=[_UPPER, sum(heights)])
         bits, seconds = upper.subplots(1, 2, sharey=True)
