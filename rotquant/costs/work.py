@@ -155,7 +155,8 @@ def way_of(method: Method, recipe: Recipe) -> Way:
         return "training"
     if learns:
         return "blocks"
-    return (method.reads or "sites") if "rounding" in method.roles else "stream"
+    inverts = "rounding" in method.roles or hasattr(method, "damping")  # X^T X of each site
+    return (method.reads or "sites") if inverts else "stream"
 
 
 def text_of(method: Method, recipe: Recipe) -> Calibration | None:
