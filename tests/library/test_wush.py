@@ -58,5 +58,7 @@ def test_a_stored_model_is_the_made_one(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"set rotation\.inputs to none"):
         override(preset("mr-gptq"), {"methods": {"wush": {}}}, "test")
-    with pytest.raises(RecipeError, match="blocks of 16 of the 40 features of mlp_output"):
+    with pytest.raises(RecipeError, match="blocks of 16 do not divide the 40 features of mlp_output"):
         check_widths(preset("wush"), {"mlp_output": 40})
+    with pytest.raises(RecipeError, match="no Hadamard matrix of size 6"):
+        check_widths(override(preset("wush"), {"methods": {"wush": {"block": 6}}}, "test"), {"mlp_output": 48})

@@ -55,12 +55,13 @@ class WUSH(Method):
         """Blocks divide the features, and there is a Hadamard matrix of their size."""
         from rotquant.tensors.hadamard import is_supported
 
-        size = self.block
+        if not is_supported(self.block):
+            raise RecipeError(f"wush has no Hadamard matrix of size {self.block}: set methods.wush.block to 16 or 32.")
         for site, features in widths.items():
-            if features % size or not is_supported(size):
+            if features % self.block:
                 raise RecipeError(
-                    f"wush cannot have Hadamard blocks of {size} of the {features} features of {site}: set "
-                    "methods.wush.block to a power of two that divides them."
+                    f"wush: blocks of {self.block} do not divide the {features} features of {site}: set "
+                    "methods.wush.block to a divisor."
                 )
 
     def describe(self, recipe: Recipe) -> str:
