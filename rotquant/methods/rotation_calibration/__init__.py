@@ -25,7 +25,7 @@ class RotationCalibration(Method):
     title: ClassVar[str] = "rotation calibration"
     source: ClassVar[str] = (
         "Shao et al. 2025 (DartQuant), Akhondzadeh et al. 2025 (KurTail), OptRot (arXiv 2512.24124), "
-        "OffQ (arXiv 2606.07116)"
+        "OffQ (arXiv 2606.07116), Xiang and Zhang 2024 (DFRot)"
     )
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
@@ -37,17 +37,21 @@ class RotationCalibration(Method):
     }
     reads = "layers"
 
-    loss: Literal["whip", "kurtosis"] = "whip"
+    loss: Literal["whip", "kurtosis", "rounding"] = "whip"
     """What is minimized of an activation vector y = x R: `whip`, the sum of exp(-|y_i|), which drives values away from
-    zero (DartQuant Sec. 4.2), or `kurtosis`, the distance of y's kurtosis from 1.8, a uniform distribution's
-    (KurTail)."""
+    zero (DartQuant Sec. 4.2), `kurtosis`, the distance of y's kurtosis from 1.8, a uniform distribution's (KurTail), or
+    `rounding`, the squared error of the quantizer of inputs (of R2: of values) without its clip (DFRot)."""
+    massive: Annotated[float, Field(ge=1.0, exclude_if=lambda factor: factor == 1.0)] = 1.0
+    """Factor of the inputs of massive tokens, whose error it multiplies by its square. Massive are those that a grid
+    meets well before they are rotated, since a few features have nearly all (DFRot)."""
     weights: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Share of the weights in the loss, whose vectors count by the sum of y_i^4 (OptRot): 0 takes activations alone, 1
     weights alone, and then no text is read. Between the two, an experiment of our own, weights are in the unit of the
     activations' loss at the start."""
-    parametrization: Literal["qr", "cayley"] = "qr"
-    """How a rotation stays orthogonal: as the `qr` factor Q of a free matrix under SGD (DartQuant's QR-Orth), or by
-    `cayley` SGD as SpinQuant's."""
+    parametrization: Literal["qr", "cayley", "procrustes"] = "qr"
+    """How a rotation stays orthogonal: as the `qr` factor Q of a free matrix under SGD (DartQuant's QR-Orth), by
+    `cayley` SGD as SpinQuant's, or as the solution of orthogonal `procrustes`: the rotation that brings a step's
+    vectors next to what they were rounded to (DFRot)."""
     start: Literal["drawn", "principal"] = "drawn"
     """What is learned from: the rotation that the recipe draws, or that behind a Householder reflection which turns the
     `principal` direction of the vectors to the first axis. A Hadamard matrix makes of it one constant, which an
@@ -72,6 +76,11 @@ class RotationCalibration(Method):
     """Where the activations come from."""
 
     @property
+    def sees_quantizers(self) -> bool:
+        """Where the loss is that of a quantizer."""
+        return self.loss == "rounding"
+
+    @property
     def own_text(self) -> Calibration | None:
         """None where weights alone count."""
         return None if self.weights == 1 and self.start == "drawn" else self.text
@@ -80,6 +89,12 @@ class RotationCalibration(Method):
         """Raise ValueError unless there are rotations to learn."""
         self.refuse_nothing_to_learn(recipe)
         self.refuse_static(recipe)
+        if self.loss == "rounding" and recipe.activations is None:
+            raise ValueError("rotation_calibration.loss 'rounding' needs an activations section: it is its error")
+        if self.loss != "rounding" and (self.massive > 1 or self.parametrization == "procrustes"):
+            raise ValueError("rotation_calibration weights massive tokens and solves procrustes for loss 'rounding'")
+        if self.parametrization == "procrustes" and self.weights:
+            raise ValueError("rotation_calibration.parametrization 'procrustes' knows no loss of weights: set 0")
 
     def describe(self, recipe: Recipe) -> str:
         words = {0.0: self.loss, 1.0: "fourth powers of the weights"}
@@ -87,20 +102,22 @@ class RotationCalibration(Method):
         start = ", from the principal direction" if self.start == "principal" else ""
         if not self.steps:
             return f"{self.title}{start}, not learned"
-        how = {"qr": "QR factors by SGD", "cayley": "Cayley SGD"}[self.parametrization]
+        how = {"qr": "QR factors by SGD", "cayley": "Cayley SGD", "procrustes": "orthogonal Procrustes"}
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""
-        rate = f"learning rate {self.learning_rate:g} {self.schedule}{momentum}"
+        rate = f", learning rate {self.learning_rate:g} {self.schedule}{momentum}"
+        rate = "" if self.parametrization == "procrustes" else rate
+        massive = f", massive tokens times {self.massive:g}" if self.massive > 1 else ""
         text = self.own_text
         read = "" if text is None else f" of {text.samples} x {text.sequence_length} tokens of {text.corpus}"
         return (
-            f"{objective}{start}, {how}, {self.steps} steps ({self.value_steps} of R2) of {self.vectors} vectors, "
-            f"{rate}, {self.share:g} of the tokens{read}"
+            f"{objective}{massive}{start}, {how[self.parametrization]}, {self.steps} steps ({self.value_steps} of R2) "
+            f"of {self.vectors} vectors{rate}, {self.share:g} of the tokens{read}"
         )
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
         """QuaRot with GPTQ, R1 and R2 learned by each loss."""
-        return {"dartquant": dartquant, "kurtail": kurtail, "optrot": optrot, "offq": offq}
+        return {"dartquant": dartquant, "kurtail": kurtail, "optrot": optrot, "offq": offq, "dfrot": dfrot}
 
 
 #: What of the settings is ours: the papers that minimize kurtosis or fourth powers name no rate of Cayley SGD.
@@ -136,3 +153,9 @@ def offq() -> Recipe:
     nothing is learned by steps."""
     settings = {"start": "principal", "steps": 0, "value_steps": 0}
     return _learned("offq", settings, activations={"symmetric": False})
+
+
+def dfrot() -> Recipe:
+    """DFRot W4A4KV4: QuaRot with GPTQ, R1 learned by the rounding errors of inputs, massive tokens weighted."""
+    settings = {"loss": "rounding", "massive": 100.0, "parametrization": "procrustes", "steps": 100, "value_steps": 0}
+    return _learned("dfrot", {**settings, "share": 1.0, "text": {"samples": 1}}, rotation={"values": "hadamard"})

@@ -23,7 +23,8 @@ from rotquant.models.fitting import check_transforms
 from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import LearnedRotations, initial_rotations
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import RotationScheme
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import CayleySGD, orthonormality_error
 from rotquant.training.loop import GradientStep, train
 from rotquant.training.state import Checkpoint, Record
@@ -32,6 +33,8 @@ from rotquant.training.state import Checkpoint, Record
 UNIFORM = 1.8
 #: Elements of vectors that pass a loss at once.
 _AT_ONCE = 2**24
+#: Largest share of a massive token's length that is lost by rounding it unrotated: 8.5 of sqrt(4096) (DFRot's code).
+_MASSIVE = 8.5 / 64
 
 
 def whip(y: Tensor) -> Tensor:
@@ -50,6 +53,21 @@ def kurtosis(y: Tensor) -> Tensor:
 def fourth_powers(y: Tensor) -> Tensor:
     """The sum over features of y^4 (OptRot), [...] of y [..., features]."""
     return y.square().square().sum(dim=-1)
+
+
+def rounding(y: Tensor, scheme: QuantizationScheme) -> Tensor:
+    """The squared error of a quantizer, its codes taken as constant (DFRot), [...] of y [..., features]."""
+    return (y - fake_quantize(y.detach(), scheme)).square().sum(dim=-1)
+
+
+def emphasized(x: Tensor, scheme: QuantizationScheme, factor: float) -> Tensor:
+    """Vectors x [n, features], of which those of massive tokens are `factor` times as long (DFRot).
+
+    A quantizer of rows multiplies its codes' values likewise, and their squared error by the factor's square.
+    """
+    parts = x.split(max(1, _AT_ONCE // x.shape[-1]))
+    lost = torch.cat([rounding(part.float(), scheme) / part.float().square().sum(dim=-1) for part in parts])
+    return torch.where((lost < _MASSIVE**2)[:, None], factor * x, x)
 
 
 def learn_rotations(
@@ -94,8 +112,13 @@ def learn_rotations(
         start = {name: matrix.to(place) for name, matrix in drawn.tensors().items()}
         if settings.start == "principal":
             start |= {name: _behind_principal(start[name], vectors[name]) for name in start if not _of_values(name)}
+        if settings.massive > 1:
+            scheme = _quantizer(recipe, "residual")
+            vectors |= {
+                name: emphasized(x, scheme, settings.massive) for name, x in vectors.items() if not _of_values(name)
+            }
         learned = {
-            name: _Learned(matrix, settings, name, vectors.get(name), weights.get(name), seed)
+            name: _Learned(matrix, recipe, name, vectors.get(name), weights.get(name), seed)
             for name, matrix in start.items()
         }
         identity = _identity(recipe, seed, samples, vectors, weights)
@@ -127,27 +150,37 @@ def _of_values(name: str) -> bool:
     return name.startswith("values.")
 
 
+def _quantizer(recipe: Recipe, name: str) -> QuantizationScheme:
+    """The quantizer, without its clip, of what a rotation gives: inputs, or values where the recipe has one of them."""
+    scheme = recipe.values if _of_values(name) and recipe.values else recipe.activations
+    return cast(QuantizationScheme, scheme).model_copy(update={"clip_ratio": 1.0})
+
+
 class _Learned:
     """One rotation while it is learned."""
 
     def __init__(
         self,
         start: Tensor,
-        settings: RotationCalibration,
+        recipe: Recipe,
         name: str,
         activations: Tensor | None,
         weights: Tensor | None,
         seed: int,
     ) -> None:
-        self.settings, self.name = settings, name
+        self.settings = settings = RotationCalibration.of(recipe)
         self.steps = min(settings.value_steps, settings.steps) if _of_values(name) else settings.steps
         if activations is None and weights is None:
             self.steps = 0
         self._parameter = nn.Parameter(start.float().contiguous())
+        losses = {"whip": whip, "kurtosis": kurtosis}
+        if settings.loss == "rounding":
+            self._scheme = _quantizer(recipe, name)
+            losses["rounding"] = partial(rounding, scheme=self._scheme)
         self._pools = [
             _Pool(vectors, loss, share, int(short_hash(f"{seed} {name} {kind}"), 16) % 2**63)
             for kind, vectors, loss, share in (
-                ("activations", activations, {"whip": whip, "kurtosis": kurtosis}[settings.loss], 1 - settings.weights),
+                ("activations", activations, losses[settings.loss], 1 - settings.weights),
                 ("weights", weights, fourth_powers, settings.weights),
             )
             if vectors is not None and share > 0
@@ -179,12 +212,31 @@ class _Learned:
 
     def step(self, step: int) -> Record:
         """Take a step of this rotation."""
+        if self.settings.parametrization == "procrustes":
+            return self._assign(step)
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate(step)
         return self._gradient(step)
 
+    @torch.no_grad()
+    def _assign(self, step: int) -> Record:
+        """Round a step's rotated vectors, and turn them as near to what they became as a rotation can.
+
+        That is the orthogonal factor of X^T Q(X R) (orthogonal Procrustes, by its singular vectors).
+        """
+        products, loss = torch.zeros_like(self._parameter), 0.0
+        for pool, part in self._batch(step):
+            x = part.to(products.device, torch.float32)
+            y = x @ self._parameter
+            rounded = fake_quantize(y, self._scheme)
+            products.addmm_(x.T, rounded)
+            loss += (y - rounded).square().sum().item() / pool.size(self.settings.vectors)
+        left, _, right = torch.linalg.svd(products)
+        self._parameter.copy_(left @ right)
+        return {"loss": loss}
+
     def _orthogonal(self) -> Tensor:
-        if self.settings.parametrization == "cayley":
+        if self.settings.parametrization != "qr":
             return self._parameter
         q, r = torch.linalg.qr(self._parameter)
         return (
