@@ -13,6 +13,7 @@ import pytest
 
 from reproduction.claims.claims import Answer, Outcome, judge, outcomes
 from reproduction.claims.findings import Effect, Finding, Region
+from reproduction.claims.ranking import Class, ranked
 from reproduction.frame import values as collected
 from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
@@ -22,6 +23,7 @@ from reproduction.render.pages import comparisons as words
 from reproduction.render.pages.benchmarks import speed_report
 from reproduction.render.pages.markdown import markdown
 from reproduction.render.pages.model import ClaimLine
+from reproduction.render.pages.rankings import ranking_report
 from reproduction.render.pages.recipes import settings_report
 from reproduction.render.pages.runs import runs_report
 from reproduction.render.pages.verdicts import claims_of
@@ -29,6 +31,7 @@ from reproduction.scoreboard import page as html
 from reproduction.tables.checks import Claim, headline
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, PERPLEXITY, Quantity
+from reproduction.tables.rankings import MethodClass, Ranking
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import SpeedTable
 from reproduction.tables.tables import RunTable
@@ -310,6 +313,14 @@ def test_a_page_without_claims_says_which_causes_of_others_it_supports(
     assert "| Rotation helps. | ❌ contradicted: Llama-2-7B: 15.05 against 10.00 |" in first
 
 
+def invented_class(said: MethodClass) -> Class:
+    """The rows of a table ranked by invented numbers."""
+    of = project().one(RunTable, said.table)
+    rows = [row.name for row in of.rows if row.name != of.baseline]
+    found = ranked(invented(project(), of), {}, rows, project().columns(of), said.against)
+    return Class(said, found, dict.fromkeys(rows, 4.25), dict.fromkeys(rows, 1.0), {})
+
+
 def invented(found: Project, of: RunTable) -> Values:
     """Numbers of ours near the paper's where it prints some, with noise between none and more than rows differ by."""
     papers, ours, texts = printed(found, of), {}, {}
@@ -347,6 +358,9 @@ def test_every_page_has_short_sentences_and_every_disagreement_a_cause_or_none(n
         assert len(outcomes(project(), of, values, {})) in (0, len(report.claims.lines))
     elif isinstance(of, SpeedTable):
         report = speed_report(project(), of, read_numbers(project(), of))
+    elif isinstance(of, Ranking):
+        report = ranking_report(project(), of, [*map(invented_class, of.classes)])
+        assert [len(grid.labels) > 2 for grid in report.grids[1:]] == [True] * len(of.classes)
     else:
         assert isinstance(of, SettingsTable)
         report = settings_report(of)
