@@ -5,7 +5,6 @@ that is over seeds and models.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reproduction.claims.estimates import Interval
 from reproduction.claims.ranking import Class, Standing
 from reproduction.frame.lines import COMPUTED, to_frame
 from reproduction.render.pages import origins
@@ -35,7 +34,7 @@ def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -
         table,
         (),
         "Hypotheses",
-        reading=sentences(WORDS, "reading", seeds=len(seeds), classes=[one.said for one in classes])[0],
+        reading=sentences(WORDS, "reading", seeds=len(seeds))[0],
         grids=(_first(classes), *(_grid(one, _bits(project, one)) for one in classes)),
         notes=sentences(WORDS, "notes", classes=classes),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
@@ -49,15 +48,11 @@ def _first(classes: Sequence[Class]) -> Grid:
     columns = (
         GridColumn([one.ranked.rows[0] if one.ranked.rows else "-" for one in classes], "first on average"),
         GridColumn([listed(found) for found in best], "first, or not told from it, on every model"),
-        GridColumn([_tau(one.ranked.seeds) for one in classes], "τ of two seeds"),
-        GridColumn([_tau(one.ranked.models) for one in classes], "τ of two models"),
+        GridColumn([show(one.ranked.seeds) for one in classes], "τ of two seeds"),
+        GridColumn([show(one.ranked.models) for one in classes], "τ of two models"),
     )
     labels = [(f"[{one.said.name}]({one.said.table}.md)",) for one in classes]
     return Grid("", ["Class"], labels, columns)
-
-
-def _tau(value: float | None) -> str:
-    return show(value)
 
 
 def _bits(project: Project, one: Class) -> Mapping[str, str]:
@@ -108,7 +103,7 @@ def frame(classes: Sequence[Class]) -> "pd.DataFrame":
 def _lines(one: Class) -> Iterator[tuple[Any, ...]]:
     for (row, column), standing in one.ranked.standings.items():
         place, nothing = (one.said.table, row, column), (None,) * 4
-        effect: Interval | None = standing.effect
+        effect = standing.effect
         told = nothing[1:] if effect is None else (effect.low, effect.high, effect.effect)
         yield (*place, "kl", COMPUTED, standing.kl, standing.error, *told)
         numbers = {"rank": standing.rank, "group": float(standing.group), "holm": standing.adjusted}
