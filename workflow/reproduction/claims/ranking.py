@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any, cast
 
 import numpy as np
 from scipy.stats import kendalltau, rankdata
@@ -204,7 +205,7 @@ def _agreements(ranks: Array) -> list[float]:
     """Kendall's tau of each two rankings [n, rows]."""
     if ranks.shape[-1] < 2:
         return []
-    return [float(kendalltau(one, other).statistic) for one, other in itertools.combinations(ranks, 2)]
+    return [float(cast(Any, kendalltau(one, other)).statistic) for one, other in itertools.combinations(ranks, 2)]
 
 
 def _mean(found: Sequence[float]) -> float | None:
