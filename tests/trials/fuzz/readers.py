@@ -166,6 +166,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.plan:occupied": "opens an empty file to lock it",
     "rotquant.formats.reading:_load_gptq": "reads tensors by the functions of load_compressed",
     "rotquant.formats.export:seal_export": "reads what it has written just before",
+    "rotquant.commands.formats:export": "reads what it has written just before",
     "rotquant.foundation.files:_new_folder": _WRITES,
     "rotquant.foundation.files:file_digest": "hashes bytes, whatever they are",
     "rotquant.foundation.files:_remove_strays": "opens what is left of a write, to lock and remove it",

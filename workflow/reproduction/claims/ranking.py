@@ -24,7 +24,7 @@ from reproduction.tables.tables import RunTable
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedMethod:
     """A method on one model.
 
     kl: nats, mean and standard error over seeds and windows; perplexity; seeds: KL divergence of each.
@@ -52,7 +52,7 @@ class Ranked:
     model, and of two models; None where there are no two.
     """
 
-    standings: Mapping[tuple[str, str], Standing]
+    standings: Mapping[tuple[str, str], RankedMethod]
     left: Sequence[str]
     ranks: Mapping[str, Sequence[float]]
     seeds: float | None
@@ -128,12 +128,12 @@ def ranked(
     view = View(KL, columns, values, results, rows)
     columns = view.columns  # those on one checkpoint once
     known = [row for row in rows if all(_is_number(view, row, column) for column in columns)]
-    standings: dict[tuple[str, str], Standing] = {}
+    standings: dict[tuple[str, str], RankedMethod] = {}
     for column in columns if known else ():
         found = {row: view.estimate(row, column) for row in known}
         for row, standing in _standings(found, against).items():
             kl, perplexity = view.numbers[row, column], values.get((row, column, "perplexity"))
-            standings[row, column] = Standing(
+            standings[row, column] = RankedMethod(
                 kl.mean, kl.standard_error, perplexity.mean if perplexity else math.nan, kl.values, *standing
             )
     by_seed = {column: _ranks_by_seed([standings[row, column].seeds for row in known]) for column in columns}

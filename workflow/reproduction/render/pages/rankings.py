@@ -5,7 +5,7 @@ that is over seeds and models.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reproduction.claims.ranking import Class, Standing
+from reproduction.claims.ranking import Class, RankedMethod
 from reproduction.frame.lines import COMPUTED, to_frame
 from reproduction.render.pages import origins
 from reproduction.render.pages.model import Grid, GridColumn, Report
@@ -80,7 +80,7 @@ def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
     return Grid("", ["Method"], [(row,) for row in rows], columns, name=one.said.name)
 
 
-def _effect(standing: Standing) -> str:
+def _effect(standing: RankedMethod) -> str:
     if standing.effect is None:
         return "-"
     effect, low, high = (f"{one:+.0f}" for one in (standing.effect.effect, standing.effect.low, standing.effect.high))
