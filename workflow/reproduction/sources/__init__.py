@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project, no_slot
 from reproduction.tables.resolution import check_names
 from reproduction.tables.tables import RunTable, Table, in_order, with_rows
-from rotquant.foundation.errors import ConfigError
+from rotquant.foundation.errors import ConfigError, ResultError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,9 +104,14 @@ class Source(ABC, Generic[T, C]):
         """Draw a table's figure (`render.figures.draw.draw`)."""
         raise NotImplementedError
 
-    @abstractmethod
     def reached(self, project: Project, table: T, rendered: bool) -> Reached:
         """Progress of a table. rendered: whether its page exists."""
+        if not rendered:
+            return Reached("not yet")
+        report = None
+        with suppress(ResultError):  # rendering reports it
+            report = self.report(project, table, self.collect(project, table))
+        return Reached("computed", report=report)
 
 
 @functools.cache

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.run.plan import Output
-from reproduction.sources import Reached, Source
+from reproduction.sources import Source, source_of
 from reproduction.tables.project import Project
 from reproduction.tables.rankings import MethodClass, Ranking, RankingFile
 from reproduction.tables.tables import RunTable, Table, tables_in
-from rotquant.foundation.errors import ResultError, lookup
+from rotquant.foundation.errors import lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ class Rankings(Source[Ranking, "list[Class]"]):
 
     def planned(self, project: Project, table: Ranking) -> dict[str, Any]:
         """Plan a ranking: the runs of all its tables; its definition covers theirs."""
-        from reproduction.sources import source_of
-
         runs: dict[str, list[tuple[str, str, str]]] = {}
         definitions = [table.model_dump(mode="json")]
         for _, found in self._classes(project, table):
@@ -92,11 +89,3 @@ class Rankings(Source[Ranking, "list[Class]"]):
         from reproduction.render.figures.rankings import draw
 
         draw(collected, path)
-
-    def reached(self, project: Project, table: Ranking, rendered: bool) -> Reached:
-        if not rendered:
-            return Reached("not yet")
-        report = None
-        with suppress(ResultError):  # rendering reports it
-            report = self.report(project, table, self.collect(project, table))
-        return Reached("computed", report=report)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.run.plan import Output
-from reproduction.sources import Reached, Source
+from reproduction.sources import Source
 from reproduction.tables.project import Project
 from reproduction.tables.settings import SettingsFile, SettingsTable, settle
 from reproduction.tables.tables import Table, tables_in
@@ -60,6 +60,3 @@ class Recipes(Source[SettingsTable, SettingsTable]):
         from reproduction.render.pages.recipes import settings_report
 
         return settings_report(collected)
-
-    def reached(self, project: Project, table: SettingsTable, rendered: bool) -> Reached:
-        return Reached("computed", report=self.report(project, table, table)) if rendered else Reached("not yet")

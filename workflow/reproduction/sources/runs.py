@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reproduction.run.plan import Output
 from reproduction.run.results import RunResult
-from reproduction.sources import Reached, Source
+from reproduction.sources import Source
 from reproduction.tables.checks import named_by_experiment
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable, Table, TableFile, check_published, tables_in
-from rotquant.foundation.errors import ResultError, lookup
+from rotquant.foundation.errors import lookup
 from rotquant.foundation.files import canonical_json, short_hash
 
 if TYPE_CHECKING:
@@ -106,11 +105,3 @@ class Runs(Source[RunTable, Collected]):
         from reproduction.render.figures.draw import draw
 
         draw(project, table, collected[0], path)
-
-    def reached(self, project: Project, table: RunTable, rendered: bool) -> Reached:
-        if not rendered:
-            return Reached("not yet")
-        report = None
-        with suppress(ResultError):  # rendering reports it
-            report = self.report(project, table, self.collect(project, table))
-        return Reached("computed", report=report)
