@@ -27,7 +27,7 @@ from reproduction.tables.tables import RunTable
 class RankedMethod:
     """A method on one model.
 
-    kl: nats, mean and standard error over seeds and windows; perplexity; seeds: KL divergence of each.
+    kl: nats, a mean over seeds and windows, and its standard error over windows; seeds: that of each.
     effect: by how many percent its divergence is above that of the row it is compared with; None for that row.
     adjusted: probability of such an effect without a difference, by Holm over all methods of the class; None without
     noise. group: 1 for the best and all that cannot be told apart from it, then the same of the rest. rank: from 1.
@@ -35,7 +35,6 @@ class RankedMethod:
 
     kl: float
     error: float | None
-    perplexity: float
     seeds: tuple[float, ...]
     effect: Interval | None
     adjusted: float | None
@@ -61,10 +60,10 @@ class Ranked:
     @property
     def rows(self) -> list[str]:
         """The rows by their mean rank, the best first."""
-        names = dict.fromkeys(row for row, _ in self.standings)
-        return sorted(
-            names, key=lambda row: fmean(one.rank for (name, _), one in self.standings.items() if name == row)
-        )
+        ranks: dict[str, list[float]] = {}
+        for (row, _), one in self.standings.items():
+            ranks.setdefault(row, []).append(one.rank)
+        return sorted(ranks, key=lambda row: fmean(ranks[row]))
 
     @property
     def columns(self) -> list[str]:
@@ -132,10 +131,8 @@ def ranked(
     for column in columns if known else ():
         found = {row: view.estimate(row, column) for row in known}
         for row, standing in _standings(found, against).items():
-            kl, perplexity = view.numbers[row, column], values.get((row, column, "perplexity"))
-            standings[row, column] = RankedMethod(
-                kl.mean, kl.standard_error, perplexity.mean if perplexity else math.nan, kl.values, *standing
-            )
+            kl = view.numbers[row, column]
+            standings[row, column] = RankedMethod(kl.mean, kl.standard_error, kl.values, *standing)
     by_seed = {column: _ranks_by_seed([standings[row, column].seeds for row in known]) for column in columns}
     ranks = {
         row: [*np.concatenate([by_seed[column][:, place] for column in columns])] for place, row in enumerate(known)
