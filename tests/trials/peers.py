@@ -239,17 +239,33 @@ def by_library(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path,
     calibration = Calibration(corpus=str(text), samples=SAMPLES, sequence_length=TOKENS, bos=bos)
     tokenizer = api.load_tokenizer(checkpoint)
     ids = api.calibration_tokens(corpus_spec(str(text)), calibration, tokenizer, row.seed).tolist()
+    answer = in_environment(python, case.library, checkpoint, folder, case.settings, ids, row.seed)
+    if isinstance(answer, str):
+        return answer
+    row.seconds, row.gib, row.version = round(answer["seconds"], 1), round(answer["gib"], 2), answer["version"]
+    return ""
+
+
+def in_environment(
+    python: Path,
+    library: str,
+    checkpoint: Path,
+    folder: Path,
+    settings: Mapping[str, Any],
+    ids: list[list[int]],
+    seed: int = 0,
+    windows: Sequence[list[int]] = (),
+) -> dict[str, Any] | str:
+    """The answer of `peers_libraries` in a library's own environment, or the last error that it names."""
     given = folder.with_suffix(".json")
-    write_json(given, {"ids": ids, "settings": case.settings, "seed": row.seed, "windows": []})
+    write_json(given, {"ids": ids, "settings": settings, "seed": seed, "windows": list(windows)})
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    command = [python, Path(__file__).with_name("peers_libraries.py"), case.library, checkpoint, folder, given]
+    command = [python, Path(__file__).with_name("peers_libraries.py"), library, checkpoint, folder, given]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "Error" in line]
         return lines[-1][:200] if lines else "no word"
-    answer = json.loads(done.stdout.splitlines()[-1])
-    row.seconds, row.gib, row.version = round(answer["seconds"], 1), round(answer["gib"], 2), answer["version"]
-    return ""
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def group_of(checkpoint: Path) -> int:

@@ -5,10 +5,8 @@ is a folder with the libraries' environments, as in the trial of peers; a librar
 ROTQUANT_READING chooses cases by a regular expression.
 """
 
-import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +17,8 @@ import torch
 
 from rotquant import api
 from rotquant.foundation.errors import RotquantError
-from rotquant.foundation.files import write_json
 from tests.trials.engines import SHIPPED, log_probabilities
-from tests.trials.peers import environments
+from tests.trials.peers import environments, in_environment
 from tests.trials.trial import Trial, run
 
 #: Windows of so many tokens of the project's own text: those that calibrate, and those that are compared.
@@ -116,24 +113,21 @@ def body(trial: Trial) -> None:
     rows = torch.tensor(ids[: len(ids) // TOKENS * TOKENS]).view(-1, TOKENS).tolist()
     for case in (one for one in chosen if one.library in known):
         with tempfile.TemporaryDirectory() as place:
-            given = {"ids": rows[:-WINDOWS], "windows": rows[-WINDOWS:], "seed": 0, "settings": case.settings}
-            write_json(Path(place) / "given.json", given)
             trial.say(f"{case.library}, {case.name}")
-            _one(trial, case, known[case.library], Path(place), rows[-WINDOWS:])
+            _one(trial, case, known[case.library], Path(place) / "made", rows)
 
 
-def _one(trial: Trial, case: Case, python: Path, place: Path, windows: list[list[int]]) -> None:
-    """Write by the library and compare."""
-    words = [python, Path(__file__).with_name("peers_libraries.py"), case.library, SHIPPED, place / "made"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    command = [str(word) for word in (*words, place / "given.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if not trial.check("The library writes and runs it", done.returncode == 0, done.stderr.strip()[-300:]):
+def _one(trial: Trial, case: Case, python: Path, folder: Path, rows: list[list[int]]) -> None:
+    """Write by the library and compare on the last rows; the others calibrate."""
+    ids, windows = rows[:-WINDOWS], rows[-WINDOWS:]
+    answer = in_environment(python, case.library, SHIPPED, folder, case.settings, ids, windows=windows)
+    if isinstance(answer, str):
+        trial.check("The library writes and runs it", False, answer)
         return
-    answer = json.loads(done.stdout.splitlines()[-1])
+    trial.check("The library writes and runs it", True)
     trial.versions[case.library] = answer["version"]
     try:
-        ours = log_probabilities(api.load(place / "made", dtype=torch.float32).network, windows)
+        ours = log_probabilities(api.load(folder, dtype=torch.float32).network, windows)
     except RotquantError as error:
         trial.check("It is read", False, str(error))
         return

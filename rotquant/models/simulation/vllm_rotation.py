@@ -5,6 +5,8 @@ normalized, d are signs that a fixed seed draws. x is rounded to bfloat16 before
 does. Queries, which vLLM turns and rounds too, stay. Source: vllm/v1/attention/ops/int4_per_token_head.py, vLLM 0.33.0.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,15 @@ class VllmRotation:
 def _blocks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x as [..., blocks, n], signs [n], and H [n, n] in float64."""
     size = x.shape[-1] & -x.shape[-1]
+    signs, matrix = _transform(size, x.device)
+    return x.unflatten(-1, (-1, size)), signs.to(x.dtype), matrix
+
+
+@functools.cache
+def _transform(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Signs [size], float32, and H [size, size], float64: drawn and made once, for all layers and tokens."""
     drawn = torch.bernoulli(torch.full((size,), 0.5), generator=torch.Generator().manual_seed(_SEED))
-    return x.unflatten(-1, (-1, size)), (2 * drawn - 1).to(x), hadamard_matrix(size, dtype=torch.float64).to(x.device)
+    return (2 * drawn - 1).to(device), hadamard_matrix(size, dtype=torch.float64).to(device)
 
 
 def _flat(blocks: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
