@@ -40,6 +40,7 @@ def _blocks(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @functools.cache
+@torch.inference_mode(False)  # they serve other calls too
 def _transform(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Signs [size], float32, and H [size, size], float64: drawn and made once, for all layers and tokens."""
     drawn = torch.bernoulli(torch.full((size,), 0.5), generator=torch.Generator().manual_seed(_SEED))
