@@ -3,7 +3,8 @@
 ROTQUANT_PEERS is a folder with an environment for each library (llmcompressor, auto_round, gptqmodel, torchao: each
 with its bin/python); a library without one is left out. ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT are as in the trial
 of pretrained models; ROTQUANT_PEERS_MODELS names some models, ROTQUANT_PEERS_SEEDS how many seeds draw the calibration
-samples (1), ROTQUANT_PEERS_CASES is a regular expression of what is tried. `rotquant compare` measures what each
+samples (1), ROTQUANT_PEERS_CASES is a regular expression of what is tried, ROTQUANT_PEERS_WORKERS how many pairs of a
+model and a seed are tried at once (1). All work on a GPU where there is one. `rotquant compare` measures what each
 library wrote. Rows that the record has are not made again.
 """
 
@@ -14,9 +15,13 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
+
+import torch
 
 from rotquant import api
 from rotquant.foundation.files import read_json, short_hash, write_json, write_text
@@ -27,7 +32,7 @@ from tests.trials.trial import REPOSITORY, Skip, Trial, run
 
 ROWS, PAGE = REPOSITORY / "docs/peers.json", REPOSITORY / "docs/peers.md"
 #: Calibration samples and their tokens; windows that are measured.
-SAMPLES, TOKENS, WINDOWS = 32, 512, 16
+SAMPLES, TOKENS, WINDOWS = 128, 512, 64
 #: Rows that are measured together.
 BATCH = 5
 #: Who reads these.
@@ -58,7 +63,10 @@ class Case:
 
 @dataclass
 class Row:
-    """A case on a model with a seed. said: why there is no number. gib: largest resident memory of the process."""
+    """A case on a model with a seed. said: why there is no number. processor: a GPU's name, or CPU.
+
+    gib: largest memory that torch took on a GPU; on a CPU, largest resident memory of the process.
+    """
 
     model: str
     library: str
@@ -75,6 +83,7 @@ class Row:
     full_precision: float | None = None
     said: str = ""
     group: int = 0
+    processor: str = "CPU"
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -152,26 +161,30 @@ def body(trial: Trial) -> None:
     chosen = os.environ.get("ROTQUANT_PEERS_CASES", "")
     seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
     known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
-    for checkpoint in [models / name for name in asked]:
-        for seed in seeds:
-            group = group_of(checkpoint)
-            rows = []
-            for case in [case for case in cases(group) if case.library in (OURS, *libraries)]:
-                if not re.search(chosen, f"{case.klass}, {case.library}, {case.words}"):
-                    continue
-                row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group)
-                if (case.seeded or seed == 0) and not any(row.key == one.key and one.perplexity for one in known):
-                    rows.append((row, case))
-            for start in range(0, len(rows), BATCH):
-                batch = rows[start : start + BATCH]
-                measured = made_and_measured(batch, checkpoint, text, libraries, place / "made")
+    processor, one = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", Lock()
+
+    def on(checkpoint: Path, seed: int) -> None:
+        group, wanted = group_of(checkpoint), []
+        for case in [case for case in cases(group) if case.library in (OURS, *libraries)]:
+            if not re.search(chosen, f"{case.klass}, {case.library}, {case.words}"):
+                continue
+            row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group, processor=processor)
+            if (case.seeded or seed == 0) and not any(row.key == old.key and old.perplexity for old in known):
+                wanted.append((row, case))
+        for start in range(0, len(wanted), BATCH):
+            measured = made_and_measured(wanted[start : start + BATCH], checkpoint, text, libraries, place / "made")
+            with one:
                 for row in measured:
                     trial.say(json.dumps(asdict(row)))
                     trial.check("A peer's folder is read", not row.said, f"{row.library}, {row.words}: {row.said}")
                 keys = {row.key for row in measured}
-                known = [one for one in known if one.key not in keys] + measured
-                write_json(ROWS, [asdict(one) for one in known])
+                known[:] = [row for row in known if row.key not in keys] + measured
+                write_json(ROWS, [asdict(row) for row in known])
                 write_text(PAGE, page(known))
+
+    with ThreadPoolExecutor(int(os.environ.get("ROTQUANT_PEERS_WORKERS", "1"))) as pool:
+        for done in [pool.submit(on, models / name, seed) for seed in seeds for name in asked]:
+            done.result()
 
 
 def environments() -> dict[str, Path]:
@@ -231,6 +244,8 @@ def make(row: Row, case: Case, checkpoint: Path, folder: Path, text: Path, pytho
     words += [word for change in case.settings["changes"] for word in ("--set", change)]
     made = rotquant("quantize", checkpoint, "-o", folder, *words, as_json=False)
     row.seconds, row.gib = round(made.seconds, 1), round(made.gib, 2)
+    if row.processor != "CPU" and not made.status:
+        row.gib = round(max(read_json(folder / "rotquant.json", "manifest")["peak_bytes"].values()) / 2**30, 2)
     row.said = (made.sentence or f"status {made.status}") if made.status else ""
 
 
@@ -276,7 +291,8 @@ def group_of(checkpoint: Path) -> int:
 
 def page(rows: Sequence[Row]) -> str:
     """The page of the record: a table for each model and class, the least KL divergence first."""
-    parts = [_OPENING.format(samples=SAMPLES, tokens=TOKENS, windows=WINDOWS)]
+    processors = " and ".join(sorted({row.processor for row in rows}))
+    parts = [_OPENING.format(samples=SAMPLES, tokens=TOKENS, windows=WINDOWS, processors=processors)]
     for model in dict.fromkeys(row.model for row in rows):
         own = [row for row in rows if row.model == model]
         exact = next((row.full_precision for row in own if row.full_precision), None)
@@ -294,14 +310,14 @@ def page(rows: Sequence[Row]) -> str:
 _OPENING = """# Peers
 
 Other libraries and this one quantize the same checkpoint. Each gets the same {samples} calibration samples of
-{tokens} tokens of C4, the same bits and the same groups, and works in float32 on one CPU core. `rotquant compare`
+{tokens} tokens of C4, the same bits and the same groups, and works in float32 on {processors}. `rotquant compare`
 measures what each wrote: KL divergence from full precision and perplexity on {windows} windows of {tokens} tokens of
 WikiText-2's raw test text. Bits are those stored for a weight of a linear layer, scales and zero points included:
 scales are float32 of llm-compressor and of this library, which both would store in 16 bits for a model in 16 bits
 (4.25 at groups of 64), and float16 of the others. The number after ± is the standard error over windows; with several
 seeds it is the standard deviation over them. All read the same windows, so differences between rows are surer than
 that. Seconds are those of quantizing beside other work, and tell the order of size alone; ours have the start of
-Python and the writing too. torchao's weights are stored dequantized, so its bits are not its own. `python -m
+Python and the writing too. GiB are what torch took on a GPU, or the resident memory of the process on a CPU. torchao's weights are stored dequantized, so its bits are not its own. `python -m
 tests.trials.peers` makes this page, and [real models](real_models.md) says what these
 checkpoints are.
 """

@@ -1,9 +1,9 @@
 """Run by the Python of a peer's environment: quantize a model with that library.
 
 Arguments: the library, a model's folder, a folder to write, and a JSON file of its `settings`, the calibration token
-`ids`, a `seed` and `windows` of ids, maybe none. The last line of standard output: seconds of quantizing, largest
-resident memory in GiB, the library's version, and log-probabilities of the windows' tokens after the first by its own
-forward pass.
+`ids`, a `seed` and `windows` of ids, maybe none. It works on a GPU where there is one. The last line of standard output:
+seconds of quantizing, largest memory in GiB (of torch on the GPU, else of the process), the library's version, and
+log-probabilities of the windows' tokens after the first by its own forward pass.
 """
 
 import json
@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class LLMCompressor:
@@ -59,7 +62,7 @@ class AutoRound:
             nsamples=len(ids),
             seqlen=ids.shape[1],
             seed=seed,
-            device_map="cpu",
+            device_map=DEVICE,
             **{"scheme": "W4A16", **asked},
         )
         self.tuner.quantize()
@@ -81,7 +84,7 @@ class GPTQModel:
         import gptqmodel
 
         self.library = gptqmodel
-        self.model = gptqmodel.GPTQModel.load(model, gptqmodel.QuantizeConfig(device="cpu", **asked))
+        self.model = gptqmodel.GPTQModel.load(model, gptqmodel.QuantizeConfig(device=DEVICE, **asked))
         samples = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
         self.model.quantize(samples, batch_size=1)
 
@@ -98,7 +101,7 @@ class TorchAO:
     def __init__(self, model: str, ids: torch.Tensor, seed: int, bits: int, group: int | None, **asked: Any) -> None:
         import torchao.quantization as quantization
 
-        self.network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
         place = quantization.PerGroup(group) if group else quantization.PerAxis(0)
         config = quantization.IntxWeightOnlyConfig(
             weight_dtype=getattr(torch, f"int{bits}"), granularity=place, **asked
@@ -118,7 +121,7 @@ LIBRARIES = {"llmcompressor": LLMCompressor, "auto_round": AutoRound, "gptqmodel
 @torch.no_grad()
 def log_probabilities(network: torch.nn.Module, windows: torch.Tensor) -> list[float]:
     """Of the windows' tokens after the first."""
-    found = network(input_ids=windows).logits[:, :-1].float().log_softmax(-1)
+    found = network(input_ids=windows.to(network.device)).logits[:, :-1].float().log_softmax(-1)
     return found.gather(-1, windows[:, 1:, None]).flatten().tolist()
 
 
@@ -136,7 +139,8 @@ def main(library: str, model: str, output: str, file: str) -> dict[str, Any]:
     AutoTokenizer.from_pretrained(model).save_pretrained(output)
     if len(windows) and not found:
         found = log_probabilities(made.written(output), windows)
-    gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    gib = (torch.cuda.max_memory_allocated() if DEVICE == "cuda" else resident) / 2**30
     return {"seconds": seconds, "gib": gib, "version": version(library), "log_probabilities": found}
 
 
