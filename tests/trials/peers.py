@@ -317,9 +317,9 @@ scales are float32 of llm-compressor and of this library, which both would store
 (4.25 at groups of 64), and float16 of the others. The number after ± is the standard error over windows; with several
 seeds it is the standard deviation over them. All read the same windows, so differences between rows are surer than
 that. Seconds are those of quantizing beside other work, and tell the order of size alone; ours have the start of
-Python and the writing too. GiB are what torch took on a GPU, or the resident memory of the process on a CPU. torchao's weights are stored dequantized, so its bits are not its own. `python -m
-tests.trials.peers` makes this page, and [real models](real_models.md) says what these
-checkpoints are.
+Python and the writing too. GiB are what torch took on a GPU, or the resident memory of the process on a CPU. torchao's
+weights are stored dequantized, so its bits are not its own. `python -m tests.trials.peers` makes this page, and [real
+models](real_models.md) says what these checkpoints are.
 """
 
 

@@ -1,9 +1,9 @@
 """Run by the Python of a peer's environment: quantize a model with that library.
 
 Arguments: the library, a model's folder, a folder to write, and a JSON file of its `settings`, the calibration token
-`ids`, a `seed` and `windows` of ids, maybe none. It works on a GPU where there is one. The last line of standard output:
-seconds of quantizing, largest memory in GiB (of torch on the GPU, else of the process), the library's version, and
-log-probabilities of the windows' tokens after the first by its own forward pass.
+`ids`, a `seed` and `windows` of ids, maybe none. It works on a GPU where there is one. The last line of standard
+output: seconds of quantizing, largest memory in GiB (of torch on the GPU, else of the process), the library's version,
+and log-probabilities of the windows' tokens after the first by its own forward pass.
 """
 
 import json
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
