@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reproduction.benchmarks import attention, layers, rows
+from reproduction.benchmarks import attention, layers, peers, rows
 from reproduction.benchmarks.arguments import (
     CalibrateArguments,
     DecodeAttentionArguments,
@@ -28,6 +28,8 @@ META = torch.device("meta")
 
 @pytest.mark.parametrize("table", [name for name, table in TABLES.items() if table.cells])
 def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what is not installed anywhere
+    monkeypatch.setitem(sys.modules, "humming", None)
     monkeypatch.setattr(
         attention, "fastest_attention", lambda q, k, v: torch.nn.functional.scaled_dot_product_attention
     )
@@ -37,7 +39,10 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
     # torch's rule asks tensors without memory which device they stand for.
     monkeypatch.setattr(torch, "_weight_int4pack_mm", lambda x, weight, *_: x.new_empty(len(x), 8 * len(weight)))
     for arguments in {cell.key: cell.arguments for cell in TABLES[table].cells}.values():
-        if isinstance(arguments, LinearArguments):
+        if isinstance(arguments, LinearArguments) and arguments.implementation in peers.BUILDERS:
+            with pytest.raises(KernelError, match="is not installed here"):
+                layers.linear_case(arguments, META)
+        elif isinstance(arguments, LinearArguments):
             y = layers.linear_case(arguments, META)()
             assert y.shape == (arguments.tokens, arguments.out_features), arguments
         elif isinstance(arguments, QuantizeArguments) and arguments.implementation != "copy":
@@ -45,7 +50,7 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             packed = arguments.output == "packed" and arguments.implementation == "ours"
             assert codes.shape == (arguments.rows, arguments.features // (2 if packed else 1)), arguments
         elif isinstance(arguments, DecodeAttentionArguments):
-            if arguments.implementation != "fp16":
+            if arguments.implementation.startswith("int4"):
                 y = attention.int4_case(arguments, META, getattr(arguments, "prefix", 0))()
                 assert y.shape == (arguments.batch, arguments.heads, arguments.head_dim), arguments
         elif isinstance(arguments, FakeQuantizeArguments):

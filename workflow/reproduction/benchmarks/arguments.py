@@ -23,7 +23,14 @@ _INT8_ROWS = 17
 #: Implementations whose activations are quantized online, by our kernels.
 _ONLINE = ("int4", "int4-grouped", "int4-a8", "w2a4", "w16a4")
 #: Implementations whose weights have scales or tables for groups.
-_GROUPED = ("int4-grouped", "w4a16", "int4pack", "w2a16", "w2a4")
+_GROUPED = ("int4-grouped", "w4a16", "int4pack", "w2a16", "w2a4", "marlin", "machete", "humming-w4a16", "humming-w2a16")
+
+Regime = Literal["sustained", "single", "single-dirty"]
+"""How calls follow each other.
+
+sustained: one after the other, from a CUDA graph. single: after a pause, each with a cold L2 cache that holds nothing
+to write back, as a short request meets a GPU. single-dirty: the cache is full of what must be written back.
+"""
 
 
 class LinearArguments(Frozen):
@@ -33,12 +40,15 @@ class LinearArguments(Frozen):
         (`torch._int_mm` and dequantization by torch); int4 (W4A4), int4-grouped (weight scales for groups of 128),
         int4-a8 (W4A8); w4a16 (4-bit weights with scales for groups of 128, fp16 activations), int4pack (the same in
         bf16 by `torch._weight_int4pack_mm`); w2a16, w2a4 (look-up tables); w16a4 (RCP Table 17: 16-bit weights,
-        activations rounded to 4 bits).
+        activations rounded to 4 bits). Of others, where they are installed: fp8-tensor (`torch._scaled_mm`, a scale for
+        each operand); marlin, machete (w4a16 of vLLM), cutlass-fp8, cutlass-int8 (vLLM's, scales as fp8 here);
+        humming-w4a16, humming-w2a16 (groups of 128), humming-w4a8, humming-w4a4 (scales for rows).
     hadamard: arithmetic of the online transform of the input.
     quantization: of the input. With `none` it arrives quantized, and a transform's result is not used (RCP's Tables 5
         and 18).
     product: force one of the two W4 kernels.
     overlapped: our kernels may fetch their weight while the launch before them ends, as in a decoder's graph.
+    regime: see `Regime`.
     """
 
     tokens: Size
@@ -57,11 +67,21 @@ class LinearArguments(Frozen):
         "w2a16",
         "w2a4",
         "w16a4",
+        "fp8-tensor",
+        "marlin",
+        "machete",
+        "cutlass-fp8",
+        "cutlass-int8",
+        "humming-w4a16",
+        "humming-w2a16",
+        "humming-w4a8",
+        "humming-w4a4",
     ]
     hadamard: Arithmetic = "none"
     quantization: Literal["none", "dynamic", "static"] = "none"
     product: Literal["auto", "gemm", "gemv"] = "auto"
     overlapped: bool = False
+    regime: Annotated[Regime, Field(exclude_if=lambda regime: regime == "sustained")] = "sustained"
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "LinearArguments":
@@ -84,6 +104,8 @@ class DecodeAttentionArguments(Frozen):
 
     cache: tokens that it attends to, including itself. hadamard: arithmetic of the transform of query and key.
     implementation: int4 finds a scale and zero point for each token and head, int4-static has a scale for each head.
+        fp16 takes the fastest of torch's attentions, flex is torch's flex_attention, which splits the cache over
+        multiprocessors.
     """
 
     batch: Size
@@ -91,14 +113,14 @@ class DecodeAttentionArguments(Frozen):
     kv_heads: Size
     head_dim: Size = 128
     cache: Size
-    implementation: Literal["fp16", "int4", "int4-static"]
+    implementation: Literal["fp16", "flex", "int4", "int4-static"]
     hadamard: Arithmetic = "none"
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "DecodeAttentionArguments":
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.implementation == "fp16" and self.hadamard != "none":
+        if self.implementation in ("fp16", "flex") and self.hadamard != "none":
             raise ValueError("a 16-bit cache needs no Hadamard transform")
         return self
 
@@ -113,7 +135,7 @@ class PrefixedAttentionArguments(DecodeAttentionArguments):
 
     @model_validator(mode="after")
     def _the_cache_has_4_bits(self) -> "PrefixedAttentionArguments":
-        if self.implementation == "fp16":
+        if self.implementation in ("fp16", "flex"):
             raise ValueError("in a 16-bit cache a prefix is nothing but a longer text")
         return self
 

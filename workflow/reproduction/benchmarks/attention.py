@@ -4,6 +4,7 @@ QuaRot Table 15 (append and decode of the 2048th token, App. A.10). Neither side
 16-bit baseline keeps keys and values in one static tensor and takes torch's fastest attention for the shape.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def decode_attention(arguments: DecodeAttentionArguments) -> Measurements:
     """Seconds of append and attention for one token of every sequence."""
-    build = float_case if arguments.implementation == "fp16" else int4_case
+    build = int4_case if arguments.implementation.startswith("int4") else float_case
     return measure(build(arguments, gpu()))
 
 
@@ -37,7 +38,7 @@ def float_case(a: DecodeAttentionArguments, device: torch.device) -> Case:
     q = torch.randn(a.batch, a.heads, 1, a.head_dim, dtype=torch.float16, device=device)
     new = torch.randn(2, a.batch, a.kv_heads, 1, a.head_dim, dtype=torch.float16, device=device)
     cache = torch.randn(2, a.batch, a.kv_heads, a.cache, a.head_dim, dtype=torch.float16, device=device)
-    attend = fastest_attention(q, cache[0], cache[1])
+    attend = _flex if a.implementation == "flex" else fastest_attention(q, cache[0], cache[1])
 
     def run(q: Tensor, new: Tensor, cache: Tensor) -> Tensor:
         cache[:, :, :, -1:].copy_(new)
@@ -123,6 +124,18 @@ def decode_attentions() -> dict[str, Attention]:
         for name, as_rows in forms.items()
         for backend in backends
     }
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """torch's flex_attention, which for one query token splits the cache over multiprocessors; it is compiled once."""
+    return _compiled_flex()(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def fastest_attention(q: Tensor, k: Tensor, v: Tensor) -> Attention:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reproduction.benchmarks import peers
 from reproduction.benchmarks.arguments import CeilingArguments, LinearArguments
 from reproduction.benchmarks.timing import Case, Measurements, fastest, gpu, measure
 from rotquant.kernels.hadamard.operator import hadamard
@@ -28,21 +29,23 @@ _CLIP = 0.9
 def linear(arguments: LinearArguments) -> Measurements:
     """Seconds of one layer; of int8 also `product_seconds`, without its dequantization."""
     case = linear_case(arguments, gpu())
-    measured = measure(case)
+    measured = measure(case, regime=arguments.regime)
     if arguments.implementation == "int8":
-        measured["product_seconds"] = measure(Case(int8_product, case.inputs[:2]))["seconds"]
+        product = Case(int8_product, case.inputs[:2])
+        measured["product_seconds"] = measure(product, regime=arguments.regime)["seconds"]
     return measured
 
 
 def linear_case(arguments: LinearArguments, device: torch.device) -> Case:
     """The tensors and the call that `linear` times."""
-    run, inputs = _BUILDERS[arguments.implementation](arguments, device)
+    build = peers.BUILDERS.get(arguments.implementation) or _BUILDERS[arguments.implementation]
+    run, inputs = build(arguments, device)
     if arguments.overlapped:
         run = _overlapped(run)
     return Case(run, inputs, 2.0 * arguments.tokens * arguments.in_features * arguments.out_features)
 
 
-Built = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
+Built = peers.Built
 
 
 def _overlapped(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -60,6 +63,8 @@ def _cublas(a: LinearArguments, device: torch.device) -> Built:
 
 def _fp8(a: LinearArguments, device: torch.device) -> Built:
     x, weight = (tensor.to(torch.float8_e4m3fn) for tensor in (_input(a, device), _weight(a, device)))
+    if a.implementation == "fp8-tensor":
+        return fp8_linear, (x, weight, _scales(device, 1), _scales(device, 1))
     return fp8_linear, (x, weight, _scales(device, a.tokens, 1), _scales(device, 1, a.out_features))
 
 
@@ -138,6 +143,7 @@ _BUILDERS: dict[str, Callable[[LinearArguments, torch.device], Built]] = {
     "fp16": _cublas,
     "bf16": _cublas,
     "fp8": _fp8,
+    "fp8-tensor": _fp8,
     "int8": _int8,
     "int4": _w4,
     "int4-grouped": _w4,
@@ -219,7 +225,7 @@ def copy_case(x: Tensor) -> Case:
 
 
 def fp8_linear(x: Tensor, weight: Tensor, row_scale: Tensor, column_scale: Tensor) -> Tensor:
-    """float8_e4m3fn [rows, in] and [out, in], float32 scales [rows, 1] and [1, out] -> bfloat16 [rows, out].
+    """float8_e4m3fn [rows, in] and [out, in], float32 scales [rows, 1] and [1, out], or [1] -> bfloat16 [rows, out].
 
     torch offers scales for each row with this output type alone.
     """

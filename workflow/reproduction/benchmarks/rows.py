@@ -38,7 +38,7 @@ from rotquant.tensors.quantization import QParams, choose_qparams
 _CLIP, _BITS = 0.9, 4
 _EPS = 1e-5
 #: Names under which other libraries' transforms are imported.
-_PEERS = {"fast-hadamard-transform": "fast_hadamard_transform", "hadacore": "hadacore"}
+_PEERS = {"fast-hadamard-transform": "fast_hadamard_transform", "hadacore": "vllm._custom_ops"}
 
 
 def transform(arguments: TransformArguments) -> Measurements:
@@ -127,11 +127,13 @@ def _peer(a: TransformArguments) -> Callable[[Tensor], Tensor]:
         raise KernelError(f"{a.implementation} is not installed here: {error}.") from None
     factor, _ = decompose(a.features)
     name = "hadamard_transform" if factor == 1 else f"hadamard_transform_{factor}N"
+    if a.implementation == "hadacore":
+        name = "hadacore_transform" if factor == 1 else ""
     if a.heads or not hasattr(peer, name):
         raise KernelError(f"{a.implementation} has no transform of {a.features} features and {a.heads} heads.")
     function = getattr(peer, name)
     if a.implementation == "hadacore":
-        return function
+        return function  # in place
     scale = a.features**-0.5
     return lambda x: function(x, scale)
 

@@ -2,14 +2,16 @@
 
 On a GPU, CUDA graphs of many calls are replayed, which takes the host out of the measurement, as a deployment would.
 Every call of a graph reads the next of several input sets, together larger than the L2 cache, so that weights come from
-memory as they do in a model. A benchmark only defines the computation and its tensors (`Case`). Nothing here falls
-back: a case that cannot run raises.
+memory as they do in a model. The other regime is a single call after a pause (`time_single`). A benchmark only defines
+the computation and its tensors (`Case`). Nothing here falls back: a case that cannot run raises.
 
 On a CPU, compared functions take turns: the speed of memory on a shared machine drifts by tens of percent within
 minutes. Their order differs in each turn, since a function finds the caches as the one before left them.
 """
 
 import functools
+import importlib
+import itertools
 import os
 import random
 import subprocess
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reproduction.benchmarks.arguments import Regime
 from reproduction.benchmarks.cpu_kernels.operators import instructions
 from reproduction.benchmarks.records import Measurement
 from rotquant.foundation.environment import cpu_name
@@ -103,6 +106,63 @@ def _graph(call: Callable[[int], Any], calls: int, sets: int, stream: torch.cuda
     return graph.replay
 
 
+#: Seconds without work before a single call, and how many of them are timed.
+_PAUSE, _SINGLE_CALLS = 0.02, 21
+#: Cycles for which the GPU waits before a single call, so that the host has launched it by then: half a millisecond.
+_WAITED_CYCLES = 1_000_000
+
+
+def time_single(call: Callable[[], Any], *, dirty: bool) -> Measurement:
+    """Time single calls, each after a pause of 20 ms and with a cold L2 cache.
+
+    Args:
+        call: enqueues work on torch's current stream and does not synchronize.
+        dirty: the cache is full of what must be written back; else of what was read.
+    """
+    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    other = torch.zeros(2 * _L2_MULTIPLE * l2 // 4, device="cuda")
+    found = []
+    for _ in range(3):  # compile, allocate, warm up
+        call()
+    for _ in range(_SINGLE_CALLS):
+        _ = other.add_(1) if dirty else other.sum()
+        torch.cuda.synchronize()
+        time.sleep(_PAUSE)
+        torch.cuda._sleep(_WAITED_CYCLES)  # pyright: ignore[reportPrivateUsage]  # no public name
+        found.append(elapsed(call))
+    return Measurement.timed(sorted(found), 1)
+
+
+#: Seconds of work whose energy is measured: NVML counts it some ten times a second.
+_ENERGY_SECONDS = 0.5
+
+
+def power(run: Callable[[], Any], seconds: float) -> dict[str, Measurement]:
+    """Joules of a call of `seconds` that is repeated, and the clock of the multiprocessors meanwhile.
+
+    Nothing where NVML's package is not installed.
+    """
+    try:
+        pynvml = importlib.import_module("pynvml")
+    except ImportError:
+        return {}
+    pynvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    calls = max(1, round(_ENERGY_SECONDS / seconds))
+    torch.cuda.synchronize()
+    before, clocks = pynvml.nvmlDeviceGetTotalEnergyConsumption(device), list[int]()
+    for index in range(calls):
+        run()
+        if index % max(1, calls // 8) == calls // 16:
+            torch.cuda.synchronize()
+            run()
+            clocks.append(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM))
+    torch.cuda.synchronize()
+    spent = (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3 / (calls + len(clocks))
+    return {"joules": Measurement(spent, "J"), "clock": Measurement(sorted(clocks)[len(clocks) // 2] * 1e6, "Hz")}
+
+
 def elapsed(run: Callable[[], Any]) -> float:
     """Seconds of GPU time between two events around `run`; waits for the second."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -155,23 +215,32 @@ class Case:
         return self.run(*self.inputs)
 
 
-def measure(case: Case, *, replays: int = REPLAYS) -> Measurements:
-    """Time a case on input sets that take turns, so that every call finds the L2 cache cold.
+def measure(case: Case, *, replays: int = REPLAYS, regime: Regime = "sustained") -> Measurements:
+    """Time a case; in the sustained regime on input sets that take turns, so that every call finds the L2 cache cold.
 
     Returns:
-        seconds; bytes, all inputs read once and all outputs written once; operations, where there are any.
+        seconds; bytes, all inputs read once and all outputs written once; operations, where there are any. Of sustained
+        work that is limited by power also joules of a call, and clock, of the multiprocessors.
 
     Raises:
         KernelError: there is no GPU, or a kernel refuses.
     """
     size = nbytes(case.inputs)
-    copies = rotations(size, case.inputs[0].device) - 1
+    copies = rotations(size, case.inputs[0].device) - 1 if regime == "sustained" else 0
     sets = [case.inputs, *(tuple(tensor.clone() for tensor in case.inputs) for _ in range(copies))]
     written = nbytes(case())
-    settle = SETTLE if case.operations > _DENSE * (size + written) else 0.0
-    timing = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays, settle=settle)
+    dense = case.operations > _DENSE * (size + written)
+    found: Measurements = {}
+    if regime == "sustained":
+        settle = SETTLE if dense else 0.0
+        found["seconds"] = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays, settle=settle)
+        if dense and replays == REPLAYS:
+            turns = itertools.cycle(sets)
+            found |= power(lambda: case.run(*next(turns)), found["seconds"].value)
+    else:
+        found["seconds"] = time_single(case, dirty=regime == "single-dirty")
     counted = {"bytes": Measurement(size + written, "B"), "operations": Measurement(case.operations, "op")}
-    return {"seconds": timing} | {name: exact for name, exact in counted.items() if exact.value}
+    return found | {name: exact for name, exact in counted.items() if exact.value}
 
 
 def fastest(cases: Iterable[Case]) -> Case:

@@ -66,7 +66,7 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
 
     def answers(claim: SpeedClaim) -> Iterator[tuple[About, Answer]]:
         grids = [grid for grid in table.grids if matches(grid.name, claim.grid)]
-        of_memory = all(grid.of_memory for grid in grids)
+        timeless = all(grid.timeless for grid in grids)
         for about, check in claim.checks.items():
             papers = [(gpu, judge(claim, check, table, _ratios(table, numbers, gpu))) for gpu in table.gpus]
             named = [(gpu if len(papers) > 1 else "", verdict) for gpu, verdict in papers]
@@ -75,7 +75,7 @@ def outcomes(table: SpeedTable, numbers: SpeedNumbers, device: str = "") -> tupl
                 tuple(f"{place}, {gpu}".rstrip(", ") for gpu, verdict in named for place in verdict.missing),
             )
             ours = judge(claim, check, table, _ratios(table, numbers))
-            yield about, Answer(ours, together, about == "mechanism" or own or of_memory)
+            yield about, Answer(ours, together, about == "mechanism" or own or timeless)
 
     return decided(table.claims, answers)
 

@@ -32,6 +32,15 @@ FORMATS = {
     "int4-grouped": "int8",
     "int4-a8": "int8",
     "w2a4": "int8",
+    "fp8-tensor": "fp8",
+    "cutlass-fp8": "fp8",
+    "cutlass-int8": "int8",
+    "marlin": "fp16",
+    "machete": "fp16",
+    "humming-w4a16": "fp16",
+    "humming-w2a16": "fp16",
+    "humming-w4a8": "int8",
+    "humming-w4a4": "int8",
 }
 
 
@@ -67,13 +76,17 @@ def ceilings(table: SpeedTable, numbers: SpeedNumbers) -> dict[str, float]:
     return found | {name: max(rate, found[name]) for name, rate in table.ceilings.items() if name in found}
 
 
-def points(numbers: SpeedNumbers) -> list[Point]:
-    """Every measured cell with known bytes."""
-    several = ((place, number.record) for place, number in numbers.items())
+def points(table: SpeedTable, numbers: SpeedNumbers) -> list[Point]:
+    """Every measured cell with known bytes, of calls that follow each other."""
+    timed = {grid.name for grid in table.grids if not grid.timeless}
+    several = ((place, number.record) for place, number in numbers.items() if place[0] in timed)
     return [
         _point(place, record)
         for place, record in several
-        if record is not None and record.benchmark != CEILING and {"seconds", "bytes"} <= set(record.quantities)
+        if record is not None
+        and record.benchmark != CEILING
+        and {"seconds", "bytes"} <= set(record.quantities)
+        and "regime" not in record.arguments
     ]
 
 

@@ -95,7 +95,7 @@ def _label(axis: Any, middle: float, ratio: float, top: float) -> None:
 def roofline(project: Project, table: SpeedTable, path: Path) -> None:
     """Draw kernels that multiply below their roof; on the left those that only move bytes, against a copy."""
     numbers = read_numbers(project, table).numbers
-    known, found = ceilings(table, numbers), points(numbers)
+    known, found = ceilings(table, numbers), points(table, numbers)
     multiplying = [point for point in found if point.operations and point.arithmetic in known]
     moving = [point for point in found if not point.operations]
     with panels(path, 1, 2, (3.4, 3.6), least=2.9) as (figure, ((left, right),)):

@@ -32,7 +32,16 @@ Pair = Callable[[str, str, Quantity], tuple[str, str]]
 
 
 _RATIOS = {"speedup": "Speedup", "saving": "Saving"}
-_UNITS = {"ms": "Milliseconds", "us": "Microseconds", "min": "Minutes", "h": "Hours", "GiB": "GiB", "GB": "10^9 bytes"}
+_UNITS = {
+    "ms": "Milliseconds",
+    "us": "Microseconds",
+    "min": "Minutes",
+    "h": "Hours",
+    "GiB": "GiB",
+    "GB": "10^9 bytes",
+    "mJ": "Millijoules",
+    "MHz": "MHz",
+}
 
 PrintSpeed = Callable[[SpeedPlace, str], str]
 """What a place prints: of the paper's on the GPU that is named, of ours without one."""
@@ -301,7 +310,7 @@ def part_grid(table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers) -> Grid
 
 def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str, float]) -> list[Grid]:
     """The share of its floor that each kernel reaches, grid by grid; ceilings: including that of copying."""
-    by_place = {point.place: point for point in points(numbers)}
+    by_place = {point.place: point for point in points(table, numbers)}
 
     def share(place: SpeedPlace, _: str) -> str:
         if place not in by_place:
@@ -309,7 +318,9 @@ def share_grids(table: SpeedTable, numbers: SpeedNumbers, ceilings: Mapping[str,
         floor, bound = by_place[place].floor(ceilings)
         return f"{100 * floor / by_place[place].seconds:.0f} % {bound[0]}"
 
-    return [_speed_grid(grid, grid.name, share, _names(grid)) for grid in _kernels(table)]
+    shown = {grid for grid, *_ in by_place}
+    timed = [grid for grid in _kernels(table) if grid.name in shown]
+    return [_speed_grid(grid, grid.name, share, _names(grid)) for grid in timed]
 
 
 def _kernels(table: SpeedTable) -> list[SpeedGrid]:
@@ -321,8 +332,8 @@ def _names(grid: SpeedGrid) -> dict[str, str]:
 
 
 def _ratio_name(grid: SpeedGrid) -> str:
-    """What a ratio to the baseline is; a cost is one of time or of memory."""
-    return _RATIOS.get(grid.ratio) or ("Memory" if grid.of_memory else "Time")
+    """What a ratio to the baseline is; a cost is one of time, of memory, or the clock's."""
+    return _RATIOS.get(grid.ratio) or ("Clock" if grid.unit == "MHz" else "Memory" if grid.timeless else "Time")
 
 
 def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumbers) -> tuple[Grid | None, Grid]:
@@ -335,7 +346,7 @@ def _ratios_and_amounts(table: SpeedTable, grid: SpeedGrid, numbers: SpeedNumber
     amount = _UNITS[grid.unit]
     if grid.quantity == "peak_bytes":
         amount += " at the peak"
-    elif not grid.of_memory:
+    elif not grid.timeless:
         amount += ": median ± half the distance between the 10th and 90th percentile of repeated runs"
     name = grid.name if len(table.grids) > 1 else ""
     amounts = _speed_grid(grid, amount, _amount(grid, numbers), _names(grid), table.gpus, name=name)

@@ -21,10 +21,19 @@ from reproduction.tables.tables import OfPaper, Table, Titled
 from rotquant.foundation.data import Frozen
 from rotquant.foundation.errors import lookup
 
-Units = Literal["ms", "us", "min", "h", "GiB", "GB"]
+Units = Literal["ms", "us", "min", "h", "GiB", "GB", "mJ", "MHz"]
 
 #: Factors from units to the records' SI units.
-FACTORS: dict[str, float] = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "GiB": 2.0**30, "GB": 1e9}
+FACTORS: dict[str, float] = {
+    "ms": 1e-3,
+    "us": 1e-6,
+    "min": 60.0,
+    "h": 3600.0,
+    "GiB": 2.0**30,
+    "GB": 1e9,
+    "mJ": 1e-3,
+    "MHz": 1e6,
+}
 
 
 Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARKS)]})]
@@ -119,9 +128,9 @@ class SpeedGrid(Written):
         return self
 
     @property
-    def of_memory(self) -> bool:
-        """Whether it shows bytes, not time."""
-        return self.unit in ("GiB", "GB")
+    def timeless(self) -> bool:
+        """Whether it shows bytes, energy or clocks, not time."""
+        return self.unit in ("GiB", "GB", "mJ", "MHz")
 
     def column(self, name: str) -> SpeedColumn:
         """Find a column by name.
