@@ -34,6 +34,9 @@ class Corpus(CorpusSpec):
     """The hub id or the local path; none for what every installation has."""
     parts: Annotated[tuple["Corpus", ...], Field(exclude_if=lambda parts: not parts)] = ()
     """Corpora that source `mixed` joins, with as much text of each where only a part is read."""
+    digests: Annotated[dict[str, str], Field(exclude=True)] = Field(default_factory=dict)
+    """Digests of its texts by their names in a run, such as `train` or `train[:2000000]`, as pages show them. Where a
+    text is not here, runs on it that `rotquant runs import` brought are shown."""
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> "Corpus":

@@ -47,6 +47,7 @@ from rotquant.foundation.errors import (
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf.importing import described
+from rotquant.recipes.corpus import portion as text_portion
 from rotquant.recipes.recipe import Recipe
 from rotquant.text import UNREAD, load_text, text_digest
 
@@ -301,7 +302,7 @@ class Project:
         """
         told = self.config.slot(slot)
         place = self.checkpoint_path(told.checkpoint)
-        if told.digest is not None and not Path(place).exists():
+        if told.digest is not None and not (Path(place).is_file() or any(Path(place).glob("*.safetensors"))):
             return told.digest
         try:
             found = checkpoint_digest(place)
@@ -313,9 +314,11 @@ class Project:
 
     @functools.cache  # noqa: B019
     def text(self, portion: Portion) -> str:
-        """Digest of a text, or of its beginning; `unread` where it cannot be read now."""
+        """Digest of a text, or of its beginning; where it cannot be read now what the corpus says, or `unread`."""
         corpus, split, characters = portion
-        return text_digest(self.config.corpora[corpus], split, characters)
+        spec = self.config.corpora[corpus]
+        found = text_digest(spec, split, characters)
+        return spec.digests.get(text_portion(split, characters), UNREAD) if found == UNREAD else found
 
     @functools.cache  # noqa: B019
     def unreadable(self, portion: Portion) -> str:

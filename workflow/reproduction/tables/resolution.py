@@ -133,7 +133,9 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
                 raise ConfigError(f"{config.where(section, name)}: unknown {kind}{nearest(name, [*known])}.")
     for name, corpus in config.corpora.items():
         missing = [
-            part.path for part in corpus.sources if part.source == "local" and not (root / str(part.path)).exists()
+            part.path
+            for part in corpus.sources
+            if part.source == "local" and not (part.digests or (root / str(part.path)).exists())
         ]
         if missing:
             raise ConfigError(f"{config.where('corpora', name)}.path: there is no folder or file {missing[0]}.")
