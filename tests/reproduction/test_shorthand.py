@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from reproduction.tables.project import Project
-from reproduction.tables.shorthand import with_bits, written_out
+from reproduction.tables.shorthand import each, with_bits, written_out
 from reproduction.tables.tables import Row, RunTable, with_rows
 from rotquant.foundation.errors import ConfigError
 from rotquant.recipes.presets import preset
@@ -92,3 +92,31 @@ def test_a_presets_own_bits_change_nothing(name: str) -> None:
     recipe = preset(name).model_dump(mode="json")
     own = [recipe["weights"]["scheme"], recipe["activations"], recipe["keys"]]
     assert with_bits(recipe, "-".join(str(part["bits"]) if part else "16" for part in own)) == recipe
+
+
+def test_an_item_for_several_values_is_one_for_each_of_their_combinations_the_last_fastest() -> None:
+    row = {"for": {"w": [4, 3], "x": ["a", "b"]}, "name": "W$w${x}$", "bits": "$w-$w-16", "labels": ["$w", "$y"]}
+    assert each({"rows": ["A", row]})["rows"] == [
+        "A",
+        *({"name": f"W{w}{x}$", "bits": f"{w}-{w}-16", "labels": [w, "$y"]} for w in (4, 3) for x in "ab"),
+    ]
+
+
+def test_several_items_are_repeated_together_and_may_have_values_of_their_own() -> None:
+    inner = {"for": [{"n": 1}, {"n": 2}], "text": "$model, $n"}
+    items = [{"for": [{"model": "A", "m": {}}, {"model": "B", "m": None}], "each": ["$model", inner, {"$model": "$m"}]}]
+    assert each(items) == [
+        *("A", {"text": "A, 1"}, {"text": "A, 2"}, {"A": {}}),
+        *("B", {"text": "B, 1"}, {"text": "B, 2"}, {"B": None}),
+    ]
+
+
+@pytest.mark.parametrize("values", [3, "$n", {"n": 3}, [3], {"n": [1], "m": "a"}])
+def test_what_is_no_list_of_values_is_left_to_validation(values: Any) -> None:
+    assert each([{"for": values, "name": "$n"}]) == [{"for": values, "name": "$n"}]
+
+
+def test_claims_below_shared_fields_may_share_more() -> None:
+    below = {"columns": ["A"], "claims": [{"text": "B."}, {"text": "C."}]}
+    (table,) = tables({**FIRST, "claims": [{"quote": "Q", "claims": [below]}]})
+    assert table["claims"] == [{"section": "2", "quote": "Q", "columns": ["A"], "text": text} for text in ("B.", "C.")]

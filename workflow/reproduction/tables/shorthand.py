@@ -1,8 +1,11 @@
-"""What a file of tables says once, written out: shared fields, rows like others, claims under one quotation, bits.
+"""What a file of tables says once, written out: shared fields, rows like others, claims under one quotation, bits, and
+items of a list that differ by some values.
 
 All but `with_bits` work on data as YAML has it, before it is validated, and leave what has another form alone.
 """
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -23,6 +26,7 @@ def written_out(file: Any) -> Any:
     Raises:
         ConfigError: a table or a row is like one that is not before it.
     """
+    file = each(file)
     if not isinstance(file, dict) or not _are_mappings(file.get("tables")):
         return file
     tables: dict[str, dict[str, Any]] = {}
@@ -32,6 +36,49 @@ def written_out(file: Any) -> Any:
             whole["published"] = published.replace("{label}", str(table.get("id")).partition("_")[2])
         tables[str(table.get("id"))] = {**whole, **_parts(whole, tables.get(str(table.get("like")), {}))}
     return {**file, "tables": [*tables.values()] if len(tables) == len(file["tables"]) else file["tables"]}
+
+
+def each(data: Any) -> Any:
+    """Nested data where an item of a list with `for: {name: values}` is an item for each value, which is `$name` in it.
+
+    Of several names each combination is one, the last name running fastest. A list in place of the mapping, of mappings
+    of names to a value, is an item for each of these. A text that is `$name` alone becomes the value, such as a number.
+    Where several items repeat together they stand in a list `each` next to `for`.
+    """
+    if isinstance(data, dict):
+        return {name: each(value) for name, value in data.items()}
+    if not isinstance(data, list):
+        return data
+    found = []
+    for item in data:
+        several = _each(item) if isinstance(item, dict) and "for" in item else None
+        found += [each(item)] if several is None else each(several)
+    return found
+
+
+def _each(item: Mapping[str, Any]) -> list[Any] | None:
+    """The items that one with `for` stands for; None where `for` is none of ours."""
+    values = item["for"]
+    if isinstance(values, dict) and all(isinstance(one, list) for one in values.values()):
+        values = [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+    if not _are_mappings(values):
+        return None
+    rest = {name: value for name, value in item.items() if name != "for"}
+    items = rest["each"] if rest.keys() == {"each"} and isinstance(rest["each"], list) else [rest]
+    return [_filled(one, chosen) for chosen in values for one in items]
+
+
+def _filled(data: Any, values: Mapping[str, Any]) -> Any:
+    """Data with values for their names."""
+    if isinstance(data, dict):
+        return {_filled(name, values): _filled(value, values) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_filled(one, values) for one in data]
+    if not isinstance(data, str):
+        return data
+    if data[:1] == "$" and data[1:] in values:
+        return values[data[1:]]
+    return re.sub(r"\$(\{)?(\w+)(?(1)\})", lambda found: str(values.get(found[2], found[0])), data)
 
 
 def _shared(table: Mapping[str, Any], before: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -79,7 +126,8 @@ def _claims(claims: list[Any]) -> Iterator[dict[str, Any]]:
     """Claims, those below shared fields each with these."""
     for claim in claims:
         shared = {name: value for name, value in claim.items() if name != "claims"}
-        yield from ({**shared, **one} for one in claim["claims"]) if _are_mappings(claim.get("claims")) else [claim]
+        below = claim.get("claims")
+        yield from ({**shared, **one} for one in _claims(below)) if _are_mappings(below) else [claim]
 
 
 def _are_mappings(data: Any) -> TypeGuard[list[dict[str, Any]]]:

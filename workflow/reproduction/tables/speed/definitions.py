@@ -6,6 +6,7 @@ implementations, and one column is the baseline that speedups are over. Nothing 
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -49,12 +50,29 @@ class Axis(Written):
     name: str
     """What varies, as in the template of the rows' names."""
     values: dict[str, Arguments]
-    """The values as printed, each with the arguments it stands for."""
+    """The values as printed, each with the arguments it stands for. Values that are printed as they are may be a list
+    below the name of the argument, or below names in the form of the values: `"{heads} x {head_dim}": [32 x 128]`."""
 
-    @field_validator("values", mode="before", json_schema_input_type=dict[str, Arguments])
+    @field_validator("values", mode="before", json_schema_input_type=dict[str, Arguments | list[int | str]])
     @classmethod
     def _names_are_text(cls, values: Any) -> Any:
-        return {str(name): fields for name, fields in values.items()} if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        found: dict[str, Any] = {}
+        for name, given in values.items():
+            found |= _printed(str(name), given) if isinstance(given, list) else {str(name): given}
+        return found
+
+
+def _printed(form: str, values: list[Any]) -> dict[str, Arguments]:
+    """The arguments in printed values of a form, such as {rows} x {features}; a name alone is the form of one."""
+    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(form if "{" in form else f"{{{form}}}"))
+    found = {str(value): re.fullmatch(pattern, str(value)) for value in values}
+    if wrong := [value for value, match in found.items() if match is None]:
+        raise ValueError(f"{wrong[0]!r} has not the form {form!r}")
+    return {
+        value: {name: int(size) for name, size in match.groupdict().items()} for value, match in found.items() if match
+    }
 
 
 class PrintedAt(Written):
@@ -101,7 +119,7 @@ class SpeedGrid(Written):
     rows: str
     """Template of a row's name, with the names of axes in braces."""
     columns: Annotated[Many[SpeedColumn], Field(min_length=1)]
-    """The implementations."""
+    """The implementations; a mapping is of their names to what they give to the arguments."""
     baseline: str
     """The column that speedups are over."""
     quantity: str = "seconds"
@@ -113,6 +131,12 @@ class SpeedGrid(Written):
     the other way round."""
     printed: PrintedAt = PrintedAt()
     """Where the paper's numbers stand."""
+
+    @field_validator("columns", mode="before", json_schema_input_type=dict[str, Arguments] | list[SpeedColumn])
+    @classmethod
+    def _are_a_list(cls, columns: Any) -> Any:
+        named = columns.items() if isinstance(columns, dict) else ()
+        return [{"name": name, "arguments": arguments} for name, arguments in named] or columns
 
     @model_validator(mode="after")
     def _names_refer_to_something(self) -> Self:
