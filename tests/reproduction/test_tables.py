@@ -192,6 +192,32 @@ def test_amounts_of_calibration_are_the_slots_where_the_row_does_not_say_its_own
     assert texts == {(5, CONFIG["calibration"]["sequence_length"])}
 
 
+def test_steps_that_a_preset_sets_to_zero_stay_zero(tmp_path: Path) -> None:
+    config = merge(CONFIG, {"methods": {"rotation_calibration": {"steps": 7, "vectors": 5}}})
+    rows = [{"name": "Baseline", "method": "baseline"}, *({"name": one, "method": one} for one in ("offq", "dfrot"))]
+    project = load(tmp_path, learning_tables(rows=rows), config)
+    found = {cell.row: cell.runs[0].recipe.learner for cell in project.cells("quarot_table1")}
+    assert {name: (one.steps, one.vectors) for name, one in found.items() if one} == {"offq": (0, 5), "dfrot": (7, 5)}
+
+
+def test_a_table_with_a_share_of_the_text_reads_less_of_every_text(tmp_path: Path) -> None:
+    rows = [{"name": "Baseline", "method": "baseline"}, {"name": "DartQuant", "method": "dartquant"}]
+    whole, less = (
+        load(tmp_path / str(share), learning_tables(rows=rows, text_share=share)).cells("quarot_table1")
+        for share in (1.0, 0.5)
+    )
+    assert [run.key for run in whole[0].runs] == [run.key for run in less[0].runs]
+    one, other = (cells[-1].runs[0].recipe for cells in (whole, less))
+    assert one.calibration
+    assert other.calibration
+    assert other.calibration.samples == max(1, round(one.calibration.samples / 2))
+    assert one.learner
+    assert other.learner
+    assert one.learner.own_text
+    assert other.learner.own_text
+    assert other.learner.own_text.samples == max(1, round(one.learner.own_text.samples / 2))
+
+
 def test_learned_rotations_are_found_by_their_key(tmp_path: Path) -> None:
     project = load(tmp_path, learning_tables())
     assert len(project.rotations) == 2 * 2 * 2  # two rows, models and seeds

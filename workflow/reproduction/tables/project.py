@@ -22,7 +22,7 @@ from reproduction.metrics.settings import Metric
 from reproduction.tables.configuration import Config, Slot
 from reproduction.tables.fitting import Fitting, fit, model_of
 from reproduction.tables.quantities import Quantity, called, endpoints
-from reproduction.tables.resolution import resolve, resolve_metric
+from reproduction.tables.resolution import resolve, resolve_metric, with_less_text
 from reproduction.tables.tables import (
     Column,
     Published,
@@ -390,6 +390,8 @@ class Project:
         slot = self.config.slot(column.slot)
         said = row.changes(column.name)
         recipe = resolve(row.computed(where, column.name), slot, where, said)
+        if table.text_share < 1:
+            recipe = with_less_text(recipe, table.text_share, where)
         fields = {name: value for name, value in metric.items() if name != "called"}
         if metric["kind"] == "zero_shot" and not slot.zero_shot:
             raise ImpossibleCellError("this configuration has no section zero_shot.")

@@ -19,6 +19,7 @@ from reproduction.tasks.suites import task_names
 from rotquant.foundation.data import first_problem, merge
 from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError, nearest
 from rotquant.recipes.recipe import Method, Recipe, override
+from rotquant.recipes.schemes import Calibration
 
 _METRIC: TypeAdapter[Metric] = TypeAdapter(Metric)
 
@@ -45,7 +46,11 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
             row = {"granularity": "channel", "group_size": None}
             changes["weights"] = {"scheme": {"group_size": size} if size else row}
         changes["methods"] = {
-            name: {field: slot.scaled(kind, getattr(method, field)) for field, kind in method.scaled.items()}
+            name: {
+                field: slot.scaled(kind, number)
+                for field, kind in method.scaled.items()
+                if (number := getattr(method, field)) is not None
+            }
             for name, method in recipe.methods.items()
         }
     except RotquantError as error:
@@ -56,10 +61,29 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         changes["calibration"] = merge(texts, _text(said.get("calibration") or {}, slot))
     own = said.get("methods") or {}
     for name, scaled in changes["methods"].items():
-        amounts = merge(slot.methods.get(name, {}), _own(own.get(name) or {}, slot))
+        kept = {field: value for field, value in slot.methods.get(name, {}).items() if _is_done(recipe, name, field)}
+        amounts = merge(kept, _own(own.get(name) or {}, slot))
         if recipe.methods[name].own_text is not None and slot.bos is not None:
             amounts = merge({"text": _place_of_bos(slot)}, amounts)
         changes["methods"][name] = merge(amounts, scaled)
+    return override(recipe, changes, where)
+
+
+def _is_done(recipe: Recipe, name: str, field: str) -> bool:
+    """Whether a recipe has an amount of work at all: steps that are 0 stay 0."""
+    return getattr(recipe.methods[name], field, None) != 0
+
+
+def with_less_text(recipe: Recipe, share: float, where: str) -> Recipe:
+    """A recipe whose methods read a share of the samples of each of their texts, at least one."""
+
+    def fewer(text: Calibration) -> dict[str, int]:
+        return {"samples": max(1, round(share * text.samples))}
+
+    own = {name: one.own_text for name, one in recipe.methods.items()}
+    changes: dict[str, Any] = {"methods": {name: {"text": fewer(text)} for name, text in own.items() if text}}
+    if recipe.calibration is not None:
+        changes["calibration"] = fewer(recipe.calibration)
     return override(recipe, changes, where)
 
 

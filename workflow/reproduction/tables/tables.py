@@ -218,6 +218,8 @@ class RunTableFields(Titled):
     repeats: Literal["once", "seeds", "trials"] = "seeds"
     """How often what is random is repeated: `once`, with the configuration's first seed; with all its `seeds`; or
     `trials` times, for a distribution over seeds."""
+    text_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    """Share of the samples of every text that methods read: .1 for a calibration with a tenth of the text."""
     rows: Annotated[Many[Row], Field(min_length=1)]
     """The rows; a text is a row of the table that this one is like."""
     claims: Many[Claim] = ()
