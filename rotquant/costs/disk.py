@@ -58,12 +58,12 @@ def stored_bits(work: Work) -> dict[str, int]:
     if recipe.weights is None:
         return {"floats": 8 * work.itemsize * work.shapes.quantized_parameters}
     integers = all(method.stored_as == "integers" for method in recipe.methods.values() if "rounding" in method.roles)
-    normed = {name: site.norm is not None for site in work.shapes.architecture.sites for name in site.linears}
+    sites = {name: site for site in work.shapes.architecture.sites for name in site.linears}
     for name, (rows, columns) in work.shapes.quantized.items():
-        behind_norm = next(normed[own] for own in normed if name.endswith(f".{own}.weight"))
-        parts = weight_bits(recipe, rows, columns, 8 * work.itemsize, behind_norm)
+        site = next(sites[own] for own in sites if name.endswith(f".{own}.weight"))
+        parts = weight_bits(recipe, rows, columns, 8 * work.itemsize, site)
         if integers and recipe.weights.scheme.bits < 8:
-            normal = columns - recipe.outlier_features
+            normal = columns - recipe.outlier_features(site.name, columns)
             parts["codes"] = 8 * rows * ((normal + 1) // 2 if recipe.weights.scheme.bits <= 4 else normal)
         for part, count in parts.items():
             found[part] = found.get(part, 0) + count

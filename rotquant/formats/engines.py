@@ -136,9 +136,9 @@ def _check_weights(recipe: Recipe, architecture: Architecture) -> None:
                 f"the method {method.name} stores weights as a {method.stored_as}, for which compressed-tensors has no "
                 f"form: {_instead(recipe)}."
             )
-        if method.outlier_features:
+        if "selection" in method.roles:
             raise RecipeError(
-                f"the method {method.name} keeps {method.outlier_features} outlier features in higher precision, which "
+                f"the method {method.name} keeps outlier features in higher precision, which "
                 f"compressed-tensors cannot say: quantize with --set methods.{method.name}=null."
             )
         if method.reorders(recipe):

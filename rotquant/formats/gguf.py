@@ -138,7 +138,7 @@ def _check_integers(recipe: Recipe, scheme: QuantizationScheme, architecture: Ar
     """Refuse quantized weights that blocks of GGUF do not hold."""
     for method in recipe.methods.values():
         stored = method.stored_as if "rounding" in method.roles else "integers"
-        if stored != "integers" or method.outlier_features:
+        if stored != "integers" or "selection" in method.roles:
             raise RecipeError(
                 f"the method {method.name} stores no matrix of integers with scales alone, as blocks of GGUF are: "
                 f"{_REMEDY}."

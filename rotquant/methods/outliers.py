@@ -7,12 +7,13 @@ sorts the others, so that a group of neighbours shares a scale that suits all of
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.recipe import Method, Recipe, Role
+from rotquant.recipes.transforms import SiteName
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,14 @@ class OutlierFeatures(Method):
     calibrates: ClassVar[bool] = True
     scaled: ClassVar[Mapping[str, str]] = {"features": "outlier_features"}
 
-    features: Annotated[int, Field(gt=0)]
+    features: Annotated[int, Field(gt=0)] | None = None
     """How many input features of every linear layer; a slot scales the papers' numbers to its width."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(default=None, exclude_if=lambda share: share is None)
+    """Share of the input features of every linear layer, in place of a number (ResQ: an eighth)."""
+    sites: tuple[SiteName, ...] = Field(
+        default=get_args(SiteName), exclude_if=lambda sites: sites == get_args(SiteName)
+    )
+    """Whose inputs have outlier features; all the others' are quantized whole."""
     bits: Literal[8, 16] = 16
     """16 keeps them as floats (QUIK), 8 quantizes them symmetrically, one scale per token or output channel (Atom)."""
     statistic: Literal["max", "square"] = "max"
@@ -45,10 +52,11 @@ class OutlierFeatures(Method):
     """How the other features are arranged: `natural` as they were (QUIK), `ascending` by the statistic, so that the
     members of a group have similar ranges (Atom's reordering)."""
 
-    @property
-    def outlier_features(self) -> int:
-        """Number of outlier features of every linear layer."""
-        return self.features
+    def outlier_features(self, site: str, features: int) -> int:
+        """Number of outlier features of a site."""
+        if site not in self.sites:
+            return 0
+        return self.features or max(1, int((self.share or 0.0) * features))
 
     @property
     def acts_beyond_quantizers(self) -> bool:
@@ -57,14 +65,16 @@ class OutlierFeatures(Method):
         return False
 
     def check(self, recipe: Recipe) -> None:
-        """Weights or activations are quantized."""
+        """Weights or activations are quantized, and either a number or a share is given."""
         if recipe.weights is None and recipe.activations is None:
             raise ValueError("outliers keep features from being quantized: they need a weights or activations section")
+        if (self.features is None) == (self.share is None):
+            raise ValueError("outliers are a number of features or a share of them: set features or share")
 
     def check_widths(self, recipe: Recipe, widths: Mapping[str, int]) -> None:
         """Normal features remain everywhere."""
         for site, features in widths.items():
-            if self.features >= features:
+            if self.outlier_features(site, features) >= features:
                 raise RecipeError(
                     f"outliers.features is {self.features}, but {site} has only {features} features: "
                     f"choose fewer than {features}."
@@ -72,22 +82,25 @@ class OutlierFeatures(Method):
 
     def describe(self, recipe: Recipe) -> str:
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
-        return f"{self.features} outlier features in {kept}, ranked by {self.statistic}"
+        number = f"{self.features} outlier features" if self.features else f"{self.share:g} of the features"
+        left = [site for site in get_args(SiteName) if site not in self.sites]
+        where = f" but of {' and '.join(left)}" if left else ""
+        return f"{number}{where} in {kept}, ranked by {self.statistic}"
 
 
 def apply(settings: OutlierFeatures, context: "QuantizationContext") -> None:
-    """Split the features of every site, by the calibration text's statistic."""
+    """Split the features of the sites, by the calibration text's statistic."""
     for index, measured in enumerate(context.statistics(settings.statistic)):
-        for site, statistic in measured.items():
-            split = select_outliers(statistic, settings)
+        for site in settings.sites:
+            split = select_outliers(measured[site], settings, site)
             context.splits[index, site] = split
             context.tensors[f"{index}.{site}"] = split.permutation
 
 
 def tensors(settings: OutlierFeatures, architecture: "Architecture") -> Mapping[str, tuple[int, ...]]:
-    """The order of the features of every site, by layer and site."""
+    """The order of the features of the sites, by layer and site."""
     layers = range(architecture.num_layers)
-    return {f"{index}.{site.name}": (site.features,) for index in layers for site in architecture.sites}
+    return {f"{index}.{name}": (architecture.site(name).features,) for index in layers for name in settings.sites}
 
 
 def runtime(
@@ -99,12 +112,13 @@ def runtime(
     splits = {}
     for name, permutation in tensors.items():
         index, site = name.split(".")
-        splits[int(index), site] = ColumnSplit(permutation, settings.features, settings.bits)
+        kept = settings.outlier_features(site, permutation.numel())
+        splits[int(index), site] = ColumnSplit(permutation, kept, settings.bits)
     return replace(quantization, outliers=splits)
 
 
-def select_outliers(statistic: "Tensor", outliers: OutlierFeatures) -> "ColumnSplit":
-    """Split the features of one site into normal ones and the `outliers.features` largest.
+def select_outliers(statistic: "Tensor", outliers: OutlierFeatures, site: str) -> "ColumnSplit":
+    """Split the features of one site into normal ones and the largest, as many as `outliers` says.
 
     The outliers lie last, in ascending order of the statistic. The normal features keep their natural order, or with
     `order="ascending"` are sorted by the statistic too. Equal statistics keep their natural order.
@@ -124,12 +138,11 @@ def select_outliers(statistic: "Tensor", outliers: OutlierFeatures) -> "ColumnSp
     from rotquant.tensors.quantization import ColumnSplit
 
     features = statistic.numel()
-    if outliers.features >= features:
-        raise RecipeError(
-            f"outliers.features is {outliers.features}, but the input has only {features} features: choose fewer."
-        )
+    kept = outliers.outlier_features(site, features)
+    if kept >= features:
+        raise RecipeError(f"outliers.features is {kept}, but the input has only {features} features: choose fewer.")
     ascending = torch.argsort(statistic.cpu(), stable=True)
-    normal, largest = ascending[: -outliers.features], ascending[-outliers.features :]
+    normal, largest = ascending[:-kept], ascending[-kept:]
     if outliers.order == "natural":
         normal = normal.sort().values
-    return ColumnSplit(torch.cat([normal, largest]), outliers.features, outliers.bits)
+    return ColumnSplit(torch.cat([normal, largest]), kept, outliers.bits)

@@ -115,10 +115,11 @@ def check_fits(recipe: Recipe, architecture: Architecture) -> None:
         check_transforms(architecture, recipe.transforms)
         return
     problems = [_missing(architecture, missing)] if missing else []
-    widths = ", ".join(f"{site.features} of {site.name}" for site in architecture.sites)
-    outliers = f", less {recipe.outlier_features} outliers" if recipe.outlier_features else ""
+    kept = {site.name: recipe.outlier_features(site.name, site.features) for site in architecture.sites}
+    less = {name: f", less {number} outliers" if number else "" for name, number in kept.items()}
+    widths = ", ".join(f"{site.features} of {site.name}{less[site.name]}" for site in architecture.sites)
     given = " and ".join(f"{size} of {what}" for what, size, _ in groups)
-    problems.append(f"the group size {given} exceeds the inputs of some layers ({widths}{outliers})")
+    problems.append(f"the group size {given} exceeds the inputs of some layers ({widths})")
     changes = {f"rotation.{one.field}": one.value for one in missing}
     changes |= {f"{_GROUPS[what]}.group_size": fitting for what, _, fitting in groups}
     raise RecipeError(f"{', and '.join(problems)}; change the recipe, {options(changes)}.")
@@ -183,7 +184,7 @@ def _largest_block(size: int) -> int | bool:
 
 def _groups(recipe: Recipe, architecture: Architecture) -> Iterator[tuple[str, int, int]]:
     """Yield schemes with groups of more features than some input has: name, group size, least number of features."""
-    widths = [site.features - recipe.outlier_features for site in architecture.sites]
+    widths = [site.features - recipe.outlier_features(site.name, site.features) for site in architecture.sites]
     if min(widths) <= 0:
         return  # the method that holds features out says so
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}

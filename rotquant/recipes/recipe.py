@@ -190,9 +190,8 @@ class Method(Frozen):
         """Whether what it stores depends on the quantizers of activations and KV cache."""
         return self.quantized_inputs
 
-    @property
-    def outlier_features(self) -> int:
-        """How many input features of every linear layer the recipe's schemes leave to this method."""
+    def outlier_features(self, site: str, features: int) -> int:
+        """How many of a site's input features the recipe's schemes leave to this method."""
         return 0
 
     @property
@@ -447,10 +446,9 @@ class Recipe(Frozen):
         texts = [*self.own_texts.values(), *filter(None, [self.calibration])]
         return max((text.sequence_length for text in texts), default=1)
 
-    @property
-    def outlier_features(self) -> int:
-        """How many input features of every linear layer the schemes of weights and activations leave to a method."""
-        return sum(method.outlier_features for method in self.methods.values())
+    def outlier_features(self, site: str, features: int) -> int:
+        """How many of a site's input features the schemes of weights and activations leave to a method."""
+        return sum(method.outlier_features(site, features) for method in self.methods.values())
 
     @property
     def is_baseline(self) -> bool:
@@ -567,11 +565,12 @@ def check_widths(recipe: Recipe, widths: Mapping[str, int]) -> None:
     """
     for method in recipe.methods.values():
         method.check_widths(recipe, widths)
-    remaining = f" that remain next to {recipe.outlier_features} outliers" if recipe.outlier_features else ""
     schemes = {"weights": recipe.weights and recipe.weights.scheme, "activations": recipe.activations}
     for site, features in widths.items():
+        outliers = recipe.outlier_features(site, features)
+        remaining = f" that remain next to {outliers} outliers" if outliers else ""
         for name, scheme in schemes.items():
-            normal = features - recipe.outlier_features
+            normal = features - outliers
             if scheme and scheme.group_size and scheme.group_size > normal:
                 raise RecipeError(
                     f"the group size {scheme.group_size} of {name} exceeds the {normal} "

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from rotquant.models.architectures import Architecture
+from rotquant.models.architectures import Architecture, Site
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import UNQUANTIZED_BITS
 
@@ -41,11 +41,11 @@ def bits_per_weight(
     """
     if not shapes:
         return {"codes": float(UNQUANTIZED_BITS), "total": float(UNQUANTIZED_BITS)}
-    normed = {f"{name}.weight": site.norm is not None for site in architecture.sites for name in site.linears}
+    sites = {f"{name}.weight": site for site in architecture.sites for name in site.linears}
     bits: dict[str, float] = {}
     for name, (rows, columns) in shapes.items():
-        behind_norm = next(normed[own] for own in normed if name.endswith(f".{own}"))
-        for part, count in weight_bits(recipe, rows, columns, float_bits, behind_norm).items():
+        site = next(sites[own] for own in sites if name.endswith(f".{own}"))
+        for part, count in weight_bits(recipe, rows, columns, float_bits, site).items():
             bits[part] = bits.get(part, 0) + count
     for method, tensors in (stored or {}).items():
         if _OF_WEIGHTS & recipe.methods[method].roles:
@@ -55,26 +55,26 @@ def bits_per_weight(
     return {**found, "total": sum(found.values())}
 
 
-def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, behind_norm: bool) -> dict[str, int]:
+def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, site: Site) -> dict[str, int]:
     """Bits of one stored weight [rows, columns] by part.
 
     Args:
         float_bits: of an outlier that stays floating point.
-        behind_norm: whether the weight reads the output of a norm.
+        site: what the weight reads.
     """
     scheme = recipe.rounded.scheme
     rounding = next((method for method in recipe.methods.values() if "rounding" in method.roles), None)
     form = "integers" if rounding is None else rounding.stored_as
     if form == "lattice":  # a sign for every row and column, one scale
         return {"codes": scheme.bits * rows * columns, "scales": _SCALE, "signs": 8 * (rows + columns)}
-    outliers = recipe.outlier_features
+    outliers = recipe.outlier_features(site.name, columns)
     normal = columns - outliers
     groups = rows * -(-normal // (scheme.group_size or normal)) if scheme.granularity != "tensor" else 1
     codes = {"codes": scheme.bits * rows * normal}
     if rounding is not None and form == "codebook":
         return {**codes, "tables": _LEVEL * rounding.codebook_entries(recipe) * groups}
     eight = outliers > 0 and any(getattr(method, "bits", 16) == 8 for method in recipe.methods.values())
-    ordered = outliers > 0 or (rounding is not None and rounding.orders_columns(recipe, behind_norm))
+    ordered = outliers > 0 or (rounding is not None and rounding.orders_columns(recipe, site.norm is not None))
     return {
         **codes,
         "scales": 8 * groups + _SCALE * (scheme.fp4 == "NVFP4") if scheme.fp4 else _SCALE * groups,

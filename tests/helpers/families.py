@@ -38,7 +38,7 @@ def method(name: str, bits: int | None = None) -> Recipe:
                 settings[key] = scaled(value)
             elif type(value) is int and key in ("inputs", "heads", "mlp", "block"):  # of features
                 settings[key] = 4
-            elif value is not None and key in small:
+            elif value and key in small:
                 settings[key] = small[key]
         return settings
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rotquant.foundation.errors import ResultError
+from rotquant.methods.outliers import OutlierFeatures
 from rotquant.methods.rotation_calibration import RotationCalibration
 from rotquant.methods.rotation_calibration import distribution_losses as calibration
 from rotquant.methods.rotation_calibration.distribution_losses import (
@@ -29,7 +30,7 @@ from rotquant.models.stream import capture_layer_inputs, observed_inputs
 from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme
 from rotquant.tensors.stiefel import orthonormality_error
 from tests.helpers.interrupting import Interrupted
 from tests.helpers.invariance import invariance_error
@@ -202,6 +203,54 @@ def test_the_principal_direction_becomes_one_offset_of_all_features() -> None:
     assert share["drawn"] < 0.5 * largest
 
 
+EIGENVECTORS: dict[str, Any] = {"start": "eigenvectors", "steps": 0, "value_steps": 0}
+
+
+def of_outliers(scheme: RotationScheme = R1_AND_R2, share: float = 0.125, **settings: Any) -> Recipe:
+    methods = {
+        "rotation_calibration": RotationCalibration(**{**FAST, **EIGENVECTORS, **settings}),
+        "outliers": OutlierFeatures(share=share, bits=8, statistic="square"),
+    }
+    return Recipe(rotation=scheme, methods=methods, activations=INPUTS, calibration=Calibration())
+
+
+def test_the_largest_eigenvectors_come_last_and_each_part_is_turned_at_random() -> None:
+    """Behind R1 the parts are uncorrelated, and the eighth has the sum of the largest eigenvalues, spread evenly."""
+    model, of = tiny_model(), of_outliers()
+    drawn = initial_rotations(architecture_of(model), of.rotation, 0)
+    vectors = sampled_activations(model, of, drawn, SAMPLES, 0, torch.device("cpu"))["residual"].double()
+    values = torch.linalg.eigvalsh(vectors.T @ vectors)
+    found = learn(model, of).rotations
+    moments = (vectors @ found.residual).T @ (vectors @ found.residual)
+    largest = len(values) // 8
+    assert moments[:-largest, -largest:].abs().max() <= 1e-4 * values[-1]  # matrices are learned in float32
+    assert moments.diagonal()[-largest:].sum() == pytest.approx(values[-largest:].sum().item(), rel=1e-4)
+    assert torch.linalg.eigvalsh(moments[-largest:, -largest:]) == pytest.approx(values[-largest:], rel=1e-3)
+    assert moments.diagonal()[-largest:].max() < values[-1]  # no feature is an eigenvector
+    other = learn(model, of, seed=1).rotations
+    assert not torch.allclose(found.residual[:, -largest:], other.residual[:, -largest:], atol=0.1)
+    assert found.values is not None
+    assert drawn.values is not None
+    assert torch.allclose(found.values[0], drawn.values[0], atol=1e-6)
+
+
+def test_online_rotations_of_inputs_are_of_the_eigenvectors_of_their_own_inputs() -> None:
+    scheme = RotationScheme(residual="none", inputs="orthogonal", values="none", heads=False, keys=False, mlp=False)
+    model, of = tiny_model(), of_outliers(scheme)
+    drawn = initial_rotations(architecture_of(model), of.rotation, 0)
+    vectors = sampled_activations(model, of, drawn, SAMPLES, 0, torch.device("cpu"))["mlp_input.1"].double()
+    y = vectors @ learn(model, of).rotations.inputs["mlp_input"][1]
+    largest = torch.linalg.eigvalsh(vectors.T @ vectors)[-len(y[0]) // 8 :].sum()
+    assert y[:, -len(y[0]) // 8 :].square().sum() == pytest.approx(largest.item(), rel=1e-4)
+
+
+def test_how_many_outlier_features_there_are_decides_the_rotation() -> None:
+    one, other = of_outliers(), of_outliers(share=0.25)
+    assert one.learned() != other.learned()
+    plain = {"outliers": OutlierFeatures(share=0.25, bits=8)}
+    assert recipe().learned() == recipe().model_copy(update={"methods": {**recipe().methods, **plain}}).learned()
+
+
 def test_weights_alone_need_no_text() -> None:
     assert not recipe(weights=1.0).reads_text
     assert recipe(weights=1.0, start="principal").reads_text
@@ -292,12 +341,19 @@ def test_massive_tokens_win_where_they_weigh_more() -> None:
         ({"massive": 2.0}, "for loss 'rounding'"),
         ({"parametrization": "procrustes"}, "for loss 'rounding'"),
         ({**PROCRUSTES, "weights": 0.5}, "knows no loss of weights"),
+        (EIGENVECTORS, "and methods.outliers"),
+        ({**EIGENVECTORS, "steps": 3}, "set steps to 0"),
     ],
     ids=str,
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         recipe(**changes)
+
+
+def test_rounding_is_of_whole_vectors() -> None:
+    with pytest.raises(ValueError, match="of vectors without outlier features"):
+        of_outliers(**{**PROCRUSTES, "start": "drawn", "steps": 3})
 
 
 def test_rounding_needs_a_quantizer_of_inputs() -> None:

@@ -225,7 +225,7 @@ REFUSED = {
     "int4-per-token-head": "no weights",
     "oscar": "no weights",
 }
-REFUSED |= dict.fromkeys(("quik", "atom-128g"), "outlier features")
+REFUSED |= dict.fromkeys(("quik", "atom-128g", "resq"), "outlier features")
 REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated"), "codebook")
 #: Presets whose quantizers of inputs all engines have, and those of which nothing acts at run time. The others clip
 #: inputs or quantize the KV cache.

@@ -25,10 +25,10 @@ class RotationCalibration(Method):
     title: ClassVar[str] = "rotation calibration"
     source: ClassVar[str] = (
         "Shao et al. 2025 (DartQuant), Akhondzadeh et al. 2025 (KurTail), OptRot (arXiv 2512.24124), "
-        "OffQ (arXiv 2606.07116), Xiang and Zhang 2024 (DFRot)"
+        "OffQ (arXiv 2606.07116), Xiang and Zhang 2024 (DFRot), Saxena et al. 2024 (ResQ)"
     )
     roles: ClassVar[frozenset[Role]] = frozenset({"rotations"})
-    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation", "selection"})
+    excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "transformation"})
     seeded: ClassVar[bool] = True
     short: ClassVar[Mapping[str, Any]] = {
         "vectors": 16384,
@@ -52,10 +52,12 @@ class RotationCalibration(Method):
     """How a rotation stays orthogonal: as the `qr` factor Q of a free matrix under SGD (DartQuant's QR-Orth), by
     `cayley` SGD as SpinQuant's, or as the solution of orthogonal `procrustes`: the rotation that brings a step's
     vectors next to what they were rounded to (DFRot)."""
-    start: Literal["drawn", "principal"] = "drawn"
+    start: Literal["drawn", "principal", "eigenvectors"] = "drawn"
     """What is learned from: the rotation that the recipe draws, or that behind a Householder reflection which turns the
     `principal` direction of the vectors to the first axis. A Hadamard matrix makes of it one constant, which an
-    asymmetric zero point takes (OffQ)."""
+    asymmetric zero point takes (OffQ). Nothing is learned from `eigenvectors` of the vectors' second moments: those of
+    the largest eigenvalues, as many as the recipe has outlier features, come last, and they and the others each have a
+    random rotation of their own (ResQ)."""
     steps: Annotated[int, Field(ge=0)] = 128
     """Iterations of R1, or of the online rotations in its place; DartQuant's ten epochs over a tenth of the inputs of
     7B, 64 texts at a step. 0 leaves the start as it is."""
@@ -95,10 +97,27 @@ class RotationCalibration(Method):
             raise ValueError("rotation_calibration weights massive tokens and solves procrustes for loss 'rounding'")
         if self.parametrization == "procrustes" and self.weights:
             raise ValueError("rotation_calibration.parametrization 'procrustes' knows no loss of weights: set 0")
+        if self.start == "eigenvectors" and (self.steps or not recipe.has_role("selection")):
+            raise ValueError(
+                "rotation_calibration.start 'eigenvectors' keeps those of outlier features apart, which steps would "
+                "mix: set steps to 0, and methods.outliers"
+            )
+        if self.loss == "rounding" and recipe.has_role("selection"):
+            raise ValueError("rotation_calibration.loss 'rounding' is of vectors without outlier features")
+
+    def learns_from(self, recipe: Recipe) -> dict[str, Any]:
+        """How many eigenvectors are kept apart."""
+        if self.start != "eigenvectors":
+            return {}
+        return {
+            "selection": [one.model_dump(mode="json") for one in recipe.methods.values() if "selection" in one.roles]
+        }
 
     def describe(self, recipe: Recipe) -> str:
         words = {0.0: self.loss, 1.0: "fourth powers of the weights"}
         objective = words.get(self.weights, f"{self.loss} and {self.weights:g} of the weights' fourth powers")
+        if self.start == "eigenvectors":
+            return f"eigenvectors of activations, largest and others each turned at random{self._reads()}"
         start = ", from the principal direction" if self.start == "principal" else ""
         if not self.steps:
             return f"{self.title}{start}, not learned"
@@ -107,17 +126,21 @@ class RotationCalibration(Method):
         rate = f", learning rate {self.learning_rate:g} {self.schedule}{momentum}"
         rate = "" if self.parametrization == "procrustes" else rate
         massive = f", massive tokens times {self.massive:g}" if self.massive > 1 else ""
-        text = self.own_text
-        read = "" if text is None else f" of {text.samples} x {text.sequence_length} tokens of {text.corpus}"
         return (
             f"{objective}{massive}{start}, {how[self.parametrization]}, {self.steps} steps ({self.value_steps} of R2) "
-            f"of {self.vectors} vectors{rate}, {self.share:g} of the tokens{read}"
+            f"of {self.vectors} vectors{rate}{self._reads()}"
         )
+
+    def _reads(self) -> str:
+        text = self.own_text
+        read = "" if text is None else f" of {text.samples} x {text.sequence_length} tokens of {text.corpus}"
+        return f", {self.share:g} of the tokens{read}"
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
-        """QuaRot with GPTQ, R1 and R2 learned by each loss."""
-        return {"dartquant": dartquant, "kurtail": kurtail, "optrot": optrot, "offq": offq, "dfrot": dfrot}
+        """QuaRot with GPTQ, R1 and R2 learned by each loss or found in closed form."""
+        learned = {"dartquant": dartquant, "kurtail": kurtail, "optrot": optrot, "dfrot": dfrot}
+        return {**learned, "offq": offq, "resq": resq}
 
 
 #: What of the settings is ours: the papers that minimize kurtosis or fourth powers name no rate of Cayley SGD.
@@ -159,3 +182,15 @@ def dfrot() -> Recipe:
     """DFRot W4A4KV4: QuaRot with GPTQ, R1 learned by the rounding errors of inputs, massive tokens weighted."""
     settings = {"loss": "rounding", "massive": 100.0, "parametrization": "procrustes", "steps": 100, "value_steps": 0}
     return _learned("dfrot", {**settings, "share": 1.0, "text": {"samples": 1}}, rotation={"values": "hadamard"})
+
+
+def resq() -> Recipe:
+    """ResQ W4A4KV4: QuaRot with GPTQ, R1 of the inputs' eigenvectors, and an eighth of the features in 8 bits but of
+    down_proj's; its keys and values have 4 bits."""
+    start = {"start": "eigenvectors", "steps": 0, "value_steps": 0}
+    sites = ["attention_input", "attention_output", "mlp_input"]
+    methods = {
+        "rotation_calibration": start,
+        "outliers": {"share": 0.125, "sites": sites, "bits": 8, "statistic": "square"},
+    }
+    return _learned("resq", {}, methods=methods, activations={"symmetric": False}, rotation={"values": "hadamard"})

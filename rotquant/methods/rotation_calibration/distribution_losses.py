@@ -24,6 +24,7 @@ from rotquant.models.limits import ModelLimits
 from rotquant.models.rotation.matrices import LearnedRotations, initial_rotations
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.hadamard import random_orthogonal_matrix
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import CayleySGD, orthonormality_error
 from rotquant.training.loop import GradientStep, train
@@ -110,8 +111,15 @@ def learn_rotations(
         vectors = {} if samples is None else sampled_activations(model, recipe, drawn, samples, seed, place)
         weights = weight_vectors(model, recipe, drawn) if settings.weights else {}
         start = {name: matrix.to(place) for name, matrix in drawn.tensors().items()}
+        inputs = [name for name in start if not _of_values(name)]
         if settings.start == "principal":
-            start |= {name: _behind_principal(start[name], vectors[name]) for name in start if not _of_values(name)}
+            start |= {name: _behind_principal(start[name], vectors[name]) for name in inputs}
+        if settings.start == "eigenvectors":
+            generator = torch.Generator().manual_seed(seed)
+            for name in inputs:
+                site = "attention_input" if name == "residual" else name.rpartition(".")[0]
+                largest = recipe.outlier_features(site, len(start[name]))
+                start[name] = _of_eigenvectors(start[name], vectors[name], largest, generator)
         if settings.massive > 1:
             scheme = _quantizer(recipe, "residual")
             vectors |= {
@@ -295,17 +303,29 @@ def _behind_principal(rotation: Tensor, vectors: Tensor) -> Tensor:
 
     Its first row is made positive by the signs of the columns, which for a Hadamard matrix makes it constant.
     """
-    x = vectors.to(rotation.device)
-    moments = torch.zeros_like(rotation)
-    for rows in x.split(max(1, _AT_ONCE // x.shape[-1])):
-        moments += rows.to(rotation.dtype).T @ rows.to(rotation.dtype)
-    direction = torch.linalg.eigh(moments).eigenvectors[:, -1]
+    direction = _eigenvectors(rotation, vectors)[:, -1]
     normal = direction.clone()
     normal[0] += torch.where(direction[0] < 0, -1.0, 1.0)  # the reflection that loses no digits
     reflection = torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
     reflection -= 2 * normal.outer(normal) / normal.dot(normal)
     signs = rotation[0].sign()
     return reflection @ (rotation * torch.where(signs == 0, 1.0, signs))
+
+
+def _of_eigenvectors(like: Tensor, vectors: Tensor, largest: int, generator: torch.Generator) -> Tensor:
+    """The vectors' eigenvectors, the `largest` and the others each turned by a Haar-random rotation (ResQ)."""
+    parts = (len(like) - largest, largest)
+    turned = torch.block_diag(*(random_orthogonal_matrix(size, generator) for size in parts))
+    return _eigenvectors(like, vectors) @ turned.to(like)
+
+
+def _eigenvectors(like: Tensor, vectors: Tensor) -> Tensor:
+    """Eigenvectors of the vectors' second moments in columns, the largest eigenvalue's last, of a matrix's type."""
+    moments = torch.zeros_like(like)
+    for rows in vectors.split(max(1, _AT_ONCE // vectors.shape[-1])):
+        part = rows.to(like)
+        moments += part.T @ part
+    return torch.linalg.eigh(moments).eigenvectors
 
 
 def _identity(recipe: Recipe, seed: int, samples: Tensor | None, *vectors: Vectors) -> str:

@@ -103,7 +103,7 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
         "tasks": task_grids(project, table, values) if measures else (),
         "columns": origins.computed_on(project, table) if is_about_models(table) else (),
         "groups": any(origins.has_groups(run.recipe) for run in runs),
-        "outliers": any(run.recipe.outlier_features for run in runs),
+        "outliers": any(getattr(method, "features", None) for run in runs for method in run.recipe.methods.values()),
         "settings": origins.row_settings(project, table),
         "budgets": given(project, table, results),
         "trained": trained(project, table, results),
