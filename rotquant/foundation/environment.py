@@ -7,7 +7,10 @@ import functools
 import importlib.metadata
 import os
 import platform
+import resource
 import subprocess
+import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,17 @@ def environment(code: Path = CODE) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "threads": int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1),
     }
+
+
+def largest_memory(allocated: Iterable[int] = ()) -> int:
+    """Largest memory of a computation in bytes: what torch had allocated on a GPU, or without one this process's
+    resident memory since it began.
+
+    Args:
+        allocated: on a GPU, by part; zeros or nothing without one.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024
+    return max(allocated, default=0) or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproduction.claims.ranking import Ranked, holm, ranked
+from reproduction.claims.ranking import Ranked, holm, ranked, with_less_text
 from reproduction.frame.lines import as_csv
 from reproduction.frame.values import Number, Values
 from reproduction.render.figures.draw import figure_path
@@ -70,6 +70,31 @@ def test_rows_without_a_number_are_left_out_and_one_seed_without_windows_has_no_
     assert (found.seeds, found.models) == (None, None)
 
 
+def test_log_odds_of_tasks_are_paired_with_those_of_the_row_that_all_are_compared_with() -> None:
+    noise = NOISE.standard_normal(len(SEEDS))
+    numbers = {}
+    for row, kl, odds in (("One", 1.0, -0.1), ("Two", 1.2, -0.3), ("No tasks", 1.1, None)):
+        for name, mean in (("kl", kl), ("log_odds", odds)):
+            if mean is not None:
+                values = tuple(mean + noise + 1e-3 * NOISE.standard_normal(len(SEEDS)))
+                numbers[row, "A", name] = Number.of_seeds(values, SEEDS, tuple(f"{row}{name}{s}" for s in SEEDS))
+    found = ranked(Values(numbers, {}), {}, ["One", "Two", "No tasks"], ["A"], "Two")
+    odds = found.standings["One", "A"].odds
+    assert odds is not None
+    assert 0.19 < odds.low < 0.2 < odds.high < 0.21
+    assert found.standings["Two", "A"].odds is None
+    assert found.standings["No tasks", "A"].odds is None
+
+
+def test_less_text_changes_the_order_of_the_rows_that_both_have() -> None:
+    whole = measured({"Best": (1.0, 2.0), "Second": (1.1, 2.2), "Third": (1.3, 2.4)}, common=0.0, own=1e-6)
+    less = measured({"Third": (1.4, 4.8), "Second": (2.2, 4.4)}, common=0.0, own=1e-6)
+    found = with_less_text(whole, less, 0.1)
+    assert found.rises == pytest.approx({"Second": 100.0, "Third": (100 / 13 + 100) / 2}, rel=1e-3)
+    assert found.tau == 0.0  # turned on the first model alone
+    assert with_less_text(whole, measured({"Third": (1.4, 4.8)}), 0.1).tau is None
+
+
 def test_holm_is_step_down() -> None:
     # Holm 1979: the smallest is compared at alpha / n, the next at alpha / (n - 1); no later one is below an earlier.
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
@@ -97,18 +122,21 @@ def project_of(root: Path, monkeypatch: pytest.MonkeyPatch, ranking: dict[str, A
     """A project with a table of three methods on two models, and a ranking of it."""
     monkeypatch.chdir(root)
     slots = ["Llama-2-7B", "Llama-3-8B"]
-    load(root, monkeypatch, table("table1", columns=slots, rows=rows("First", "Other"), published=None, claims=[]))
+    whole = table("table1", columns=slots, rows=rows("First", "Other"), published=None, claims=[])
+    less = {**whole, "id": "quarot_less", "text_share": 0.5}
+    load(root, monkeypatch, whole, less)
     (root / "workflow/papers/quarot/ranking.yaml").write_text(json.dumps(ranking))
     return load_project(root=root)
 
 
-def computed(project: Project) -> None:
+def computed(project: Project, name: str = "quarot_table1", first: float = 1.0) -> None:
     """Run files with the divergence of a hundred windows; Other is worse by a tenth of a nat in each."""
     shared = NOISE.random(100)
-    for cell in project.cells("quarot_table1"):
+    for cell in project.cells(name):
         for run in cell.runs:
-            windows = shared + {"First": 1.0, "Other": 1.1}.get(cell.row, 0.0)
-            weights = provenance(bits_per_weight={"total": 4.25}, seconds=3.0) if run.weights_key else None
+            windows = shared + {"First": first, "Other": 1.1}.get(cell.row, 0.0)
+            made = {"bits_per_weight": {"total": 4.25}, "seconds": 3.0, "peak_bytes": 3 * 2**29}
+            weights = provenance(**made) if run.weights_key else None
             found = metrics(run, 10.0) | {"kl": float(windows.mean())} if weights else metrics(run, 8.0)
             samples = {"kl": [*map(float, windows)]} if weights else {}
             result = RunResult(run, found, provenance(), weights, samples=samples)
@@ -127,19 +155,41 @@ def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, mon
     assert "| [W4A4KV4](quarot_table1.md) | First | First |" in page
     line = next(line for line in page.splitlines() if line.startswith("| Other |"))
     assert "p < .001 | 2 |" in line
-    assert "| 4.25 | 3 |" in line
+    assert "| 4.25 | 3 | 1.50 |" in line
     frame = source.frame(collected)
     effects = frame[(frame["row"] == "Other") & (frame["quantity"] == "kl")]["ratio"]
     assert ((effects > 5) & (effects < 10)).all()
-    assert as_csv(frame).count("First") == 6  # both slots are one checkpoint here
+    assert as_csv(frame).count("First") == 7  # both slots are one checkpoint here
     source.draw(project, chosen, collected, tmp_path / figure_path("quarot"))
     assert "<svg" in (tmp_path / figure_path("quarot")).read_text()
+
+
+def test_a_class_with_less_text_says_how_the_order_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fields,) = RANKING["tables"]
+    classes = [{**fields["classes"][0], "less": "quarot_less"}]
+    project = project_of(tmp_path, monkeypatch, {**RANKING, "tables": [{**fields, "classes": classes}]})
+    whole, less = (project.cells(name) for name in ("quarot_table1", "quarot_less"))
+    texts = {cell.runs[0].recipe.calibration.samples for cell in whole if cell.runs[0].recipe.calibration}
+    assert {cell.runs[0].recipe.calibration.samples for cell in less if cell.runs[0].recipe.calibration} == {
+        max(1, round(samples / 2)) for samples in texts
+    }
+    chosen = project.one(Ranking, "quarot")
+    source = source_of(chosen)
+    assert {run.key for cell in less for run in cell.runs} <= set(source.planned(project, chosen)["runs"])
+    computed(project)
+    computed(project, "quarot_less", first=2.0)
+    collected = source.collect(project, chosen)
+    page = markdown(source.report(project, chosen, collected)).replace("\u00a0", " ")
+    assert "KL with 0.5 of the text, %" in page
+    assert "| [W4A4KV4](quarot_table1.md) | First | First | 1.00 | - | -1.00 |" in page
+    assert set(source.frame(collected)["quantity"]) >= {"memory", "less_text"}
 
 
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
         ("table", "quarot_table2", "no table of perplexity 'quarot_table2'"),
+        ("less", "quarot_table2", "no table of perplexity 'quarot_table2'"),
         ("against", "Firts", "quarot_table1 computes no row 'Firts'; nearest: First"),
     ],
 )

@@ -15,10 +15,10 @@ from scipy.stats import kendalltau, rankdata
 
 from reproduction.claims.effects import View
 from reproduction.claims.estimates import CONFIDENCE, Array, Estimate, Interval
-from reproduction.frame.values import Values
+from reproduction.frame.values import Values, collect
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
-from reproduction.tables.quantities import KL
+from reproduction.tables.quantities import KL, LOG_ODDS
 from reproduction.tables.rankings import MethodClass
 from reproduction.tables.tables import RunTable
 
@@ -31,6 +31,7 @@ class RankedMethod:
     effect: by how many percent its divergence is above that of the row it is compared with; None for that row.
     adjusted: probability of such an effect without a difference, by Holm over all methods of the class; None without
     noise. group: 1 for the best and all that cannot be told apart from it, then the same of the rest. rank: from 1.
+    odds: by how many nats the log-odds of tasks' right answers are above that row's; None where none were computed.
     """
 
     kl: float
@@ -40,6 +41,7 @@ class RankedMethod:
     adjusted: float | None
     group: int
     rank: float
+    odds: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -77,37 +79,92 @@ class Ranked:
 
 
 @dataclass(frozen=True)
+class LessText:
+    """Methods with less calibration text.
+
+    share: of the text. tau: mean over models of Kendall's tau between the rankings with all and with less; None where
+    there are no two rows. rises: by how many percent a row's divergence rises, a mean over models.
+    """
+
+    share: float
+    tau: float | None
+    rises: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Class:
     """A class of bits with its methods ranked.
 
     stored: bits a weight with all that is stored, by row; nan of weights that are not quantized. seconds: of learning
-    and rounding, a mean over models and seeds. results: its runs by key.
+    and rounding, a mean over models and seeds. memory: largest memory of that in GiB, of rows whose runs say it.
+    results: its runs by key. less: the same methods with less calibration text, where they were computed.
     """
 
     said: MethodClass
     ranked: Ranked
     stored: Mapping[str, float]
     seconds: Mapping[str, float]
+    memory: Mapping[str, float]
     results: Mapping[str, RunResult]
+    less: LessText | None = None
 
 
-def class_of(
-    project: Project, said: MethodClass, table: RunTable, values: Values, results: Mapping[str, RunResult]
-) -> Class:
-    """Rank the rows of a table, but for full precision."""
+def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTable | None = None) -> Class:
+    """Rank the rows of a table, but for full precision.
+
+    less: a table of some of the rows with less calibration text.
+
+    Raises:
+        ResultError: as `collect`.
+    """
+    found, quantized, results = _ranked_of(project, said, table)
+    seconds = {row: fmean(_seconds(one) for one in runs) for row, runs in quantized.items()}
+    stored = {row: fmean(_bits(one) for one in runs) for row, runs in quantized.items()}
+    peaks = {row: [peak for one in runs for peak in _peaks(one)] for row, runs in quantized.items()}
+    memory = {row: max(known) / 2**30 for row, known in peaks.items() if known}
+    again = None
+    if less is not None:
+        other, _, more = _ranked_of(project, said, less)
+        again, results = with_less_text(found, other, less.text_share), {**results, **more}
+    return Class(said, found, stored, seconds, memory, results, again)
+
+
+def _ranked_of(
+    project: Project, said: MethodClass, table: RunTable
+) -> tuple[Ranked, dict[str, list[RunResult]], dict[str, RunResult]]:
+    """The ranking of a table, and its results by row and by key."""
+    values, results = collect(project, table)
     quantized: dict[str, list[RunResult]] = {}
     for cell in project.cells(table.id):
         if not cell.runs[0].recipe.is_baseline:
             quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
-    seconds = {row: fmean(_seconds(one) for one in found) for row, found in quantized.items()}
-    stored = {row: fmean(_bits(one) for one in found) for row, found in quantized.items()}
-    found = ranked(values, results, list(quantized), project.columns(table), said.against)
-    return Class(said, found, stored, seconds, results)
+    return ranked(values, results, list(quantized), project.columns(table), said.against), quantized, results
+
+
+def with_less_text(whole: Ranked, less: Ranked, share: float) -> LessText:
+    """What less calibration text changes of the rows that both have."""
+    rows = [row for row in whole.rows if row in less.rows]
+    columns = [column for column in whole.columns if column in less.columns]
+    pairs = {
+        column: [(whole.standings[row, column].kl, less.standings[row, column].kl) for row in rows]
+        for column in columns
+    }
+    rises = {
+        row: fmean(100 * (pairs[column][place][1] / pairs[column][place][0] - 1) for column in columns)
+        for place, row in enumerate(rows)
+    }
+    return LessText(share, _mean([tau for found in pairs.values() for tau in _agreements(np.array(found).T)]), rises)
 
 
 def _seconds(result: RunResult) -> float:
     """Seconds of making a run's weights and rotations."""
     return result.seconds - float(result.provenance.get("seconds", 0.0))
+
+
+def _peaks(result: RunResult) -> list[float]:
+    """Largest memory of making a run's weights and rotations, in bytes; none of older records."""
+    found = (stage.get("peak_bytes") for stage in (result.weights or {}, result.rotation or {}))
+    return [float(one) for one in found if one]
 
 
 def _bits(result: RunResult) -> float:
@@ -128,11 +185,14 @@ def ranked(
     columns = view.columns  # those on one checkpoint once
     known = [row for row in rows if all(_is_number(view, row, column) for column in columns)]
     standings: dict[tuple[str, str], RankedMethod] = {}
+    tasks = View(LOG_ODDS, columns, values, results, rows)
     for column in columns if known else ():
         found = {row: view.estimate(row, column) for row in known}
         for row, standing in _standings(found, against).items():
-            kl = view.numbers[row, column]
-            standings[row, column] = RankedMethod(kl.mean, kl.standard_error, kl.values, *standing)
+            kl, odds = view.numbers[row, column], None
+            if row != against and all(_is_number(tasks, one, column) for one in (row, against)):
+                odds = tasks.gain(row, against, column).interval()
+            standings[row, column] = RankedMethod(kl.mean, kl.standard_error, kl.values, *standing, odds)
     by_seed = {column: _ranks_by_seed([standings[row, column].seeds for row in known]) for column in columns}
     ranks = {
         row: [*np.concatenate([by_seed[column][:, place] for column in columns])] for place, row in enumerate(known)

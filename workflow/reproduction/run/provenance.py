@@ -71,6 +71,8 @@ class Provenance(_Part):
     threads: int = 1
     code_digest: str = "-"
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    peak_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Largest memory of making weights or rotations (`environment.largest_memory`)."""
     corpora: dict[str, CorpusRecord] = Field(default_factory=dict)
     tasks: TasksRecord | None = None
     reference: str | None = None

@@ -49,20 +49,22 @@ class Rankings(Source[Ranking, "list[Class]"]):
             found = lookup(of_runs, one.table, f"{table.file}: tables.{table.id}.classes: no table of perplexity")
             rows = dict.fromkeys(row.name for row in found.rows)
             lookup(rows, one.against, f"{table.file}: tables.{table.id}.classes: {one.table} computes no row")
+            if one.less is not None:
+                lookup(of_runs, one.less, f"{table.file}: tables.{table.id}.classes: no table of perplexity")
         return table
 
-    def _classes(self, project: Project, table: Ranking) -> Iterator[tuple[MethodClass, RunTable]]:
-        """The classes whose tables are computed under this configuration."""
-        known = project.of(RunTable)
+    def _classes(self, project: Project, table: Ranking) -> Iterator[tuple[MethodClass, RunTable, RunTable | None]]:
+        """The classes whose tables are computed under this configuration, and their tables of less text."""
+        known = {name: one for name, one in project.of(RunTable).items() if project.cells(name)}
         for one in table.classes:
-            if one.table in known and project.cells(one.table):
-                yield one, known[one.table]
+            if one.table in known:
+                yield one, known[one.table], known.get(one.less or "")
 
     def planned(self, project: Project, table: Ranking) -> dict[str, Any]:
         """Plan a ranking: the runs of all its tables; its definition covers theirs."""
         runs: dict[str, list[tuple[str, str, str]]] = {}
         definitions = [table.model_dump(mode="json")]
-        for _, found in self._classes(project, table):
+        for found in (one for _, *both in self._classes(project, table) for one in both if one is not None):
             plan = source_of(found).planned(project, found)
             definitions.append(plan["definition"])
             for key, places in plan["runs"].items():
@@ -71,9 +73,8 @@ class Rankings(Source[Ranking, "list[Class]"]):
 
     def collect(self, project: Project, table: Ranking) -> list[Class]:
         from reproduction.claims.ranking import class_of
-        from reproduction.frame.values import collect
 
-        return [class_of(project, one, found, *collect(project, found)) for one, found in self._classes(project, table)]
+        return [class_of(project, *found) for found in self._classes(project, table)]
 
     def frame(self, collected: list[Class]) -> pd.DataFrame:
         from reproduction.render.pages.rankings import frame

@@ -17,6 +17,8 @@ class MethodClass(Written):
     """The class as readers know it, such as W4A4KV4."""
     against: str
     """The row that the others are compared with."""
+    less: str | None = Field(default=None, exclude_if=lambda table: table is None)
+    """A table of some of the rows with less calibration text (`text_share`)."""
 
 
 class RankingFields(Titled):

@@ -30,13 +30,14 @@ def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -
     """Build the report of a ranking."""
     results = {key: result for one in classes for key, result in one.results.items()}
     seeds = {result.run.seed for result in results.values()}
+    odds = any(standing.odds for one in classes for standing in one.ranked.standings.values())
     return judged_report(
         table,
         (),
         "Hypotheses",
         reading=sentences(WORDS, "reading", seeds=len(seeds))[0],
         grids=(_first(classes), *(_grid(one, _bits(project, one)) for one in classes)),
-        notes=sentences(WORDS, "notes", classes=classes),
+        notes=sentences(WORDS, "notes", classes=classes, odds=odds),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         details={"noise": "none"},
     )
@@ -50,6 +51,7 @@ def _first(classes: Sequence[Class]) -> Grid:
         GridColumn([listed(found) for found in best], "first, or not told from it, on every model"),
         GridColumn([show(one.ranked.seeds) for one in classes], "τ of two seeds"),
         GridColumn([show(one.ranked.models) for one in classes], "τ of two models"),
+        GridColumn([show(one.less and one.less.tau) for one in classes], "τ of two amounts of text"),
     )
     labels = [(f"[{one.said.name}]({one.said.table}.md)",) for one in classes]
     return Grid("", ["Class"], labels, columns)
@@ -71,12 +73,19 @@ def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
             f"against {one.said.against}, %": [_effect(standing) for standing in told],
             "group": [str(standing.group) for standing in told],
         }
+        if any(standing.odds for standing in told):
+            shown[f"log-odds against {one.said.against}, nats"] = [_odds(standing) for standing in told]
         columns += [GridColumn(texts, f"{column}<br>{head}", group=column, title=head) for head, texts in shown.items()]
     columns += [
         GridColumn([_range(found.ranks[row]) for row in rows], "rank by seed"),
         GridColumn([bits.get(row, "-") for row in rows], "bits"),
         GridColumn([f"{one.seconds[row]:.0f}" for row in rows], "s"),
     ]
+    if one.memory:
+        columns.append(GridColumn([f"{one.memory[row]:.2f}" if row in one.memory else "-" for row in rows], "GiB"))
+    if (less := one.less) is not None:
+        rises = [f"{less.rises[row]:+.0f}" if row in less.rises else "-" for row in rows]
+        columns.append(GridColumn(rises, f"KL with {less.share:g} of the text, %"))
     return Grid("", ["Method"], [(row,) for row in rows], columns, name=one.said.name)
 
 
@@ -88,6 +97,12 @@ def _effect(standing: RankedMethod) -> str:
         return effect
     chance = "p < .001" if standing.adjusted < 1e-3 else f"p {standing.adjusted:.3f}".replace("0.", ".")
     return f"{effect} [{low}, {high}], {chance}"
+
+
+def _odds(standing: RankedMethod) -> str:
+    if standing.odds is None:
+        return "-"
+    return f"{standing.odds.effect:+.3f} [{standing.odds.low:+.3f}, {standing.odds.high:+.3f}]"
 
 
 def _range(ranks: Sequence[float]) -> str:
@@ -108,5 +123,10 @@ def _lines(one: Class) -> Iterator[tuple[Any, ...]]:
         yield (*place, "kl", COMPUTED, standing.kl, standing.error, *told)
         numbers = {"rank": standing.rank, "group": float(standing.group), "holm": standing.adjusted}
         numbers |= {"bits": one.stored[row], "seconds": one.seconds[row]}
+        numbers |= {"memory": one.memory[row]} if row in one.memory else {}
+        numbers |= {"less_text": one.less.rises[row]} if one.less and row in one.less.rises else {}
+        if standing.odds is not None:
+            told = (standing.odds.low, standing.odds.high, None)
+            yield (*place, "log_odds", COMPUTED, standing.odds.effect, None, *told)
         for name, value in numbers.items():
             yield (*place, name, COMPUTED, value, *nothing)

@@ -12,7 +12,7 @@ from reproduction.identity.names import HISTORY_FILE, ROTATIONS_FILE
 from reproduction.identity.run import Run
 from reproduction.run.provenance import of_checkpoint
 from reproduction.run.stages.text import text_samples
-from rotquant.foundation.environment import environment
+from rotquant.foundation.environment import environment, largest_memory
 from rotquant.foundation.files import file_digest, write_json
 from rotquant.foundation.progress import task
 
@@ -34,6 +34,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     with task("starting"):
         from rotquant.models.checkpoints import load_checkpoint
         from rotquant.models.rotation.matrices import ends_of, save_rotations
+        from rotquant.models.stream import memory_peak
         from rotquant.tensors.devices import gpu_name, learning_dtype, torch_device, torch_dtype
         from rotquant.weights.actions import hooks
 
@@ -63,4 +64,5 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
         "learning": learner.model_dump(mode="json"),
         **ends_of(learned.history),
         "seconds": time.perf_counter() - started,
+        "peak_bytes": largest_memory([memory_peak(accelerator)]),
     }

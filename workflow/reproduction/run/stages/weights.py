@@ -12,7 +12,7 @@ from reproduction.identity.names import ROTATION_RECORD, ROTATIONS_FILE
 from reproduction.identity.run import Run
 from reproduction.run.provenance import of_checkpoint
 from reproduction.run.stages.text import text_samples
-from rotquant.foundation.environment import environment
+from rotquant.foundation.environment import environment, largest_memory
 from rotquant.foundation.files import canonical_json, read_object, replacing, short_hash
 from rotquant.foundation.progress import task
 
@@ -81,6 +81,7 @@ def compute_weights(
         "bits_per_weight": _bits(stored),
         "stages": stored.seconds,
         "seconds": time.perf_counter() - started,
+        "peak_bytes": largest_memory(stored.manifest.peak_bytes.values()),
     }
     with replacing(folder):  # which is the workflow's, whatever an interruption left there
         save_quantized(folder, stored, provenance)
