@@ -17,16 +17,15 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
 from rotquant.methods.spinquant import SpinQuant
-from rotquant.methods.spinquant import cayley_training as spinquant
-from rotquant.methods.spinquant import memory as learning_memory
-from rotquant.methods.spinquant import quantized_network as spinquant_network
 from rotquant.methods.spinquant.cayley_training import learn_rotations, learning_rate
-from rotquant.methods.spinquant.quantized_network import quantized_network
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
 from rotquant.models.memory import USABLE, size_in_bytes
 from rotquant.models.placement import matrices
+from rotquant.models.rotation import learning, learning_memory
+from rotquant.models.rotation import network as learned_network
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
+from rotquant.models.rotation.network import quantized_network
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
@@ -66,7 +65,9 @@ def drawn(model: nn.Module, of: Recipe, seed: int = 4) -> Rotations:
 
 @contextmanager
 def learning_network(model: nn.Module, of: Recipe, rotations: Rotations, **settings: Any) -> Iterator[Any]:
-    with quantized_network(model, of, rotations, **settings) as network:
+    learned = SpinQuant.of(of)
+    weights = of.rounded.scheme if learned.network == "all" else None
+    with quantized_network(model, of, rotations, gradient=learned.gradient, weights=weights, **settings) as network:
         yield network
 
 
@@ -330,7 +331,7 @@ def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: p
     monkeypatch.setitem(learning_memory.KEPT_BYTES, "cpu", 0)
     monkeypatch.setattr(learning_memory, "LIBRARIES", 0)
     expected, weights = learn(model, of, batch_size=1), [*model.parameters()]
-    plan = learning_memory.plan_memory(model, SpinQuant.of(of), SAMPLES.shape[1], torch.device("cpu"), 1)
+    plan = learning_memory.plan_memory(model, 2, True, SAMPLES.shape[1], torch.device("cpu"), 1)
     layer = sum(matrix.nbytes for matrix in matrices(decoder_layers(model)[0]))
     outside = size_in_bytes(model) - 4 * layer
     with only_what_is_fetched() as there:
@@ -350,19 +351,19 @@ def test_a_gpu_that_is_too_small_for_a_learning_is_one_sentence() -> None:
 def test_recipes_share_what_the_float_network_says_of_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     model, soft = tiny_model(), {"targets": "predictions", "steps": 3}
     recipes = [recipe(learning=soft), recipe({"keys": False, "mlp": False}, soft)]
-    monkeypatch.setattr(spinquant, "_FLOAT_TOKENS", 0)
+    monkeypatch.setattr(learning, "_FLOAT_TOKENS", 0)
     alone = [learn(model, of, seed=5) for of in recipes]
-    monkeypatch.setattr(spinquant, "_FLOAT_TOKENS", 2**11)
-    monkeypatch.setattr(spinquant, "_FLOAT_STATES", {})
+    monkeypatch.setattr(learning, "_FLOAT_TOKENS", 2**11)
+    monkeypatch.setattr(learning, "_FLOAT_STATES", {})
     together = [learn(model, of, seed=5) for of in recipes]
-    assert len(spinquant._FLOAT_STATES) == 3  # of three batches, for both
+    assert len(learning._FLOAT_STATES) == 3  # of three batches, for both
     for one, other in zip(alone, together, strict=True):
         assert_same(one.rotations, other.rotations)
         assert one.history == other.history
     with torch.no_grad():
         model.get_parameter("model.norm.weight")[0] += 1e-6
     learn(model, recipes[0], seed=5)
-    assert len(spinquant._FLOAT_STATES) == 6
+    assert len(learning._FLOAT_STATES) == 6
 
 
 def test_the_seed_decides_start_and_order_and_nothing_else_is_random() -> None:
@@ -415,9 +416,9 @@ def gradients(gradient: str) -> tuple[Tensor, ...]:
     of, model = recipe(learning={"gradient": gradient}), tiny_model()
     rotation = drawn(model, of).residual.requires_grad_()
     matrices, shape = {"residual": rotation}, architecture_of(model)
-    basis = spinquant_network.basis_at(shape, of.transforms, gradient, matrices, "residual")
+    basis = learned_network.basis_at(shape, of.transforms, gradient, matrices, "residual")
     x.requires_grad_()
-    y = spinquant_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
+    y = learned_network.LearningNetwork().quantize(x, INPUTS, basis, "place")
     (y * towards).sum().backward()
     assert torch.allclose(y, fake_quantize(x @ rotation, INPUTS).detach() @ rotation.T, atol=1e-12)
     return x.detach(), rotation.detach(), towards, x.grad, rotation.grad

@@ -169,9 +169,9 @@ def test_two_gpus_share_the_layers_evenly_and_in_order() -> None:
 
 def test_the_digest_of_a_time_covers_the_library_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     learned, calibrated = files_timed("learn", monkeypatch), files_timed("gptq", monkeypatch)
-    of_spinquant = ("__init__", "cayley_training", "memory", "quantized_network")
-    spinquant_files = {f"rotquant/methods/spinquant/{name}.py" for name in of_spinquant}
-    assert spinquant_files | {"rotquant/tensors/stiefel.py"} <= learned
+    spinquant_files = {f"rotquant/methods/spinquant/{name}.py" for name in ("__init__", "cayley_training")}
+    shared = {f"rotquant/models/rotation/{name}.py" for name in ("learning", "learning_memory", "network")}
+    assert spinquant_files | shared | {"rotquant/tensors/stiefel.py"} <= learned
     gptq_files = {"rotquant/methods/gptq/__init__.py", "rotquant/methods/gptq/columns.py"}
     assert gptq_files | {"rotquant/models/stream.py", "rotquant/kernels/hadamard/choice.py"} <= calibrated
     # Methods that are not timed, and what says in words what is: edits of these leave the record as it is.

@@ -10,9 +10,9 @@ import torch
 from reproduction.words.describe import settings
 from rotquant import api
 from rotquant.foundation.errors import RecipeError
-from rotquant.methods.spinquant.quantized_network import basis_at
 from rotquant.models.architectures import architecture_of
 from rotquant.models.fitting import check_fits, fitted
+from rotquant.models.rotation.network import basis_at
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import RotationScheme

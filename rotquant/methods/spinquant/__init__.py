@@ -1,6 +1,6 @@
 """SpinQuant's learning of rotations as a method of a recipe.
 
-`cayley_training` and `quantized_network` have the mathematics.
+`cayley_training` and `rotquant.models.rotation.network` have the mathematics.
 """
 
 from collections.abc import Mapping

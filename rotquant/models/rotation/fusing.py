@@ -31,6 +31,7 @@ from rotquant.models.architectures import (
 from rotquant.models.fitting import check_transforms
 from rotquant.models.memory import BLOCK_ELEMENTS
 from rotquant.models.rotation.matrices import Rotations, check_rotations, initial_rotations
+from rotquant.models.rotation.scales import divide_inside, divide_norms
 from rotquant.models.transforms import Chain
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
@@ -105,12 +106,15 @@ def rotate(
 
 @torch.no_grad()
 def _fuse(model: nn.Module, rotations: Rotations, fusion: "_Fusion") -> None:
-    """Put rotations, and gains of norms if `fusion` says so, into every weight of the model."""
+    """Put rotations with their scales, and gains of norms if `fusion` says so, into every weight of the model."""
     if fusion.gains:
         _untie_embeddings(model)
     fusion.rotate_embedding(embedding(model).weight)
     for index, layer in enumerate(track(decoder_layers(model), "rotating", "layer")):
+        scales = rotations.scales_of(index)
+        divide_inside(layer, fusion.architecture, scales)
         fusion.rotate_layer(layer, rotations.of_layer(index))
+        divide_norms(layer, fusion.architecture, scales)
     fusion.rotate_readers(final_norm(model), [lm_head(model).weight])
 
 

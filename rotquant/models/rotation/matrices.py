@@ -8,7 +8,7 @@ What is done with them is `rotquant.models.rotation.fusing`'s business.
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -22,6 +22,7 @@ from rotquant.foundation.files import atomic_path, check_regular
 from rotquant.foundation.parsing import parse_json
 from rotquant.models.architectures import Architecture
 from rotquant.models.integrity import check_finite, tensors_digest
+from rotquant.models.rotation.scales import check_scales
 from rotquant.models.transforms import features_at
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.recipes.transforms import Kind, Location, SiteName
@@ -33,6 +34,10 @@ _TOLERANCE = 1e-4
 #: The file's only metadata: history and digest of the matrices, and what they were made of, as JSON. Safetensors writes
 #: several in random order, and equal rotations should give equal files.
 _METADATA = "rotquant.models.rotation.matrices"
+#: Begins the names of scales among those of matrices.
+SCALE = "scale."
+#: What may be of each layer.
+_OF_LAYERS = ("keys", "values", *get_args(SiteName))
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,14 @@ class Rotations:
     residual: R1 [hidden, hidden], or None.
     values: R2 of each layer [head_dim, head_dim], the same for all heads of the layer, or None.
     inputs: online ones of each layer [hidden, hidden] by the names of their sites (`RotationScheme.inputs`).
+    scales: by what they divide, positive numbers of each layer that are merged into the weights with the rotations
+        (`rotation.scales`).
     """
 
     residual: Tensor | None
     values: tuple[Tensor, ...] | None
     inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    scales: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def layers(self) -> dict[str, tuple[Tensor, ...]]:
@@ -57,16 +65,19 @@ class Rotations:
         """Those of one layer, by the names of their locations."""
         return {name: matrices[index] for name, matrices in self.layers.items()}
 
+    def scales_of(self, index: int) -> dict[str, Tensor]:
+        """The scales of one layer, by what they divide."""
+        return {name: scales[index] for name, scales in self.scales.items()}
+
     def online(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """What acts while the model runs, as it is stored: [layers, hidden, hidden], on the host, in `dtype`."""
         return {name: torch.stack([*matrices]).to("cpu", dtype) for name, matrices in self.inputs.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The matrices by name: `residual`, `values.0`, `values.1`, `mlp_input.0` and so on."""
+        """The matrices by name: `residual`, `values.0`, `values.1`, `mlp_input.0` and so on, scales `scale.keys.0`."""
         named = {} if self.residual is None else {"residual": self.residual}
-        return named | {
-            f"{name}.{index}": matrix for name, every in self.layers.items() for index, matrix in enumerate(every)
-        }
+        layers = self.layers | {f"{SCALE}{name}": scales for name, scales in self.scales.items()}
+        return named | {f"{name}.{index}": one for name, every in layers.items() for index, one in enumerate(every)}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor], exact: bool = True) -> "Rotations":
@@ -79,10 +90,11 @@ class Rotations:
         found: dict[str, tuple[Tensor, ...]] = {}
         for name in dict.fromkeys(name.rpartition(".")[0] for name in given if name != "residual"):
             places = [f"{name}.{index}" for index in range(sum(one.startswith(f"{name}.") for one in given))]
-            if name not in ("values", *get_args(SiteName)) or not given.keys() >= set(places):
+            if name.removeprefix(SCALE) not in _OF_LAYERS or not given.keys() >= set(places):
                 raise ResultError(f"these are no rotations: they have {', '.join(sorted(given))}.")
             found[name] = tuple(given[place] for place in places)
-        return cls(given.get("residual"), found.pop("values", None), found)
+        scales = {name.removeprefix(SCALE): found.pop(name) for name in [*found] if name.startswith(SCALE)}
+        return cls(given.get("residual"), found.pop("values", None), found, scales)
 
 
 @dataclass(frozen=True)
@@ -100,11 +112,13 @@ class LearnedRotations:
 
     @classmethod
     def of_float32(cls, matrices: Mapping[str, Tensor], history: list[dict[str, Any]]) -> "LearnedRotations":
-        """Matrices by their names (`Rotations.tensors`), taken from float32's to float64's distance from orthogonal."""
+        """Matrices by their names (`Rotations.tensors`), taken from float32's to float64's distance from orthogonal;
+        scales as they are."""
         exact = {name: matrix.detach().cpu().double() for name, matrix in matrices.items()}
-        return cls(
-            Rotations.of_tensors({name: newton_schulz(newton_schulz(one)) for name, one in exact.items()}), history
-        )
+        for name, one in exact.items():
+            if not name.startswith(SCALE):
+                exact[name] = newton_schulz(newton_schulz(one))
+        return cls(Rotations.of_tensors(exact), history)
 
 
 def initial_rotations(architecture: Architecture, scheme: RotationScheme, seed: int) -> Rotations:
@@ -133,11 +147,12 @@ def _matrix(kind: Kind, size: int, generator: torch.Generator) -> Tensor:
 
 
 def check_rotations(architecture: Architecture, scheme: RotationScheme, rotations: Rotations) -> None:
-    """Raise `RecipeError` unless these are orthogonal matrices of the model's sizes, for what the scheme rotates."""
+    """Raise `RecipeError` unless these are orthogonal matrices of the model's sizes, for what the scheme rotates, and
+    scales of its shapes."""
     rotated = {one.location: features_at(architecture, one.location) for one in scheme.transforms if one.tensors}
     wanted = {"residual": rotated.pop("residual")} if "residual" in rotated else {}
     wanted |= {f"{name}.{index}": size for name, size in rotated.items() for index in range(architecture.num_layers)}
-    given = rotations.tensors()
+    given = replace(rotations, scales={}).tensors()
     if set(given) != set(wanted):
         raise RecipeError(
             f"the rotations do not belong to this recipe and {architecture.family} model: expected {_counted(wanted)}, "
@@ -149,6 +164,7 @@ def check_rotations(architecture: Architecture, scheme: RotationScheme, rotation
             raise RecipeError(f"rotation {name} has shape {shape}, and this model needs {(size, size)}.")
         if not orthonormality_error(given[name]) <= _TOLERANCE:
             raise RecipeError(f"rotation {name} is not orthogonal.")
+    check_scales(architecture, rotations.residual is not None, rotations.scales)
 
 
 def _counted(names: Collection[str]) -> str:

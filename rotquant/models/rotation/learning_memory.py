@@ -1,4 +1,5 @@
-"""Memory that learning rotations takes on a GPU: sequences that pass the network together, and layers that recompute.
+"""Memory that learning rotations through the network takes on a GPU: sequences that pass it together, and layers that
+recompute.
 
 All weights are frozen, so there is no gradient of one. The budget of Llama-3-8B's shape, bfloat16, texts of 2048
 tokens, in GiB:
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import config_of, embedding
 from rotquant.models.memory import KEPT_BYTES, LIBRARIES, LOGITS_AT_ONCE, USABLE, kept_bytes, size_in_bytes
 from rotquant.models.placement import bytes_without_layers
@@ -45,7 +45,8 @@ class LearningMemory:
 
 def plan_memory(
     model: nn.Module,
-    settings: SpinQuant,
+    batch_size: int,
+    teacher: bool,
     tokens: int,
     device: torch.device,
     memory: int | None = None,
@@ -54,17 +55,18 @@ def plan_memory(
     """Plan a learning on texts of so many tokens.
 
     Args:
+        batch_size: sequences of a step. teacher: whether the loss reads the float network's predictions.
         device: where the network will run.
         memory: bytes of a GPU that may be used; default, all.
         rotations: how many of the size of R1 are learned: one, or two of each layer in its place.
     """
     at_once = max(1, of_device(LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
-    at_once, kept = min(settings.batch_size, at_once), of_device(KEPT_BYTES, device)
+    at_once, kept = min(batch_size, at_once), of_device(KEPT_BYTES, device)
     if memory is None and device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]  # all: what is free now would split batches in another way
     if memory is None:
         return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
-    usable, sequence = int(USABLE * memory), sequence_bytes(model, settings, tokens)
+    usable, sequence = int(USABLE * memory), sequence_bytes(model, teacher, tokens)
     fixed = LIBRARIES + learning_bytes(config_of(model).hidden_size, rotations)
     spare = usable - size_in_bytes(model) - fixed
     if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
@@ -74,11 +76,11 @@ def plan_memory(
     return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
 
 
-def sequence_bytes(model: nn.Module, settings: SpinQuant, tokens: int) -> int:
+def sequence_bytes(model: nn.Module, teacher: bool, tokens: int) -> int:
     """Bytes that a text of so many tokens takes while it passes a network whose layers are computed again."""
     config, size = config_of(model), embedding(model).weight.element_size()
     layers = config.num_hidden_layers
     # float32: log-probabilities and two gradients of them, and soft targets; logits, their gradient, the float ones
-    logits = 12 + 2 * size + (4 + size if settings.targets == "predictions" else 0)
+    logits = 12 + 2 * size + (4 + size if teacher else 0)
     every = config.vocab_size * logits + layers * config.hidden_size * size
     return tokens * every + kept_bytes(model, tokens) // layers

@@ -1,9 +1,10 @@
-"""The network that SpinQuant learns its rotations on (Sec. 3.2): the original one, each quantizer in a rotated basis.
+"""The network that rotations are learned on (SpinQuant Sec. 3.2): the original one, each quantizer in a rotated basis.
 
 Rotating every weight and quantizing gives, at each place, the function x -> Q(x R) R^T in the unrotated basis. Here
 hooks put that into the unrotated model: the same network without a rotated weight or the gradient of one. With s the
-scale and s n the rounding error of Q(x R), the place computes x + s n R^T. What is differentiated in it is described at
-`LearningNetwork.quantize`. No weight is changed.
+scale and s n the rounding error of Q(x R), the place computes x + s n R^T. Where features are divided by scales S too
+(`Rotations.scales`), it is Q(x R / S) S R^T. What is differentiated is described at `LearningNetwork.quantize`. No
+weight is changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import (
     Architecture,
     Site,
@@ -25,6 +25,7 @@ from rotquant.models.architectures import (
     linear_of,
     norm_of,
 )
+from rotquant.models.equivalent import per_query_head
 from rotquant.models.rotation.matrices import Rotations
 from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.runtime import Handle, RuntimeQuantization
@@ -36,26 +37,38 @@ from rotquant.tensors.onednn import OneDNNLinear, linear
 from rotquant.tensors.quantization import choose_qparams, decibel, fake_quantize, grouped, square_sum, ungrouped
 from rotquant.training.loop import recomputed
 
+#: Where the gradient of a rotation comes from: see `LearningNetwork.quantize`.
+Gradient = Literal["errors", "scales", "both"]
+
 
 @dataclass(frozen=True)
 class Basis:
-    """A change of basis along the last axis of a tensor and its inverse, both linear and orthogonal.
+    """A change of basis along the last axis of a tensor and its inverse, both linear; orthogonal without `scale`.
 
-    forth, back: the same transforms, of which one takes the matrices without gradient.
+    forth, back: the same transforms; one may take the matrices without gradient.
     features: which of them it changes, from and up to; None all.
+    scale: gives what features are divided by as it is then, broadcast over x: after the transforms where it is `last`,
+        else before them.
     """
 
     forth: Chain
     back: Chain
     features: tuple[int, int] | None = None
+    scale: Callable[[], Tensor] | None = None
+    last: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """x R."""
-        return self._change(self.forth, x)
+        """x R, x R / S or (x / S) R."""
+        x = self._scaled(x, torch.div, not self.last)
+        return self._scaled(self._change(self.forth, x), torch.div, self.last)
 
     def undo(self, x: Tensor) -> Tensor:
-        """x R^T."""
-        return self._change(self.back.inverse, x)
+        """x R^T, x S R^T or x R^T S."""
+        x = self._scaled(x, torch.mul, self.last)
+        return self._scaled(self._change(self.back.inverse, x), torch.mul, not self.last)
+
+    def _scaled(self, x: Tensor, operation: Callable[[Tensor, Tensor], Tensor], here: bool) -> Tensor:
+        return operation(x, self.scale().to(x)) if self.scale is not None and here else x
 
     def _change(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.features is None:
@@ -67,22 +80,24 @@ class Basis:
 def basis_at(
     architecture: Architecture,
     transforms: tuple[Transform, ...],
-    gradient: Literal["errors", "scales"],
+    gradient: Gradient,
     matrices: Mapping[str, Tensor],
     *locations: Location,
     features: tuple[int, int] | None = None,
+    scale: Callable[[], Tensor] | None = None,
+    last: bool = False,
 ) -> Basis:
     """The basis in which a layer is quantized that has these transforms; matrices: R1 and the layer's, by location.
 
-    Each rotation comes twice, and has its gradient in one place: see `LearningNetwork.quantize`.
+    Each rotation comes twice, and has its gradient in one place or both: see `LearningNetwork.quantize`.
     """
     constant = {name: matrix.detach() for name, matrix in matrices.items()}
     chosen = at(transforms, *locations)
     forth, back = (
-        Chain(chosen, tensors, architecture.num_heads, learned=True)
-        for tensors in ((matrices, constant) if gradient == "scales" else (constant, matrices))
+        Chain(chosen, matrices if gradient in ("both", place) else constant, architecture.num_heads, learned=True)
+        for place in ("scales", "errors")
     )
-    return Basis(forth, back, features)
+    return Basis(forth, back, features, scale, last)
 
 
 @dataclass
@@ -126,10 +141,11 @@ class LearningNetwork:
         """Q(x R) R^T as x + s n R^T, s the scales of x R and n its rounding errors over them.
 
         The straight-through estimator takes n, rounding's residue, for a constant: x gets the gradient of the output as
-        it is. R gets one through either of its two places (`SpinQuant.gradient`), the other being constant.
+        it is. R gets one through one of its two places, the other being constant, or through both.
         Through the second, the error turns with R. That is what Eq. 5 has and the authors' code, but it turns
         differently for every token: on this project's models the gradients of two batches of 2048 tokens have a cosine
         of 0.00 (0.02 through both places). Through the first, R changes the ranges, hence the size of the error: 0.18.
+        Both together are what autograd makes of the rotated network, but for x's own part in the ranges.
         """
         if scheme is None or not self.quantizing:
             return x
@@ -155,19 +171,23 @@ def quantized_network(
     recipe: Recipe,
     rotations: Rotations,
     checkpointing: bool = False,
+    *,
+    gradient: Gradient = "errors",
+    weights: QuantizationScheme | None = None,
 ) -> Iterator[LearningNetwork]:
     """While open, `model` computes what rotating and quantizing it by `recipe` would compute, differentiable in the
-    rotations.
+    rotations and their scales.
 
     Its parameters are frozen meanwhile, dropout is off, and all is as it was afterwards. Layers may lie on several
     devices: the rotations go where they are needed, and their gradients back.
 
     Args:
         model: of a supported family, in its original basis.
-        recipe: its `rotation` (without the matrices themselves), its quantizers of activations and KV cache, and where
-            `methods.spinquant.network` is `all`, of weights, rounded to nearest with scales from the rows' ranges.
-        rotations: R1, R2, and online ones of inputs, of any type.
+        recipe: its `rotation` (without the matrices themselves) and its quantizers of activations and KV cache.
+        rotations: R1, R2, and online ones of inputs, of any type; scales, only without `weights`.
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
+        gradient: what the rotations' is, see `LearningNetwork.quantize`.
+        weights: the scheme by which weights are rounded to nearest too, with scales from the rows' ranges.
     """
     architecture, network = architecture_of(model), LearningNetwork()
     rotation = cast(RotationScheme, recipe.rotation)
@@ -180,7 +200,9 @@ def quantized_network(
             matrices = rotations.of_layer(index)
             if rotations.residual is not None:
                 matrices["residual"] = rotations.residual
-            _Layer(network, architecture, recipe, matrices, index, layer).install(stack, handle)
+            scales = rotations.scales_of(index)
+            one = _Layer(network, architecture, recipe, matrices, scales, index, layer, gradient, weights)
+            one.install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
         settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
         stack.enter_context(recomputed(model, checkpointing, **settings))
@@ -195,8 +217,11 @@ class _Layer:
     architecture: Architecture
     recipe: Recipe
     matrices: Mapping[str, Tensor]
+    scales: Mapping[str, Tensor]
     index: int
     layer: nn.Module
+    gradient: Gradient
+    weights: QuantizationScheme | None
 
     def install(self, stack: ExitStack, handle: Handle) -> None:
         """Put them in until `stack` and `handle` are closed.
@@ -216,16 +241,16 @@ class _Layer:
                     gain = norm.weight + offset if offset else norm.weight
                     one = nn.Parameter(torch.full_like(gain, 1.0 - offset), False)
                     stack.enter_context(_replaced(norm, "weight", one))
-                factor = 1 if gain is None or self._weight_scheme else gain
+                factor = 1 if gain is None or self.weights else gain
                 handle.add(norm.register_forward_hook(lambda _m, _i, x, q=quantize, factor=factor: q(x) * factor))
-            if gain is not None and self._weight_scheme and site.router is not None:
+            if gain is not None and self.weights and site.router is not None:
                 router = self.layer.get_submodule(site.router)  # whose weight is not quantized, and lacks the gain
                 handle.add(router.register_forward_pre_hook(lambda _m, inputs, gain=gain: (inputs[0] * gain,)))
             for name in site.linears:
                 module = linear_of(self.layer, name)
                 if site.norm is None:
                     handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
-                if self._weight_scheme:
+                if self.weights:
                     forward = partial(self._linear, module, basis, self._basis_of_rows(name), gain)
                     stack.enter_context(_replaced(module, "forward", forward))
         if self.recipe.keys is not None or self.recipe.values is not None:
@@ -234,24 +259,21 @@ class _Layer:
 
     def fake(self, keys: Tensor, values: Tensor, _layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, kv heads, tokens, head_dim] as attention will see them."""
+        recipe, quantize, of = self.recipe, self.network.quantize, self._of_cache
         return (
-            self.network.quantize(keys, self.recipe.keys, self._basis("queries_keys"), f"{self.index}.keys"),
-            self.network.quantize(values, self.recipe.values, self._basis("values"), f"{self.index}.values"),
+            quantize(keys, recipe.keys, of("queries_keys", "keys"), f"{self.index}.keys"),
+            quantize(values, recipe.values, of("values", "values"), f"{self.index}.values"),
         )
 
     def _cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "past_key_values": TransientCache(self)}
-
-    @property
-    def _weight_scheme(self) -> QuantizationScheme | None:
-        return self.recipe.rounded.scheme if SpinQuant.of(self.recipe).network == "all" else None
 
     def _linear(self, module: nn.Linear, columns: Basis, rows: Basis, gain: Tensor | None, x: Tensor) -> Tensor:
         """A linear layer of weight R_out Q(R_out^T W R_in) R_in^T, where W contains the norm's gain."""
         weight = module.weight if gain is None else module.weight * gain
         if self.network.quantizing:
             signal = columns.apply(rows.apply(weight.T).T)
-            scheme = cast(QuantizationScheme, self._weight_scheme)
+            scheme = cast(QuantizationScheme, self.weights)
             qparams = choose_qparams(signal, scheme)
             with torch.no_grad():
                 error = fake_quantize(signal, scheme, qparams).sub_(signal)
@@ -259,18 +281,26 @@ class _Layer:
             weight = weight + rows.undo(columns.undo(error).T).T
         return linear(x, weight, module.bias)
 
-    def _basis(self, *locations: Location, features: tuple[int, int] | None = None) -> Basis:
-        gradient = SpinQuant.of(self.recipe).gradient
+    def _basis(self, *locations: Location, features: tuple[int, int] | None = None, **scaling: Any) -> Basis:
+        transforms = self.recipe.transforms
         return basis_at(
-            self.architecture, self.recipe.transforms, gradient, self.matrices, *locations, features=features
+            self.architecture, transforms, self.gradient, self.matrices, *locations, features=features, **scaling
         )
+
+    def _of_cache(self, location: Location, scaled: str) -> Basis:
+        """The basis of keys or values [batch, kv heads, tokens, head_dim]."""
+        scale = self.scales.get(scaled)
+        return self._basis(location, scale=None if scale is None else lambda: scale.unsqueeze(1))
 
     def _basis_of(self, site: Site) -> Basis:
         """The basis of a linear layer's input: of what norms give that of the residual stream, unless it has one."""
+        scale = self.scales.get("values" if site.name == "attention_output" else site.name)
         if site.name in INPUTS.values() and not at(self.recipe.transforms, site.name):
-            return self._basis("residual")
-        heads: tuple[Location, ...] = ("values", "across_heads") if site.name == "attention_output" else ()
-        return self._basis(*heads, site.name)
+            return self._basis("residual", scale=None if scale is None else lambda: scale, last=True)
+        if site.name != "attention_output":
+            return self._basis(site.name, scale=None if scale is None else lambda: scale)
+        of_heads = None if scale is None else lambda: per_query_head(scale, self.architecture)
+        return self._basis("values", "across_heads", site.name, scale=of_heads)
 
     def _basis_of_rows(self, name: str) -> Basis:
         """The basis of a linear layer's output as its weights know it: R3 acts later."""
