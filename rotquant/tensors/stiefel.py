@@ -1,7 +1,8 @@
-"""Cayley SGD on the Stiefel manifold (Li et al. 2020, Algorithm 1): the optimizer of SpinQuant, Sec. 3.2, Eqs. 3 and 4.
+"""Optimizers on the Stiefel manifold: Cayley SGD (Li et al. 2020, Algorithm 1), SpinQuant's, Sec. 3.2, Eqs. 3 and 4;
+and Riemannian Adam, OSTQuant's.
 
-An ordinary torch optimizer whose parameters are matrices with orthonormal columns and stay so. It inverts no matrix and
-knows nothing of models or quantization.
+Ordinary torch optimizers whose parameters are matrices with orthonormal columns and stay so. They know nothing of
+models or quantization.
 """
 
 from collections.abc import Callable, Iterable
@@ -92,6 +93,60 @@ class CayleySGD(torch.optim.Optimizer):
             rotation.copy_(newton_schulz(rotation))
 
 
+class RiemannianAdam(torch.optim.Optimizer):
+    """Adam with one second moment for each matrix, in the canonical metric (Becigneul and Ganea 2019; OSTQuant's).
+
+    X = G - R G^T R is the gradient in the tangent space at R and |X|^2 = tr(X^T (I - R R^T / 2) X) its square. The
+    moments are Adam's: M of X, and the number v of |X|^2, both freed of their bias. With D = -lr M / (sqrt(v) + eps)
+    and the skew-symmetric A = D R^T - R D^T, the Cayley transform (I - A/2)^-1 (I + A/2) moves R, and M with it to the
+    tangent space there. A R is 2 D for a square matrix: it goes twice as far as D, as in geoopt, which OSTQuant's code
+    uses. A Newton-Schulz step takes the rounding away. geoopt takes singular vectors every ten steps there, and its
+    projection then doubles M of a square matrix, which is left out.
+
+    Args:
+        params: real matrices [n, p], n >= p, with orthonormal columns, float32 or float64.
+        lr: learning rate; schedulers of torch change it as usual.
+        betas, eps: as Adam's.
+
+    Raises:
+        ValueError: a parameter that is none of the above.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                _check(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Do one step for every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, rotation: Tensor, group: dict[str, Any]) -> None:
+        state, (first, second) = self.state[rotation], group["betas"]
+        gradient = cast(Tensor, rotation.grad)
+        gradient = gradient - rotation @ (gradient.mT @ rotation)
+        square = gradient.square().sum() - (rotation.mT @ gradient).square().sum() / 2
+        state.setdefault("momentum", torch.zeros_like(rotation)).lerp_(gradient, 1 - first)
+        state.setdefault("square", torch.zeros_like(square)).lerp_(square, 1 - second)
+        state["step"] = step = state.get("step", 0) + 1
+        direction = state["momentum"] / (1 - first**step)
+        direction *= -group["lr"] / ((state["square"] / (1 - second**step)).sqrt() + group["eps"])
+        skew = direction @ rotation.mT
+        skew = skew - skew.mT
+        moved = torch.cat([rotation, state["momentum"]], dim=-1)
+        one = torch.eye(len(skew), dtype=skew.dtype, device=skew.device)
+        moved = torch.linalg.solve(one - skew / 2, moved + skew @ moved / 2)
+        rotation.copy_(newton_schulz(moved[:, : rotation.shape[1]]))
+        state["momentum"].copy_(moved[:, rotation.shape[1] :])
+
+
 def tangent(rotation: Tensor, direction: Tensor) -> Tensor:
     """The skew-symmetric Y [n, n] for which Y R is `direction` projected to the tangent space at R (Eq. 4).
 
@@ -135,11 +190,11 @@ def _check(parameter: Tensor) -> None:
     """Raise `ValueError` for a parameter that cannot lie on the Stiefel manifold as it is."""
     shape = tuple(parameter.shape)
     if parameter.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"Cayley SGD needs float32 or float64 matrices, and got one of {parameter.dtype}")
+        raise ValueError(f"rotations are learned as float32 or float64 matrices, and one is of {parameter.dtype}")
     if len(shape) != 2 or shape[0] < shape[1]:
-        raise ValueError(f"Cayley SGD needs matrices [n, p] with n >= p, and got one of shape {shape}")
+        raise ValueError(f"rotations are matrices [n, p] with n >= p, and one is of shape {shape}")
     error = orthonormality_error(parameter.detach()).item()
     if not error <= _START_TOLERANCE:
         raise ValueError(
-            f"Cayley SGD needs orthonormal columns: a matrix of shape {shape} has max |R^T R - I| = {error:.2g}"
+            f"rotations have orthonormal columns: a matrix of shape {shape} has max |R^T R - I| = {error:.2g}"
         )

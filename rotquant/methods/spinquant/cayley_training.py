@@ -46,7 +46,7 @@ def learn_rotations(
         _of_predictions if settings.targets == "predictions" else _of_tokens,
         settings.targets == "predictions",
         # The schedule gives the rate itself, as a multiple of one.
-        lambda rotations: CayleySGD(rotations.values(), 1.0, settings.momentum),
+        lambda rotations: [CayleySGD(rotations.values(), 1.0, settings.momentum)],
         partial(learning_rate, settings=settings),
         settings.gradient,
         recipe.rounded.scheme if settings.network == "all" else None,

@@ -6,7 +6,7 @@ weights are frozen; the model is left as it was. A method says where it starts, 
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +54,7 @@ class Settings:
 
     steps: iterations. batch_size: sequences of an iteration.
     objective: the loss. teacher: whether it reads the float network's logits.
-    optimizer: made of the parameters by their names; its rates are those of the first step.
+    optimizers: made of the parameters by their names; their rates are those of the first step.
     share: of the rates at a step, counted from zero.
     gradient, weights: as `quantized_network` takes them.
     clip: norm to which the gradient of all parameters is cut; None leaves it.
@@ -64,7 +64,7 @@ class Settings:
     batch_size: int
     objective: Objective
     teacher: bool
-    optimizer: Callable[[Mapping[str, nn.Parameter]], Optimizer]
+    optimizers: Callable[[Mapping[str, nn.Parameter]], Sequence[Optimizer]]
     share: Callable[[int], float]
     gradient: Gradient = "errors"
     weights: QuantizationScheme | None = None
@@ -134,8 +134,10 @@ def learn_through_network(
     lying = nullcontext(False) if options.device is None else placed(model, place, plan.working, memory)
     with lying as from_host, silenced(not options.progress):
         parameters = _parameters(model, start())
-        optimizer = settings.optimizer(parameters)
-        schedule = LambdaLR(optimizer, settings.share)
+        optimizers = settings.optimizers(parameters)
+        schedules = [LambdaLR(optimizer, settings.share) for optimizer in optimizers]
+        state = {f"optimizer {number}": one for number, one in enumerate(optimizers)}
+        state |= {f"schedule {number}": one for number, one in enumerate(schedules)}
         batch_size = min(settings.batch_size, options.batch_size or plan.at_once)
         again = from_host or plan.recomputes
         # Of many tokens, or of layers that would have to come, a digest of all weights costs more than it saves.
@@ -150,8 +152,8 @@ def learn_through_network(
             gradient = GradientStep(
                 lambda step: samples[batches[step]].split(batch_size),
                 loss,
-                [optimizer],
-                [schedule],
+                optimizers,
+                schedules,
                 clip if settings.clip else None,
             )
             checkpoint = options.checkpoint and Checkpoint(
@@ -161,7 +163,7 @@ def learn_through_network(
                 partial(_step, loss, gradient, parameters, options.snr_every),
                 settings.steps,
                 "learning rotations",
-                parts={**parameters, "optimizer": optimizer, "schedule": schedule},
+                parts=parameters | state,
                 checkpoint=checkpoint,
                 on_step=options.callback,
                 not_finite="the loss of the quantized network is {loss} at step {step} of {description}.",
