@@ -30,7 +30,6 @@ from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.reconstruction import (
     INITIAL_CLIPPING,
-    SMALLEST_SCALE,
     DecoderBlock,
     Parameters,
     clipped_qparams,
@@ -40,34 +39,39 @@ from rotquant.weights.reconstruction import (
 
 #: Share of the learning rates that is left at the end.
 _LAST = 1e-3
+#: Weight decay: AdamW's default, which the authors' code leaves.
+_DECAY = 1e-2
+#: Factors of features stay above this.
+_SMALLEST = 1e-3
 
 
 class LearnedMatrix(nn.Module):
-    """P = U diag(v) V^T [n, n], where it starts a random orthogonal matrix; U and V are Cayley transforms."""
+    """P = U diag(v) V^T [n, n]; U and V are Cayley transforms of matrices that start orthogonal (authors' code)."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.register_buffer("start", random_orthogonal_matrix(size, generator).float())
-        self.left, self.right = (nn.Parameter(torch.zeros(size, size)) for _ in range(2))
+        self.left, self.right = (
+            nn.Parameter(random_orthogonal_matrix(size, generator).float().contiguous()) for _ in range(2)
+        )
         self.values = nn.Parameter(torch.ones(size))
 
     def forward(self) -> Tensor:
         """P."""
-        start: Tensor = self.start  # pyright: ignore[reportAssignmentType]
-        return (start @ _orthogonal(self.left) * self.values) @ _orthogonal(self.right).mT
+        return (_orthogonal(self.left) * self.values) @ _orthogonal(self.right).mT
 
 
 def _orthogonal(free: Tensor) -> Tensor:
-    """(I + S)^-1 (I - S) with the skew-symmetric S of a free matrix's lower triangle."""
+    """(I - S/2)^-1 (I + S/2) with the skew-symmetric S of a free matrix's lower triangle."""
     skew = free.tril(-1)
-    skew, one = skew - skew.mT, torch.eye(len(free), dtype=free.dtype, device=free.device)
-    return torch.linalg.solve(one + skew, one - skew)
+    skew, one = (skew - skew.mT) / 2, torch.eye(len(free), dtype=free.dtype, device=free.device)
+    return torch.linalg.solve(one - skew, one + skew)
 
 
 class LearnedSite(nn.Module):
     """What stands before the linear layers of a site while its block is trained.
 
-    scale: [features]; clip: the logit of the share of each token's range that is kept.
+    factor: by which features [features] are multiplied; clip: the logit of the share of each token's range that is
+    kept.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class LearnedSite(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.transforms, self.scheme, self.name = settings.transforms_at(site.name), scheme, site.name
-        self.scale = nn.Parameter(scale.clamp(min=SMALLEST_SCALE))
+        self.factor = nn.Parameter(1 / scale)
         self.left, self.right = (LearnedMatrix(size, generator) for size in factor_sizes(site.features))
         self.clip = nn.Parameter(scale.new_full((), INITIAL_CLIPPING))
         self.to(scale.device)
@@ -85,7 +89,7 @@ class LearnedSite(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of its transforms."""
         return {
-            f"{self.name}.scale": self.scale,
+            f"{self.name}.scale": 1 / self.factor,
             f"{self.name}.left": self.left(),
             f"{self.name}.right": self.right(),
         }
@@ -174,13 +178,13 @@ def train_block(
         matrices += [parameter for parameter in site.parameters() if parameter is not site.clip]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "lr": settings.transformation_lr}, {"params": clips, "lr": settings.clipping_lr}],
-        weight_decay=0.0,
+        weight_decay=_DECAY,
     )
 
     @torch.no_grad()
     def clamp(*_: object) -> None:
         for site in learned.sites.values():
-            site.scale.clamp_(min=SMALLEST_SCALE)
+            site.factor.clamp_(min=_SMALLEST)
 
     optimizer.register_step_post_hook(clamp)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, settings.steps))
@@ -193,8 +197,13 @@ def train_block(
     not_finite = (
         "the loss of a block of FlatQuant is {loss} after {step} steps: lower methods.flatquant.transformation_lr."
     )
-    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule])
+    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule], backward=_backward)
     return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
+
+
+def _backward(loss: Tensor) -> None:
+    """Gradients of the loss over itself: of equal size in all blocks and steps, beside Adam's epsilon too."""
+    (loss / loss.detach().clamp(min=torch.finfo(loss.dtype).tiny)).backward()
 
 
 def _share(step: int, steps: int) -> float:
