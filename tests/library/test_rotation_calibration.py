@@ -379,3 +379,15 @@ def test_an_interrupted_learning_continues_with_the_same_result(settings: dict[s
         assert torch.equal(matrix, again.rotations.tensors()[name])
     with pytest.raises(ResultError, match="belongs to another learning"):
         learn(model, of, seed=1, checkpoint=file)
+
+
+def test_heads_that_share_a_value_head_add_to_its_gradient() -> None:
+    """DartQuant's loss is a mean over tokens of a sum over all features of o_proj's input."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
+    vectors, of = torch.randn(64, 8, generator=generator), recipe()
+    one, four = (calibration._Learned(start, of, "values.0", vectors, None, 0, sharing) for sharing in (1, 4))
+    for learned in (one, four):
+        (part,) = learned._batch(0)
+        learned._loss(part).backward()
+    torch.testing.assert_close(four._parameter.grad, 4 * one._parameter.grad)

@@ -125,8 +125,9 @@ def learn_rotations(
             vectors |= {
                 name: emphasized(x, scheme, settings.massive) for name, x in vectors.items() if not _of_values(name)
             }
+        sharing = architecture.num_heads // architecture.num_kv_heads
         learned = {
-            name: _Learned(matrix, recipe, name, vectors.get(name), weights.get(name), seed)
+            name: _Learned(matrix, recipe, name, vectors.get(name), weights.get(name), seed, sharing)
             for name, matrix in start.items()
         }
         identity = _identity(recipe, seed, samples, vectors, weights)
@@ -165,7 +166,10 @@ def _quantizer(recipe: Recipe, name: str) -> QuantizationScheme:
 
 
 class _Learned:
-    """One rotation while it is learned."""
+    """One rotation while it is learned.
+
+    sharing: query heads of a value head. DartQuant sums its loss over them, so a R2 takes steps as many times as long.
+    """
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class _Learned:
         activations: Tensor | None,
         weights: Tensor | None,
         seed: int,
+        sharing: int = 1,
     ) -> None:
         self.settings = settings = RotationCalibration.of(recipe)
         self.steps = min(settings.value_steps, settings.steps) if _of_values(name) else settings.steps
@@ -193,6 +198,8 @@ class _Learned:
             )
             if vectors is not None and share > 0
         ]
+        if _of_values(name) and settings.parametrization == "qr" and settings.weights < 1 and self._pools:
+            self._pools[0].unit = float(sharing)
         if self.steps and settings.weights > 0:
             self._units()
         if settings.parametrization == "cayley":
