@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rotquant.formats.export import export_plain
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.ostquant import OSTQuant, ostquant
 from rotquant.methods.ostquant import pair_training as pairs
 from rotquant.methods.ostquant.pair_training import kl_top, learn_rotations
 from rotquant.models.architectures import architecture_of, decoder_layers
+from rotquant.models.checkpoints import load_checkpoint
 from rotquant.models.equivalent import rotary_pairs
 from rotquant.models.rotation import network as learned_network
 from rotquant.models.rotation.fusing import rotate
@@ -32,6 +34,7 @@ from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
+from rotquant.weights.storage import load_quantized, save_quantized
 from tests.helpers.borders import tokens_off_borders
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.interrupting import Interrupted
@@ -237,6 +240,17 @@ def test_scales_survive_their_file_and_merge_in_half_precision(tmp_path: Path) -
     with quantized_forward(stored.model, of, stored.state):
         logits = logits_of(stored.model)
     assert (logits - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3"])
+def test_an_export_has_the_logits_of_the_stored_model(shape: str, tmp_path: Path) -> None:
+    """Nothing but quantizers acts at run time, as with a learned R1 and R2."""
+    model, of = model_of(shape, torch.float32), recipe({"rotation": {"heads": False, "keys": False, "mlp": False}})
+    stored = build_weights(model, tiny_tokenizer(), of, 0, rotations=scaled(model, of), progress=False)
+    save_quantized(tmp_path / "quantized", stored)
+    expected = logits_of(load_quantized(tmp_path / "quantized")[0])
+    export_plain(tmp_path / "quantized", tmp_path / "plain")
+    assert torch.equal(logits_of(load_checkpoint(tmp_path / "plain", torch.float32)[0]), expected)
 
 
 def test_scales_that_do_not_fit_are_refused() -> None:
