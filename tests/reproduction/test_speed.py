@@ -65,13 +65,17 @@ def changed(change: dict[str, Any]) -> dict[str, Any]:
 def test_values_and_columns_may_be_written_short(tmp_path: Path) -> None:
     (grid,) = load(tmp_path, changed({}))["quarot_table14"].grids
     columns = {column.name: column.arguments for column in grid.columns}
-    layers = {"{in_features}x{out_features}": ["4096x4096"]}
-    axes = [{"name": "Layer", "values": layers}, {"name": "Tokens", "values": {"tokens": [16, 32]}}]
-    short = changed({"columns": columns, "axes": axes, "rows": "{Layer} x {Tokens}"})
+    axes = {"Layer": {"{in_features}x{out_features}": ["4096x4096"]}, "Tokens": {"tokens": [16, 32]}}
+    short = changed({"columns": columns, "axes": axes})
+    for name in ("rows", "baseline"):
+        del short["tables"][0]["grids"][0][name]
     (other,) = load(tmp_path, short)["quarot_table14"].grids
     assert {column.name: column for column in other.columns} == {column.name: column for column in grid.columns}
+    assert [axis.name for axis in other.axes] == ["Layer", "Tokens"]
     assert other.axes[0].values == grid.axes[0].values
     assert other.axes[1].values == {"16": {"tokens": 16}, "32": {"tokens": 32}}
+    assert [row.name for row in rows(other)] == ["4096x4096, 16", "4096x4096, 32"]
+    assert other.baseline == "FP16"
 
 
 def test_all_tables_of_speed_are_defined() -> None:
@@ -186,6 +190,7 @@ def test_patterns_choose_rows_by_name() -> None:
         ({"benchmark": "linaer"}, "unknown benchmark 'linaer'; nearest: linear"),
         ({"baseline": "FP15"}, "unknown column 'FP15'; nearest: FP16"),
         ({"axes": [{"name": "Layer", "values": {"{tokens} x": ["16"]}}]}, "'16' has not the form '{tokens} x'"),
+        ({"columns": [{"naem": "FP16"}]}, "columns.0: unknown field 'naem'; nearest: name"),
         ({"unit": "s"}, "tables.quarot_table14.grids.Linear layer.unit: Input should be 'ms', 'us'"),
         ({"rows": "{Layers} {Batch}"}, "the template names the unknown axis 'Layers'; known: Layer, Batch"),
         ({"rows": "{Layer}"}, "two rows of grid Linear layer have one name"),

@@ -43,6 +43,9 @@ Benchmarked = Annotated[str, Field(json_schema_extra={"enum": [*sorted(BENCHMARK
 Arguments = dict[str, Any]
 """Some of a benchmark's arguments; those of grid, row and column together are checked as the benchmark's own."""
 
+Values = dict[str, Arguments | list[int | str]]
+"""Arguments by printed values of an axis, in full or as lists, see `Axis`."""
+
 
 class Axis(Written):
     """One part of a row's name, such as the layer."""
@@ -53,7 +56,7 @@ class Axis(Written):
     """The values as printed, each with the arguments it stands for. Values that are printed as they are may be a list
     below the name of the argument, or below names in the form of the values: `"{heads} x {head_dim}": [32 x 128]`."""
 
-    @field_validator("values", mode="before", json_schema_input_type=dict[str, Arguments | list[int | str]])
+    @field_validator("values", mode="before", json_schema_input_type=Values)
     @classmethod
     def _names_are_text(cls, values: Any) -> Any:
         if not isinstance(values, dict):
@@ -115,13 +118,13 @@ class SpeedGrid(Written):
     arguments: Arguments = Field(default_factory=dict)
     """What all cells share."""
     axes: Annotated[Many[Axis], Field(min_length=1)]
-    """What varies from row to row, the last one fastest."""
-    rows: str
-    """Template of a row's name, with the names of axes in braces."""
+    """What varies from row to row, the last one fastest; a mapping is of their names to their values."""
+    rows: str = Field(default_factory=lambda data: ", ".join(f"{{{axis.name}}}" for axis in data["axes"]))
+    """Template of a row's name, with the names of axes in braces; by default all of them, separated by commas."""
     columns: Annotated[Many[SpeedColumn], Field(min_length=1)]
     """The implementations; a mapping is of their names to what they give to the arguments."""
-    baseline: str
-    """The column that speedups are over."""
+    baseline: str = Field(default_factory=lambda data: data["columns"][0].name)
+    """The column that speedups are over, by default the first."""
     quantity: str = "seconds"
     """The quantity that is shown."""
     unit: Units = "ms"
@@ -132,9 +135,14 @@ class SpeedGrid(Written):
     printed: PrintedAt = PrintedAt()
     """Where the paper's numbers stand."""
 
+    @field_validator("axes", mode="before", json_schema_input_type=dict[str, Values] | list[Axis])
+    @classmethod
+    def _axes_are_a_list(cls, axes: Any) -> Any:
+        return [{"name": name, "values": values} for name, values in axes.items()] if isinstance(axes, dict) else axes
+
     @field_validator("columns", mode="before", json_schema_input_type=dict[str, Arguments] | list[SpeedColumn])
     @classmethod
-    def _are_a_list(cls, columns: Any) -> Any:
+    def _columns_are_a_list(cls, columns: Any) -> Any:
         named = columns.items() if isinstance(columns, dict) else ()
         return [{"name": name, "arguments": arguments} for name, arguments in named] or columns
 
