@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from reproduction.corpora.docstrings import docstring_rows
 from reproduction.corpora.modules import module_names, module_rows
@@ -17,6 +17,11 @@ from rotquant.text import loading
 
 #: Sources that every installation has.
 INSTALLED = ("modules", "docstrings")
+
+
+def _pairs(given: Any) -> Any:
+    """A mapping as pairs, which have a hash."""
+    return tuple(given.items()) if isinstance(given, dict) else given
 
 
 class Corpus(CorpusSpec):
@@ -34,7 +39,9 @@ class Corpus(CorpusSpec):
     """The hub id or the local path; none for what every installation has."""
     parts: Annotated[tuple["Corpus", ...], Field(exclude_if=lambda parts: not parts)] = ()
     """Corpora that source `mixed` joins, with as much text of each where only a part is read."""
-    digests: Annotated[dict[str, str], Field(exclude=True)] = Field(default_factory=dict)
+    digests: Annotated[
+        tuple[tuple[str, str], ...], BeforeValidator(_pairs, json_schema_input_type=dict[str, str]), Field(exclude=True)
+    ] = ()
     """Digests of its texts by their names in a run, such as `train` or `train[:2000000]`, as pages show them. Where a
     text is not here, runs on it that `rotquant runs import` brought are shown."""
 

@@ -318,7 +318,7 @@ class Project:
         corpus, split, characters = portion
         spec = self.config.corpora[corpus]
         found = text_digest(spec, split, characters)
-        return spec.digests.get(text_portion(split, characters), UNREAD) if found == UNREAD else found
+        return dict(spec.digests).get(text_portion(split, characters), UNREAD) if found == UNREAD else found
 
     @functools.cache  # noqa: B019
     def unreadable(self, portion: Portion) -> str:
