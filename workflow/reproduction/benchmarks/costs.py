@@ -23,11 +23,7 @@ _DISTILLED = {
     "BitDistiller rotated": ("bitdistiller", True),
     "RCP": ("rcp", True),
 }
-_PREFIXQUANT = {
-    "prefix": ("prefixed_outliers",),
-    "grid": ("grid_weights", "grid_scales"),
-    "tuning": ("block_ap",),
-}
+_PREFIXQUANT = {"prefix": ("prefixed_outliers",), "grid": ("grid_weights", "grid_scales"), "tuning": ("block_ap",)}
 _TUNED_BATCH = 4
 
 

@@ -177,12 +177,7 @@ class Fp8Linear(nn.Module):
 
 
 def random_fp8_decoder(
-    config: DecoderConfig,
-    *,
-    rotate: bool,
-    dtype: str = "bfloat16",
-    device: torch.device | str = "cuda",
-    seed: int = 0,
+    config: DecoderConfig, *, rotate: bool, dtype: str = "bfloat16", device: torch.device | str = "cuda", seed: int = 0
 ) -> Decoder:
     """A decoder whose weights are drawn on its device, layer by layer, all of them different.
 

@@ -109,10 +109,7 @@ def _eager(a: QuantizeArguments) -> Callable[..., Any]:
 
 def _others(a: QuantizeArguments, others: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
     """A case's tensors other than x: the residual and the static scale."""
-    return (
-        others[0] if a.before.startswith("residual") else None,
-        others[-1] if a.scale == "static" else None,
-    )
+    return (others[0] if a.before.startswith("residual") else None, others[-1] if a.scale == "static" else None)
 
 
 def _peer(a: TransformArguments) -> Callable[[Tensor], Tensor]:

@@ -247,13 +247,7 @@ def _better(
 
 
 def _bounded(
-    view: View,
-    row: str,
-    than: Sequence[str],
-    points: float = 0.0,
-    percent: float | None = None,
-    *,
-    both_ways: bool,
+    view: View, row: str, than: Sequence[str], points: float = 0.0, percent: float | None = None, *, both_ways: bool
 ) -> Results:
     limit, unit = (points, view.unit) if percent is None else (percent, view.percent)
     for column, other in itertools.product(view.columns, than):

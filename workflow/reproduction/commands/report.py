@@ -80,8 +80,7 @@ def exported(project: Project, name: str, form: TableForm) -> str:
 def table(
     name: TableName,
     form: Annotated[
-        TableForm | None,
-        typer.Option("--format", help="Print the table instead; LaTeX needs booktabs."),
+        TableForm | None, typer.Option("--format", help="Print the table instead; LaTeX needs booktabs.")
     ] = None,
     config: Configs = None,
     plan: PlanFile = None,
@@ -106,11 +105,7 @@ def table(
 
 @report_app.command()
 def figure(
-    name: TableName,
-    form: FigureForm = "svg",
-    config: Configs = None,
-    plan: PlanFile = None,
-    place: Place = None,
+    name: TableName, form: FigureForm = "svg", config: Configs = None, plan: PlanFile = None, place: Place = None
 ) -> None:
     """Draw a table's figure into `reports/figures/<name>.svg`, or `.pdf` for a paper, at most as wide as its page."""
     from reproduction.render.figures.draw import figure_path

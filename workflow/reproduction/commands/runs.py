@@ -132,8 +132,7 @@ def open_plan(config: list[Path] | None, plan: Path | None) -> Plan:
 @answers({"runs": "each with its keys, table, row, column, metric, seed, and value, null where it is not computed"})
 def list_runs(
     table: Annotated[
-        str | None,
-        typer.Argument(autocompletion=table_names, help="Only the runs of this table, e.g. quarot_table1."),
+        str | None, typer.Argument(autocompletion=table_names, help="Only the runs of this table, e.g. quarot_table1.")
     ] = None,
     config: Configs = None,
 ) -> CommandResult:

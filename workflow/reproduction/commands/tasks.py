@@ -70,12 +70,7 @@ def tasks(
     return CommandResult({"tasks": listed}, (table,))
 
 
-def zero_shot_metric(
-    tasks: str | None,
-    suite: str | None,
-    task_data: Path | None,
-    shots: int,
-) -> ZeroShot:
+def zero_shot_metric(tasks: str | None, suite: str | None, task_data: Path | None, shots: int) -> ZeroShot:
     """The metric that command-line options ask for.
 
     Raises:

@@ -61,9 +61,7 @@ def sync_tracking(
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
 
 
-def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")] = 5000,
-) -> None:
+def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")] = 5000) -> None:
     """Look at the runs in MLflow: print where each paper's are, and start its server, on this machine alone.
 
     Where MLFLOW_TRACKING_URI names a server, only print. Ctrl-C ends it.

@@ -12,15 +12,7 @@ from reproduction.corpora.digests import files_of_text
 from reproduction.corpora.packages import PACKAGES
 from reproduction.identity.code import code_digest, stage_digest, stage_entries
 from reproduction.identity.run import Run
-from reproduction.run.plan import (
-    LARGE,
-    Places,
-    Plan,
-    PlannedRotation,
-    PlannedRun,
-    PlannedTable,
-    PlannedWeights,
-)
+from reproduction.run.plan import LARGE, Places, Plan, PlannedRotation, PlannedRun, PlannedTable, PlannedWeights
 from reproduction.sources import source_of
 from reproduction.sources import sources as all_sources
 from reproduction.tables.project import Project, task_set

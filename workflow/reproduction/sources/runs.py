@@ -33,10 +33,7 @@ class Runs(Source[RunTable, Collected]):
     code: ClassVar[Mapping[Output, tuple[str, ...]]] = {
         "table": ("reproduction.frame.values",),
         "figure": ("reproduction.render.figures.draw",),
-        "page": (
-            "reproduction.render.pages.runs",
-            "reproduction.render.pages.markdown",
-        ),
+        "page": ("reproduction.render.pages.runs", "reproduction.render.pages.markdown"),
     }
 
     def load(self, path: Path, root: Path) -> Iterator[RunTable]:

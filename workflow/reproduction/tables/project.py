@@ -23,15 +23,7 @@ from reproduction.tables.configuration import Config, Slot
 from reproduction.tables.fitting import Fitting, fit, model_of
 from reproduction.tables.quantities import Quantity, called, endpoints
 from reproduction.tables.resolution import resolve, resolve_metric, with_less_text
-from reproduction.tables.tables import (
-    Column,
-    Published,
-    Row,
-    RunTable,
-    Table,
-    name_of,
-    published_values,
-)
+from reproduction.tables.tables import Column, Published, Row, RunTable, Table, name_of, published_values
 from reproduction.tasks.settings import ZeroShot
 from rotquant.foundation.data import first_problem
 from rotquant.foundation.errors import (

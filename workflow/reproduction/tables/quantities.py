@@ -90,10 +90,7 @@ OUTLIERS = (
     Quantity("activation_error", "activation error", "lower", "%"),
     Quantity("weight_error", "weight error", "lower", "%"),
 )
-RANGE_USE = (
-    _described("range_use", "range use", "higher", "%"),
-    _described("largest_range", "largest range", "lower"),
-)
+RANGE_USE = (_described("range_use", "range use", "higher", "%"), _described("largest_range", "largest range", "lower"))
 TENSOR_WORDS = {
     "inputs": {
         "mlp_output": "down_proj",

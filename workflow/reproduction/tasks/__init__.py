@@ -5,16 +5,7 @@ Importing this package imports neither torch nor lm-eval.
 
 from reproduction.tasks.evaluation import Scores, scores
 from reproduction.tasks.folders import folder_name, identity, prepare
-from reproduction.tasks.suites import (
-    DEFAULT_TASKS,
-    TASKS,
-    Task,
-    check,
-    check_allowed,
-    quoted,
-    suite_of,
-    task_names,
-)
+from reproduction.tasks.suites import DEFAULT_TASKS, TASKS, Task, check, check_allowed, quoted, suite_of, task_names
 
 __all__ = [
     "DEFAULT_TASKS",

@@ -13,17 +13,7 @@ from functools import cache, partial
 from typing import TypeVar
 
 from reproduction.tasks import completion, recall
-from reproduction.tasks.passages import (
-    Item,
-    Lexeme,
-    Passage,
-    PassageSource,
-    alike,
-    choice_item,
-    cut,
-    depth,
-    ordered,
-)
+from reproduction.tasks.passages import Item, Lexeme, Passage, PassageSource, alike, choice_item, cut, depth, ordered
 
 T = TypeVar("T", bound=tuple[object, ...])
 

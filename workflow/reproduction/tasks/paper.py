@@ -100,10 +100,7 @@ PAPER_TASKS = {
     "openbookqa": PaperTask("openbookqa/openbookqa.yaml", "test", schema(_key_problem, question_stem=str, **_KEYED)),
     "mmlu": PaperTask("mmlu/default", "test", schema(question=str, choices=_Four, answer=Literal[0, 1, 2, 3])),
     "tldr": PaperTask(
-        {
-            "doc_to_text": "{{document}}\nTL;DR:",
-            **written("summary", ["\n"], 64, "rouge_l", rouge_l),
-        },
+        {"doc_to_text": "{{document}}\nTL;DR:", **written("summary", ["\n"], 64, "rouge_l", rouge_l)},
         "test",
         schema(document=_Text, summary=_Text),
     ),

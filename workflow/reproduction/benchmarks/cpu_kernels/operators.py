@@ -75,11 +75,7 @@ def product(codes: Tensor, zero_point: Tensor, weight: Tensor, sums: Tensor) -> 
     return y
 
 
-@_kernel(
-    "w4a8_linear",
-    reference.linear,
-    lambda x, weight, scale, sums: x.new_empty(x.shape[0], sums.numel()),
-)
+@_kernel("w4a8_linear", reference.linear, lambda x, weight, scale, sums: x.new_empty(x.shape[0], sums.numel()))
 def w4a8_linear(x: Tensor, weight: Tensor, scale: Tensor, sums: Tensor) -> Tensor:
     """x [tokens, in], bfloat16 or float32, quantized, times a weight -> [tokens, out] of its dtype.
 
@@ -114,11 +110,7 @@ def hadamard(x: Tensor) -> Tensor:
     return y
 
 
-@_kernel(
-    "cpu_attention",
-    reference.attention,
-    lambda queries, keys, values, length: torch.empty_like(queries),
-)
+@_kernel("cpu_attention", reference.attention, lambda queries, keys, values, length: torch.empty_like(queries))
 def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Tensor:
     """Attend with one token's queries [heads, dim] over the first `length` tokens of a cache [kv_heads, capacity, dim],
     in float32.
@@ -146,11 +138,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, length: int) -> Ten
     return y
 
 
-@_kernel(
-    "cpu_linear16",
-    reference.linear16,
-    lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]),
-)
+@_kernel("cpu_linear16", reference.linear16, lambda x, weight: x.new_empty(x.shape[0], weight.shape[0]))
 def linear16(x: Tensor, weight: Tensor) -> Tensor:
     """bfloat16 [tokens, in] times a bfloat16 weight [out, in], summed in float32: as fast as the weight can be read.
 

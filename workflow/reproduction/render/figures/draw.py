@@ -19,17 +19,7 @@ from reproduction.render.figures import (
 )
 from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
-from reproduction.render.figures.panels import (
-    GUTTER,
-    LINE,
-    beyond,
-    broken,
-    entry,
-    legend,
-    name_rows,
-    panels,
-    room_for,
-)
+from reproduction.render.figures.panels import GUTTER, LINE, beyond, broken, entry, legend, name_rows, panels, room_for
 from reproduction.render.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
 from reproduction.run.results import FIGURES
 from reproduction.tables.project import Project

@@ -53,11 +53,7 @@ def computed_on(project: Project, table: RunTable) -> list[Computed]:
     slots = [(columns, project.slot(table, columns[0])) for columns in found.values()]
     return [
         Computed(
-            columns,
-            slot,
-            _card(project, slot.checkpoint),
-            project.digest(slot.name),
-            _shape(project, slot.checkpoint),
+            columns, slot, _card(project, slot.checkpoint), project.digest(slot.name), _shape(project, slot.checkpoint)
         )
         for columns, slot in slots
     ]
