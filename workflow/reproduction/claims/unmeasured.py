@@ -7,17 +7,15 @@ from reproduction.tables.settings import Setting, SettingsClaim, SettingsTable, 
 
 def outcomes(table: SettingsTable) -> tuple[Outcome, ...]:
     """Decide every claim of a table of settings."""
-    return decided(table.claims, lambda claim: [("fact", Answer(_ours(table, claim), _papers(table, claim)))])
+    return decided(table.claims, lambda claim: [("fact", _answer(table, claim))])
 
 
-def _ours(table: SettingsTable, claim: SettingsClaim) -> Verdict:
-    return Verdict(tuple(_finding(cell, cell.here, asked) for cell, asked in asked_cells(table, claim)))
-
-
-def _papers(table: SettingsTable, claim: SettingsClaim) -> Verdict:
-    """The verdict of the cells in the paper's table; where it prints none, a sentence of the paper stands alone."""
-    cells = asked_cells(table, claim)
-    return Verdict(tuple(_finding(cell, cell.published, asked) for cell, asked in cells if cell.published is not None))
+def _answer(table: SettingsTable, claim: SettingsClaim) -> Answer:
+    """Ours, and that of the cells in the paper's table; where it prints none, a sentence of the paper stands alone."""
+    cells = [*asked_cells(table, claim)]
+    ours = [_finding(cell, cell.here, asked) for cell, asked in cells]
+    papers = [_finding(cell, cell.published, asked) for cell, asked in cells if cell.published is not None]
+    return Answer(Verdict(tuple(ours)), Verdict(tuple(papers)))
 
 
 def _finding(cell: Setting, said: str, asked: str) -> Finding:

@@ -176,14 +176,9 @@ def _ended_with(running: Mapping[Future[str], str]) -> Iterator[None]:
         raise
 
 
-def log_of(key: str) -> Path:
-    """Where the messages of a computation are."""
-    return Path("logs/cells") / f"{key}.log"
-
-
 def _compute(options: Sequence[str], key: str) -> str:
     """Compute a result in a process that is forked for it; why it failed, or nothing."""
-    log = log_of(key)
+    log = Path("logs/cells") / f"{key}.log"
     status = client.run("cells", str(log), ["runs", "make", key, *options], shown=False)
     if status == 0:
         return ""
