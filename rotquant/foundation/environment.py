@@ -7,7 +7,6 @@ import functools
 import importlib.metadata
 import os
 import platform
-import resource
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -51,6 +50,8 @@ def largest_memory(allocated: Iterable[int] = ()) -> int:
     Args:
         allocated: on a GPU, by part; zeros or nothing without one.
     """
+    import resource  # which Windows lacks
+
     unit = 1 if sys.platform == "darwin" else 1024
     return max(allocated, default=0) or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -84,7 +84,7 @@ class OutlierFeatures(Method):
         kept = "floating point" if self.bits == 16 else f"{self.bits} bits"
         number = f"{self.features} outlier features" if self.features else f"{self.share:g} of the features"
         left = [site for site in get_args(SiteName) if site not in self.sites]
-        where = f" but of {' and '.join(left)}" if left else ""
+        where = f", not of {' and '.join(left)}," if left else ""
         return f"{number}{where} in {kept}, ranked by {self.statistic}"
 
 
