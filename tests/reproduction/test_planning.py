@@ -51,7 +51,8 @@ def test_a_plan_is_the_direct_expansion_of_all_tables(project: projects.Project)
     assert plan.tasks.keys() == project.task_sets.keys()
     for name, table in plan.tables.items():
         found = project.table(name)
-        of = [one.table for one in found.classes] if isinstance(found, Ranking) else [name]
+        classes = found.classes if isinstance(found, Ranking) else ()
+        of = [of for one in classes for of in (one.table, one.less) if of] or [name]
         assert [*table.runs] == [*{run.key: None for one in of for cell in project.cells(one) for run in cell.runs}]
     assert plan.names == project.names
     assert {name: [*page.records] for name, page in plan.tables.items() if page.records} == {
