@@ -18,7 +18,7 @@ class OSTQuant(Method):
 
     R1 and each layer's R2 have beside them a scale of each feature: of what the two norms give behind R1, of queries
     against keys, of values, and of up_proj's rows against down_proj's columns. They minimize the KL divergence from the
-    full-precision network over its likeliest tokens. Inputs and KV cache are quantized meanwhile, weights are not.
+    full-precision network over its likeliest tokens, while inputs and KV cache are quantized, or weights too.
     """
 
     name: ClassVar[str] = "ostquant"
@@ -51,16 +51,22 @@ class OSTQuant(Method):
     start: Literal["weights", "drawn"] = "weights"
     """Where rotations start: behind the principal directions of the `weights` that read what they give, R = U H, or as
     `drawn`. Scales start at one."""
+    network: Literal["activations", "all"] = "activations"
+    """Tensors that are quantized while learning: `activations`, inputs of linear layers and KV cache alone, or `all`,
+    weights too, round-to-nearest: as the authors do it where weights alone are quantized."""
     text: Calibration = Calibration(samples=1000)
     """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
 
     def check(self, recipe: Recipe) -> None:
-        """Raise ValueError unless there are rotations to learn and inputs or cache are quantized, dynamically."""
+        """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, meanwhile."""
         self.refuse_nothing_to_learn(recipe)
         self.refuse_static(recipe)
-        if not (recipe.activations or recipe.keys or recipe.values):
+        if self.network == "all" and recipe.weights is None:
+            raise ValueError("ostquant.network 'all' needs a weights section")
+        if self.network == "activations" and not (recipe.activations or recipe.keys or recipe.values):
             raise ValueError(
-                "ostquant needs an activations, keys or values section: nothing else is quantized while learning"
+                "ostquant.network 'activations' needs an activations, keys or values section: nothing else is "
+                "quantized while learning; 'all' learns for quantized weights too"
             )
 
     def describe(self, recipe: Recipe) -> str:
@@ -71,8 +77,12 @@ class OSTQuant(Method):
             f"OSTQuant of {what} from {start}, KL of the {self.likeliest} likeliest tokens, Riemannian Adam, "
             f"{self.steps} steps of {self.batch_size} x {text.sequence_length} tokens of {text.samples} samples of "
             f"{text.corpus}, learning rates {self.rotation_lr:.3g} and {self.scale_lr:.3g} {self.schedule}, gradient "
-            f"cut to {self.gradient_norm:g}"
+            f"cut to {self.gradient_norm:g}" + (", weights rounded too" if self.network == "all" else "")
         )
+
+    def learns_from(self, recipe: Recipe) -> dict[str, Any]:
+        """The weights' scheme where these are quantized while learning: rounded to nearest, however they are later."""
+        return {"weights": recipe.rounded.scheme.model_dump(mode="json")} if self.network == "all" else {}
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:

@@ -51,6 +51,7 @@ def learn_rotations(
         partial(_optimizers, settings, lambda: _pairs(model, texts)),
         partial(_share, settings=settings),
         gradient="both",
+        weights=recipe.rounded.scheme if settings.network == "all" else None,
         clip=settings.gradient_norm,
     )
     start = partial(_start, model, recipe, seed)

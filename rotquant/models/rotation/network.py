@@ -9,7 +9,7 @@ weight is changed.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rotquant.models.architectures import (
     Architecture,
+    Projection,
     Site,
     architecture_of,
     decoder_layers,
@@ -66,6 +67,12 @@ class Basis:
         """x R^T, x S R^T or x R^T S."""
         x = self._scaled(x, torch.mul, self.last)
         return self._scaled(self._change(self.back.inverse, x), torch.mul, not self.last)
+
+    @property
+    def dual(self) -> "Basis":
+        """That of the columns of weights which read x R / S: W R S."""
+        scale = self.scale
+        return self if scale is None else replace(self, scale=lambda: 1 / scale())
 
     def _scaled(self, x: Tensor, operation: Callable[[Tensor, Tensor], Tensor], here: bool) -> Tensor:
         return operation(x, self.scale().to(x)) if self.scale is not None and here else x
@@ -184,7 +191,7 @@ def quantized_network(
     Args:
         model: of a supported family, in its original basis.
         recipe: its `rotation` (without the matrices themselves) and its quantizers of activations and KV cache.
-        rotations: R1, R2, and online ones of inputs, of any type; scales, only without `weights`.
+        rotations: R1, R2, and online ones of inputs, with their scales, of any type.
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
         gradient: what the rotations' is, see `LearningNetwork.quantize`.
         weights: the scheme by which weights are rounded to nearest too, with scales from the rows' ranges.
@@ -251,7 +258,7 @@ class _Layer:
                 if site.norm is None:
                     handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
                 if self.weights:
-                    forward = partial(self._linear, module, basis, self._basis_of_rows(name), gain)
+                    forward = partial(self._linear, module, basis.dual, self._basis_of_rows(name, module), gain)
                     stack.enter_context(_replaced(module, "forward", forward))
         if self.recipe.keys is not None or self.recipe.values is not None:
             attention = self.layer.get_submodule(self.architecture.attention)
@@ -302,12 +309,36 @@ class _Layer:
         of_heads = None if scale is None else lambda: per_query_head(scale, self.architecture)
         return self._basis("values", "across_heads", site.name, scale=of_heads)
 
-    def _basis_of_rows(self, name: str) -> Basis:
+    def _basis_of_rows(self, name: str, module: nn.Linear) -> Basis:
         """The basis of a linear layer's output as its weights know it: R3 acts later."""
         shape = self.architecture
         if name in (shape.attention_output, *shape.site("mlp_output").linears):
             return self._basis("residual")
-        return self._basis("values", features=shape.value.rows) if name == shape.value.name else self._basis()
+        own = [(one.rows or (0, len(module.weight)), scale) for one, scale in self._scaled_rows() if one.name == name]
+        scale = partial(_placed, module.weight, own) if own else None
+        if name == shape.value.name:
+            return self._basis("values", features=shape.value.rows, scale=scale)
+        return self._basis(scale=scale)
+
+    def _scaled_rows(self) -> Iterator[tuple[Projection, Callable[[], Tensor]]]:
+        """Projections whose outputs are divided, and by what; of queries and keys with norms their gains are."""
+        shape, scales = self.architecture, self.scales
+        if "values" in scales:
+            yield shape.value, lambda: scales["values"].flatten()
+        if "keys" in scales and shape.head_norms is None:
+            yield shape.key, lambda: scales["keys"].flatten()
+            yield shape.query, lambda: 1 / per_query_head(scales["keys"], shape)
+        if "mlp_output" in scales:
+            for down in shape.site("mlp_output").linears:
+                yield shape.up_of(down), lambda: scales["mlp_output"]
+
+
+def _placed(weight: Tensor, parts: list[tuple[tuple[int, int], Callable[[], Tensor]]]) -> Tensor:
+    """What each output of a weight [out, in] is divided by: parts of them by something, the others by one."""
+    result = weight.new_ones(len(weight), dtype=torch.promote_types(weight.dtype, torch.float32))
+    for (start, stop), scale in parts:
+        result = torch.cat([result[:start], scale().to(result), result[stop:]])
+    return result
 
 
 @contextmanager
