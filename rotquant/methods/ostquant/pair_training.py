@@ -17,7 +17,7 @@ from rotquant.foundation.progress import track
 from rotquant.methods.ostquant import OSTQuant
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, norm_of
 from rotquant.models.equivalent import rotary_pairs
-from rotquant.models.rotation.learning import Options, Settings, learn_through_network
+from rotquant.models.rotation.learning import LearningOptions, NetworkLearning, learn_through_network
 from rotquant.models.rotation.matrices import SCALE, LearnedRotations, initial_rotations
 from rotquant.models.rotation.scales import scale_shapes
 from rotquant.models.stream import capture_layer_inputs
@@ -37,13 +37,13 @@ def learn_rotations(
     Args:
         model, samples: as in `learn_through_network`.
         seed: of the rotations to start from, and of the order of the samples.
-        options: fields of `rotation.learning.Options`.
+        options: fields of `rotation.learning.LearningOptions`.
 
     Raises:
         RecipeError, ResultError, RotquantError: as `learn_through_network`.
     """
     settings, texts = OSTQuant.of(recipe), cast(Tensor, samples)
-    learning = Settings(
+    learning = NetworkLearning(
         settings.steps,
         settings.batch_size,
         partial(kl_top, likeliest=settings.likeliest),
@@ -55,7 +55,7 @@ def learn_rotations(
         clip=settings.gradient_norm,
     )
     start = partial(_start, model, recipe, seed)
-    return learn_through_network(model, recipe, seed, texts, learning, start, Options(**options))
+    return learn_through_network(model, recipe, seed, texts, learning, start, LearningOptions(**options))
 
 
 def kl_top(logits: Tensor, exact: Tensor | None, _: Tensor, likeliest: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.models.architectures import architecture_of
-from rotquant.models.rotation.learning import Options, Settings, learn_through_network
+from rotquant.models.rotation.learning import LearningOptions, NetworkLearning, learn_through_network
 from rotquant.models.rotation.matrices import LearnedRotations, initial_rotations
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
@@ -29,7 +29,7 @@ def learn_rotations(
     Args:
         model, samples: as in `learn_through_network`.
         seed: of the rotations to start from, and of the order of the samples.
-        options: fields of `rotation.learning.Options`.
+        options: fields of `rotation.learning.LearningOptions`.
 
     Raises:
         RecipeError, ResultError, RotquantError: as `learn_through_network`.
@@ -40,7 +40,7 @@ def learn_rotations(
     def start() -> dict[str, Tensor]:
         return initial_rotations(architecture, scheme, seed).tensors()
 
-    learning = Settings(
+    learning = NetworkLearning(
         settings.steps,
         settings.batch_size,
         _of_predictions if settings.targets == "predictions" else _of_tokens,
@@ -51,7 +51,9 @@ def learn_rotations(
         settings.gradient,
         recipe.rounded.scheme if settings.network == "all" else None,
     )
-    return learn_through_network(model, recipe, seed, cast(Tensor, samples), learning, start, Options(**options))
+    return learn_through_network(
+        model, recipe, seed, cast(Tensor, samples), learning, start, LearningOptions(**options)
+    )
 
 
 def _of_tokens(logits: Tensor, _: Tensor | None, tokens: Tensor) -> Tensor:

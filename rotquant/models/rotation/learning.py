@@ -49,7 +49,7 @@ Objective = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Settings:
+class NetworkLearning:
     """How a method learns.
 
     steps: iterations. batch_size: sequences of an iteration.
@@ -72,7 +72,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Options:
+class LearningOptions:
     """How a learning is run, which changes no result; see `learn_through_network`."""
 
     device: torch.device | str | None = None
@@ -90,9 +90,9 @@ def learn_through_network(
     recipe: Recipe,
     seed: int,
     samples: Tensor,
-    settings: Settings,
+    settings: NetworkLearning,
     start: Callable[[], Mapping[str, Tensor]],
-    options: Options,
+    options: LearningOptions,
 ) -> LearnedRotations:
     """Learn the rotations of a recipe through the quantized network.
 
@@ -190,7 +190,7 @@ class _Loss:
 
     model: nn.Module
     network: LearningNetwork
-    settings: Settings
+    settings: NetworkLearning
     sequences: int
     about: str
     measuring: bool = False
@@ -244,7 +244,7 @@ def _step(loss: _Loss, gradient: GradientStep, parameters: Mapping[str, Tensor],
     return record | ({"end_to_end_snr": loss.errors.snr()["logits"]} if loss.measuring else {})
 
 
-def _about_float(model: nn.Module, recipe: Recipe, settings: Settings) -> str:
+def _about_float(model: nn.Module, recipe: Recipe, settings: NetworkLearning) -> str:
     """Identifies the float network that `quantized_network` lets run: the model, and how its norms are computed."""
     scheme = cast(RotationScheme, recipe.rotation)
     about = recipe.fuses_norms, scheme.center_embeddings, settings.weights is not None
