@@ -20,27 +20,12 @@ _READING = ("linear", "decode_attention")
 
 #: The number format of an implementation's multiplications; others are bound by memory alone.
 FORMATS = {
-    "fp16": "fp16",
+    **dict.fromkeys(("fp16", "w16a4", "w2a16", "w4a16", "int4pack"), "fp16"),
+    **dict.fromkeys(("marlin", "machete", "humming-w4a16", "humming-w2a16"), "fp16"),
     "bf16": "bf16",
-    "w16a4": "fp16",
-    "w2a16": "fp16",
-    "w4a16": "fp16",
-    "int4pack": "fp16",
-    "fp8": "fp8",
-    "int8": "int8",
-    "int4": "int8",
-    "int4-grouped": "int8",
-    "int4-a8": "int8",
-    "w2a4": "int8",
-    "fp8-tensor": "fp8",
-    "cutlass-fp8": "fp8",
-    "cutlass-int8": "int8",
-    "marlin": "fp16",
-    "machete": "fp16",
-    "humming-w4a16": "fp16",
-    "humming-w2a16": "fp16",
-    "humming-w4a8": "int8",
-    "humming-w4a4": "int8",
+    **dict.fromkeys(("fp8", "fp8-tensor", "cutlass-fp8"), "fp8"),
+    **dict.fromkeys(("int8", "int4", "int4-grouped", "int4-a8", "w2a4"), "int8"),
+    **dict.fromkeys(("cutlass-int8", "humming-w4a8", "humming-w4a4"), "int8"),
 }
 
 
