@@ -13,7 +13,7 @@ import pytest
 
 from reproduction.claims.claims import Answer, Outcome, judge, outcomes
 from reproduction.claims.findings import Effect, Finding, Region
-from reproduction.claims.ranking import Class, ranked
+from reproduction.claims.ranking import Class, LessText, ranked
 from reproduction.frame import values as collected
 from reproduction.frame.speed import read_numbers
 from reproduction.frame.values import Number, Place, Text, Values, printed, printed_texts
@@ -318,7 +318,8 @@ def invented_class(said: MethodClass) -> Class:
     of = project().one(RunTable, said.table)
     rows = [row.name for row in of.rows if row.name != of.baseline]
     found = ranked(invented(project(), of), {}, rows, project().columns(of), said.against)
-    return Class(said, found, dict.fromkeys(rows, 4.25), dict.fromkeys(rows, 1.0), {})
+    less = LessText(0.1, 1.0, dict.fromkeys(rows, 2.0)) if said.less else None
+    return Class(said, found, dict.fromkeys(rows, 4.25), *(dict.fromkeys(rows, 1.0),) * 2, {}, less)
 
 
 def invented(found: Project, of: RunTable) -> Values:
