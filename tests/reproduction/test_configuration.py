@@ -17,6 +17,7 @@ from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantErr
 from rotquant.models.digests import refuse_other
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
+from rotquant.text import UNREAD
 from tests.helpers.hostile import LAUGHS
 from tests.helpers.models import tiny_model
 from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
@@ -323,6 +324,32 @@ def test_a_checkpoint_that_is_not_here_may_be_named_by_its_digest(tmp_path: Path
     assert {run.checkpoint_digest for run in project.runs.values()} == {slot["digest"]}
     with pytest.raises(CheckpointError, match="results/models/small"):
         refuse_other(project.checkpoint_path(slot["checkpoint"]), slot["digest"])
+
+
+def test_a_text_that_is_not_here_may_be_named_by_its_digests(copy: Copy) -> None:
+    digests = {"test": "ab", "train[:9]": "cd"}
+    corpus = {"name": "texts", "source": "local", "path": str(copy.root / "texts"), "digests": digests}
+    path = copy.root / "away.yaml"
+    path.write_text(json.dumps({"corpora": {"wikitext2": corpus}}), encoding="utf-8")
+    project = load_project([path], root=copy.root)
+    assert project.text(("wikitext2", "test", None)) == "ab"
+    assert project.text(("wikitext2", "train", 9)) == "cd"
+    assert project.text(("wikitext2", "train", None)) == UNREAD
+    assert len({project.config.corpora["wikitext2"], project.config.corpora["wikitext2"]}) == 1  # it has a hash
+    (copy.root / "texts").mkdir()
+    (copy.root / "texts/test.txt").write_text("What is here counts, whatever was said of it.\n")
+    assert load_project([path], root=copy.root).text(("wikitext2", "test", None)) not in ("ab", UNREAD)
+
+
+def test_a_checkpoint_of_settings_alone_gives_sizes_beside_its_digest(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    folder = tmp_path / "results/models/small"
+    tiny_model().config.save_pretrained(folder)
+    slot = {"checkpoint": "results/models/small", "digest": "0123456789abcdef"}
+    copy.set_config({**CONFIG, "slots": dict.fromkeys(CONFIG["slots"], slot)})
+    project = load_project(root=tmp_path)
+    assert {run.checkpoint_digest for run in project.runs.values()} == {slot["digest"]}
+    assert project.config.slot("Llama-2-7B").hidden_size == tiny_model().config.hidden_size
 
 
 @pytest.mark.parametrize(
