@@ -137,7 +137,7 @@ def warm(project: Copy) -> Iterator[Warm]:
         process.kill()
         process.wait()
     until(lambda: not made.folders)
-    shutil.rmtree(place)
+    shutil.rmtree(place, ignore_errors=True)  # a warm process may remove its own folder now
 
 
 def test_a_child_has_the_clients_words_variables_folder_and_no_input(warm: Warm) -> None:
@@ -203,6 +203,33 @@ def test_what_is_imported_before_is_there_in_each_child(warm: Warm) -> None:
     (imported, parent, child), (again, same, other) = warm.told(code), warm.told(code)
     assert imported == parent == again == same
     assert len({parent, child, other}) == 3
+
+
+#: An import that asks CUDA's driver as torch sees it: each forked child is refused.
+ASKS = """
+import os, sys, types
+LOADED_BY = os.getpid()
+sys.modules["torch"] = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(_is_in_bad_fork=lambda: os.getpid() != LOADED_BY), set_num_threads=lambda count: None
+)
+"""
+
+
+def test_children_import_anew_where_an_import_has_asked_the_driver_for_a_gpu(warm: Warm) -> None:
+    module = warm.project.root / "workflow/reproduction/run/stages/loaded.py"
+    before = module.read_text()
+    module.write_text(ASKS)
+    try:
+        code = "import sys; print('torch' in sys.modules, *words[1:]); raise SystemExit(3)"
+        status, _, log = warm.run(code, "a word", "and 'another'")
+    finally:
+        module.write_text(before)
+    assert (status, log.strip()) == (3, "False a word and 'another'")
+
+
+def test_a_package_that_asks_the_driver_is_not_imported(warm: Warm) -> None:
+    code = "import importlib.util; print(importlib.util.find_spec('torchao'))"
+    assert warm.run(code)[2].strip() == "None"
 
 
 def test_children_share_a_folder_for_states_that_ends_with_the_warm_process(warm: Warm) -> None:

@@ -2,7 +2,8 @@
 
 It waits for events in one thread, so that a fork copies no lock that another holds. Where a machine has several GPUs a
 child sees the one that fewest children use. A child is killed when its client has gone, and all of them, with this
-process, when the one that ROTQUANT_ENDS_WITH numbers has ended.
+process, when the one that ROTQUANT_ENDS_WITH numbers has ended. No import may ask CUDA's driver for a GPU, since no
+child could use one then: where one did, children import everything anew.
 """
 
 import ctypes
@@ -34,7 +35,11 @@ PRELOADED = {
     "cells": ("reproduction.run.stages.loaded", ("runs", "make")),
     "pages": ("reproduction.commands.preloaded", ("report", "page")),
 }
+#: Packages that transformers imports where they are, that ask the driver then, and that nothing here uses.
+_LEFT_OUT = ("torchao",)
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+#: A command in a new process.
+_ANEW = ("-c", "import sys; from rotquant.cli import app; app(sys.argv[1:])")
 
 
 @dataclass
@@ -50,8 +55,8 @@ class _Child:
 class Server:
     """A listening socket and the running children."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self.listening, self.children = listening, list[_Child]()
+    def __init__(self, listening: socket.socket, anew: bool) -> None:
+        self.listening, self.children, self.anew = listening, list[_Child](), anew
         self.gpus = visible_gpus()
         self.events = selectors.DefaultSelector()
         self.events.register(listening, selectors.EVENT_READ, self._accept)
@@ -85,7 +90,7 @@ class Server:
             self.listening.close()
             self.events.close()
             own = {VARIABLE: os.environ[VARIABLE]} | ({} if gpu is None else {VISIBLE: gpu})
-            _run(words, environment | own, place, streams)
+            _run(words, environment | own, place, streams, self.anew)
         with suppress(OSError):  # here too, since its client may go before it does so itself
             os.setpgid(process, process)
         for stream in streams:
@@ -119,8 +124,8 @@ class Server:
         raise SystemExit
 
 
-def _run(words: list[str], environment: dict[str, str], place: str, streams: list[int]) -> None:
-    """Run a command in this child and end it."""
+def _run(words: list[str], environment: dict[str, str], place: str, streams: list[int], anew: bool) -> None:
+    """Run a command in this child and end it; `anew`: without what is imported."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(place)
@@ -129,6 +134,8 @@ def _run(words: list[str], environment: dict[str, str], place: str, streams: lis
     for stream, file in enumerate(streams):
         os.dup2(file, stream)
         os.close(file)
+    if anew:
+        os.execv(sys.executable, [sys.executable, *_ANEW, *words])
     sys.argv = ["rotquant", *words]
     threads = int(environment.get("OMP_NUM_THREADS", "1"))
     if threads > 1 and "torch" in sys.modules:
@@ -144,6 +151,17 @@ def _run(words: list[str], environment: dict[str, str], place: str, streams: lis
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _driver_was_asked() -> bool:
+    """Whether an import has asked CUDA's driver, so that torch refuses a forked child a GPU: a child tells."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    process = os.fork()
+    if process == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(process, 0)[1] != 0
 
 
 def _own_folder() -> Path:
@@ -173,6 +191,9 @@ def main() -> None:
     states = _own_folder()
     try:
         os.environ.setdefault(VARIABLE, str(states))
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU, without the driver
+        for name in _LEFT_OUT:
+            sys.modules.setdefault(name, None)  # pyright: ignore[reportArgumentType]  # as if it were not installed
         module, (group, command) = PRELOADED[sys.argv[1]]
         importlib.import_module(module)
         tree().commands[group].commands[command].make_context(command, ["name"])
@@ -183,7 +204,7 @@ def main() -> None:
                     known.run(next(iter(known.runs)))  # the first one takes 40 ms: pydantic prepares recipes
         gc.collect()
         gc.freeze()  # no child looks through what is imported here, nor copies it thereby
-        Server(listening).serve()
+        Server(listening, _driver_was_asked()).serve()
     finally:
         shutil.rmtree(states, ignore_errors=True)
 
