@@ -136,7 +136,7 @@ def _ranked_of(
     values, results = collect(project, table)
     quantized: dict[str, list[RunResult]] = {}
     for cell in project.cells(table.id):
-        if not cell.runs[0].recipe.is_baseline:
+        if cell.metric.kind == "perplexity" and not cell.runs[0].recipe.is_baseline:
             quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
     return ranked(values, results, list(quantized), project.columns(table), said.against), quantized, results
 
