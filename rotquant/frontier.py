@@ -278,7 +278,8 @@ def _tried(
     if cost is None or model.reference is None or model.stored is None:
         raise RecipeError("there is no room for the model's logits, or no window of the text.")
     manifest = model.stored.manifest
-    bits = bits_per_weight(recipe, architecture_of(model.network), manifest.quantized)["total"]
+    tensors = model.stored.state.tensors  # such as matrices and orders of features
+    bits = bits_per_weight(recipe, architecture_of(model.network), manifest.quantized, stored=tensors)["total"]
     online = sum(one.online for one in runtime_quantization(recipe, model.stored.state).transforms)
     return Tried(name, cost.by_window, cost.quantized, bits, online, seconds), cost, model.reference
 
