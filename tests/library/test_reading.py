@@ -12,12 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from rotquant import api
 from rotquant.formats import reading
+from rotquant.formats.compressed import packed_weight
 from rotquant.formats.reading import foreign_recipe
 from rotquant.foundation.errors import CheckpointError, RecipeError
 from rotquant.metrics.perplexity import perplexity
+from rotquant.recipes.presets import preset
 from rotquant.recipes.schemes import Perplexity
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.tensors.quantization import fake_quantize, quantize
 from rotquant.text import Tokens
+from rotquant.weights.rtn import QuantizedWeight, choose_weight_qparams
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.test_serving import declared, logits
@@ -181,6 +184,23 @@ def test_symmetric_dynamic_inputs_are_the_librarys(kind: dict[str, Any]) -> None
     x = torch.randn(4, 50, 64, generator=torch.Generator().manual_seed(0))
     theirs = forward.fake_quantize(x, *utils.compute_dynamic_scales_and_zp(x, args, torch.nn.Linear(64, 64)), args)
     assert torch.equal(fake_quantize(x, scheme), theirs)
+
+
+def test_codes_and_scales_of_fp8_weights_are_the_librarys() -> None:
+    library = pytest.importorskip("compressed_tensors.quantization")
+    utils = pytest.importorskip("compressed_tensors.quantization.utils")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    args, scheme = library.preset_name_to_scheme("FP8_DYNAMIC", ["Linear"]), preset("fp8").rounded.scheme
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 96, generator=generator) * torch.exp(3 * torch.randn(24, 96, generator=generator))
+    scale, _ = utils.calculate_qparams(weight.amin(1, True), weight.amax(1, True), args.weights)
+    compressor = compressors.BaseCompressor.get_value_from_registry("float-quantized")
+    theirs = compressor.compress({"weight": weight, "weight_scale": scale}, args)
+    qparams = choose_weight_qparams(weight, scheme, None)
+    rounded = QuantizedWeight(quantize(weight, qparams, scheme), qparams, scheme)
+    ours = packed_weight("layer.weight", rounded, packed=False)
+    assert torch.equal(ours["layer.weight_scale"], theirs["weight_scale"])
+    assert torch.equal(ours["layer.weight"].view(torch.uint8), theirs["weight"].view(torch.uint8))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ SHIPPED = REPOSITORY / "workflow/resources/models/rq-llama3"
 #: The words of the windows.
 TEXTS = ("README.md", "CONTRIBUTING.md")
 #: Nothing acts at run time: weights alone, with what is merged into them.
-_WEIGHTS = ("activations=null", "keys=null", "values=null")
-_MERGED = ("rotation.heads=false", "rotation.keys=false", "rotation.mlp=false")
+WEIGHTS = ("activations=null", "keys=null", "values=null")
+MERGED = ("rotation.heads=false", "rotation.keys=false", "rotation.mlp=false")
 _GROUPS = ("weights.scheme.granularity=group", "weights.scheme.group_size=32")
 _W8A8 = ("weights.scheme.bits=8", "activations.bits=8", "activations.clip_ratio=1.0", "keys=null", "values=null")
 
@@ -57,38 +57,38 @@ class Case:
 _GGUF = ("--format", "gguf")
 _PACKED = ("--format", "compressed-tensors")
 #: The products of packed weights that vLLM has on a CPU are of bfloat16.
-_FOR_VLLM = (*_PACKED, "--for", "vllm", "--dtype", "bfloat16")
+FOR_VLLM = (*_PACKED, "--for", "vllm", "--dtype", "bfloat16")
 #: llama.cpp's cache is float16, and its inputs of packed weights are rounded to 8 bits in blocks of 32.
 CASES = (
-    Case("float32", "llama.cpp", "quarot-rtn", (*_WEIGHTS, *_MERGED), (*_GGUF, "--dtype", "float32"), 2e-3),
-    Case("Q4_0", "llama.cpp", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), _GGUF, 4e-2),
+    Case("float32", "llama.cpp", "quarot-rtn", (*WEIGHTS, *MERGED), (*_GGUF, "--dtype", "float32"), 2e-3),
+    Case("Q4_0", "llama.cpp", "quarot-rtn", (*WEIGHTS, *MERGED, *_GROUPS), _GGUF, 4e-2),
     Case(
         "Q4_1",
         "llama.cpp",
         "quarot-rtn",
-        (*_WEIGHTS, *_MERGED, *_GROUPS, "weights.scheme.symmetric=false"),
+        (*WEIGHTS, *MERGED, *_GROUPS, "weights.scheme.symmetric=false"),
         _GGUF,
         4e-2,
     ),
-    Case("Q8_0", "llama.cpp", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS, "weights.scheme.bits=6"), _GGUF, 4e-2),
+    Case("Q8_0", "llama.cpp", "quarot-rtn", (*WEIGHTS, *MERGED, *_GROUPS, "weights.scheme.bits=6"), _GGUF, 4e-2),
     Case("W4A4KV4, all rotations", "transformers", "quarot-rtn", (), _PACKED, 1e-4),
-    Case("W4A16", "transformers", "quarot-rtn", (*_WEIGHTS, *_MERGED), _PACKED, 1e-4),
-    Case("plain", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), ("--format", "plain", "--dtype", "float32"), 2e-3),
-    Case("W4A16, groups", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), _FOR_VLLM, 5e-2),
-    Case("W4A16, channels", "vllm", "quarot-rtn", (*_WEIGHTS, *_MERGED), _FOR_VLLM, 5e-2),
+    Case("W4A16", "transformers", "quarot-rtn", (*WEIGHTS, *MERGED), _PACKED, 1e-4),
+    Case("plain", "vllm", "quarot-rtn", (*WEIGHTS, *MERGED), ("--format", "plain", "--dtype", "float32"), 2e-3),
+    Case("W4A16, groups", "vllm", "quarot-rtn", (*WEIGHTS, *MERGED, *_GROUPS), FOR_VLLM, 5e-2),
+    Case("W4A16, channels", "vllm", "quarot-rtn", (*WEIGHTS, *MERGED), FOR_VLLM, 5e-2),
     Case(
         "W4A16, groups, asymmetric",
         "vllm",
         "quarot-rtn",
-        (*_WEIGHTS, *_MERGED, *_GROUPS, "weights.scheme.symmetric=false"),
-        _FOR_VLLM,
+        (*WEIGHTS, *MERGED, *_GROUPS, "weights.scheme.symmetric=false"),
+        FOR_VLLM,
         5e-2,
     ),
-    Case("W4A16, R4 and across heads", "vllm", "quarot-rtn", _WEIGHTS, _FOR_VLLM, 5e-2, says="cpu_linear"),
+    Case("W4A16, R4 and across heads", "vllm", "quarot-rtn", WEIGHTS, FOR_VLLM, 5e-2, says="cpu_linear"),
     # Inputs of down_proj have outliers here: what bfloat16 rounds moves codes of 8 bits, a third of what these cost.
-    Case("W8A8, dynamic", "vllm", "quarot-rtn", (*_W8A8, *_MERGED), _FOR_VLLM, 1e-1),
-    Case("W8A8, dynamic, R4", "vllm", "quarot-rtn", _W8A8, _FOR_VLLM, 1e-1, says="cpu_linear"),
-    Case("W4A8", "vllm", "quarot-rtn", (*_W8A8[1:], *_MERGED), _FOR_VLLM, 5e-2, drops="quantizers of inputs"),
+    Case("W8A8, dynamic", "vllm", "quarot-rtn", (*_W8A8, *MERGED), FOR_VLLM, 1e-1),
+    Case("W8A8, dynamic, R4", "vllm", "quarot-rtn", _W8A8, FOR_VLLM, 1e-1, says="cpu_linear"),
+    Case("W4A8", "vllm", "quarot-rtn", (*_W8A8[1:], *MERGED), FOR_VLLM, 5e-2, drops="quantizers of inputs"),
 )
 
 
@@ -104,7 +104,17 @@ def body(trial: Trial) -> None:
             exported = []
             for index, case in enumerate(asked):
                 folder, target = place / f"{index}", place / f"{index}-exported"
-                rotquant("quantize", model, "--method", case.method, "--no-check", *sets(case), "-o", folder, "--force")
+                rotquant(
+                    "quantize",
+                    model,
+                    "--method",
+                    case.method,
+                    "--no-check",
+                    *sets(case.changes),
+                    "-o",
+                    folder,
+                    "--force",
+                )
                 rotquant("export", folder, "-o", target, *case.export, "--force")
                 exported.append((case, folder, target))
             for case, folder, target in exported:
@@ -235,8 +245,8 @@ def vllm_python(place: Path) -> str:
     return str(python)
 
 
-def sets(case: Case) -> list[str]:
-    return [word for change in case.changes for word in ("--set", change)]
+def sets(changes: Sequence[str]) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
 
 
 def rotquant(*words: object) -> None:

@@ -56,6 +56,11 @@ TRIALS = {
         "llama.cpp, transformers and vLLM on a CPU run what is exported. The log-probability of each token is compared "
         "with this project's simulation, as stored and without its quantizers of inputs, which tells what was dropped.",
     ),
+    "engines_gpu": (
+        "vLLM on a GPU",
+        "vLLM runs what is exported for it, and its log-probabilities are compared with this project's, as stored and "
+        "without quantizers. `vllm serve` answers one request. Tokens a second are those of CUDA graphs.",
+    ),
     "fuzzing": (
         "Foreign input",
         "Every format that is read gets mutated examples, by structure and by bytes.",
