@@ -165,7 +165,7 @@ def ours(folder: Path, windows: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def log_probabilities(network: torch.nn.Module, windows: list[list[int]]) -> torch.Tensor:
-    ids = torch.tensor(windows)
+    ids = torch.tensor(windows, device=next(network.parameters()).device)
     logits = network(input_ids=ids).logits[:, :-1].float()
     return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).flatten()
 
