@@ -25,6 +25,7 @@ from reproduction.sources import load_project, patterns
 from reproduction.tables.configuration import find_root
 from reproduction.tables.fitting import Fitting
 from reproduction.tables.project import Project
+from reproduction.tables.shorthand import each
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.outputs import FILE
 from rotquant.foundation.errors import ConfigError, RotquantError
@@ -70,7 +71,7 @@ def table_names() -> list[str]:
         root = find_root()
         files = {path for pattern, _ in patterns() for path in (root / "workflow").glob(pattern)}
         data = [yaml_value(path.read_text(encoding="utf-8"), path.name) for path in sorted(files)]
-        return [table["id"] for one in data for table in one["tables"]]
+        return [table["id"] for one in data for table in each(one["tables"])]
     except (RotquantError, OSError, KeyError, TypeError):  # a file that is being written completes nothing
         return []
 
