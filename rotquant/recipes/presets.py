@@ -90,6 +90,15 @@ def quarot_w4a16() -> Recipe:
     return _recipe({"gptq": _ORDERED}, rotation=fused, weights=_weights(group_size=128), calibration=Calibration())
 
 
+def quarot_w4a16_tuned() -> Recipe:
+    """quarot-w4a16 whose weights and scales are trained block by block (EfficientQAT's Block-AP) in place of GPTQ: what
+    it costs in time buys what libraries that learn the rounding of weights have."""
+    text = Calibration().model_dump()
+    tuned = {"text": text, "epochs": 4, "batch_size": 8, "scale_lr": 1e-4, "weight_lr": 1e-4, "schedule": "cosine"}
+    weights = _weights(group_size=128, clip_search=False)
+    return _recipe({"block_ap": tuned}, rotation=quarot_w4a16().rotation, weights=weights)
+
+
 def quarot() -> Recipe:
     """QuaRot W4A4KV4 with GPTQ: input clip 0.9, KV clip 0.95 asymmetric per head, weight clip search (Sec. 5)."""
     cache = _cache(clip_ratio=0.95)
@@ -385,6 +394,7 @@ PRESETS: dict[str, Callable[[], Recipe]] = {
     "quarot-rtn": quarot_rtn,
     "quarot-128g": quarot_128g,
     "quarot-w4a16": quarot_w4a16,
+    "quarot-w4a16-tuned": quarot_w4a16_tuned,
     "atom-128g": atom_128g,
     "spinquant-easy": spinquant_easy,
     "spinquant-hard": spinquant_hard,

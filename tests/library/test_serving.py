@@ -230,7 +230,7 @@ REFUSED |= dict.fromkeys(("qift", "rcp", "bitdistiller", "bitdistiller-rotated")
 #: Presets whose quantizers of inputs all engines have, and those of which nothing acts at run time. The others clip
 #: inputs or quantize the KV cache.
 FLOATS, BLOCKS = ("fp8", "fp8-static", "mxfp4", "nvfp4"), ("mr-gptq", "wush")
-WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16")
+WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16", "quarot-w4a16-tuned")
 
 
 @pytest.mark.parametrize("name", [name for name in all_presets() if name != "baseline"])

@@ -120,6 +120,11 @@ def cases(group: int) -> list[Case]:
         words = ", ".join([preset, *changes])
         return Case(OURS, klass, words, {"preset": preset, "changes": [*scheme, *runtime, *changes]}, seeded)
 
+    def tuned(*changes: str) -> Case:
+        case = ours(_GROUP, "quarot-w4a16-tuned", *changes)
+        text = [f"methods.block_ap.text.{name}" for name in (f"samples={SAMPLES}", f"sequence_length={TOKENS}")]
+        return replace(case, settings={**case.settings, "changes": [*case.settings["changes"], *text]})
+
     rotated = ("SpinQuantModifier", {"rotations": ["R1", "R2"], "transform_type": "random-hadamard"})
     channel = ["weights.scheme.granularity=channel", "weights.scheme.group_size=null"]
     return [
@@ -137,6 +142,8 @@ def cases(group: int) -> list[Case]:
         theirs(_GROUP, "AWQ", ("AWQModifier", {}), ("QuantizationModifier", made)),
         ours(_GROUP, "awq-128g"),
         ours(_GROUP, "quarot-w4a16"),
+        tuned(),
+        tuned("rotation=null"),
         theirs(_GROUP, "SpinQuant R1 R2, GPTQ", rotated, ("GPTQModifier", made)),
         theirs(_GROUP, "RTN, MSE observer", ("QuantizationModifier", mse), seeded=False),
         ours(_GROUP, "rtn", seeded=False),

@@ -1,10 +1,10 @@
-"""Which settings of 4-bit weights cost a pretrained model least: a search for gptq-w4a16 and quarot-w4a16.
+"""Which settings of 4-bit weights cost a pretrained model least: a search for gptq-w4a16, quarot-w4a16 and its tuning.
 
 It reads ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT as `tests.trials.real` does. Each trial is one setting on one model
 with one sample of the train split, judged on the validation split, in KL divergence from full precision; the test split
 is never read. Records are lines of a file, so that an interrupted search goes on where it was.
 
-    python -m tests.trials.weights_alone RECORDS MODEL [--only RE] [--seeds 3] [--samples 32]
+    python -m tests.trials.weights_alone RECORDS MODEL [--only RE] [--seeds 3] [--samples 32] [--windows 8] [--device cpu]
 """
 
 import argparse
@@ -24,20 +24,32 @@ from rotquant.recipes.recipe import override_all
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text.loading import corpus_spec
 
-#: Windows of 512 tokens of the validation split that judge, and calibration samples of as many.
-WINDOWS, TOKENS = 8, 512
+#: Tokens of windows of the validation split that judge, and of calibration samples.
+TOKENS = 512
 #: Trials of each preset: groups, divisor of the scale, clip search, and order of rounding.
 CHOSEN = [
     *product(["channel"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order"]),
     *product(["groups"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
 ]
 PRESETS = ("gptq-w4a16", "quarot-w4a16")
+#: Trials of block-wise training: learning rates of weights and of scales, and epochs.
+TUNED = list(product(("5e-05", "0.0001", "0.0002", "0.0004"), ("2e-05", "0.0001"), (4, 12)))
 
 
 def trials(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Presets and their changes, by words."""
     size = 64 if model.startswith("smollm2") else 128  # which divides every width of the model
-    return {"; ".join([name, *words]): (name, changes(*words, size)) for name, words in product(PRESETS, CHOSEN)}
+    rounded = {"; ".join([name, *words]): (name, changes(*words, size)) for name, words in product(PRESETS, CHOSEN)}
+    return rounded | {
+        f"quarot-w4a16-tuned; weights {weights}, scales {scales}; {epochs} epochs": (
+            "quarot-w4a16-tuned",
+            {
+                "weights": {"scheme": {"group_size": size}},
+                "methods": {"block_ap": {"weight_lr": float(weights), "scale_lr": float(scales), "epochs": epochs}},
+            },
+        )
+        for weights, scales, epochs in TUNED
+    }
 
 
 def changes(groups: str, divisor: str, clip: str, order: str, size: int) -> dict[str, Any]:
@@ -57,20 +69,24 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     checkpoint = Path(os.environ["ROTQUANT_REAL_MODELS"]) / options.model
     corpus = corpus_spec(os.environ["ROTQUANT_REAL_TEXT"])
-    check = Perplexity(corpus=corpus.name, split="validation", sequence_length=TOKENS, max_windows=WINDOWS)
+    check = Perplexity(corpus=corpus.name, split="validation", sequence_length=TOKENS, max_windows=options.windows)
     read = options.records.read_text().splitlines() if options.records.exists() else ()
     done = {(one["model"], one["trial"], one["seed"]) for one in map(json.loads, read)}
-    text = {"calibration": {"samples": options.samples, "sequence_length": TOKENS}}
+    text = {"samples": options.samples, "sequence_length": TOKENS}
+    texts = {False: {"calibration": text}, True: {"methods": {"block_ap": {"text": text}}}}
     for seed in range(options.seeds):
         for words, (name, made) in trials(options.model).items():
             if (options.model, words, seed) in done or not re.search(options.only, words):
                 continue
-            recipe, _ = api.fit(checkpoint, override_all(preset(name), [made, text], words))
+            recipe, _ = api.fit(checkpoint, override_all(preset(name), [made, texts[name.endswith("tuned")]], words))
             begin = time.perf_counter()
-            cost = api.quantize(checkpoint, recipe, corpus=corpus, seed=seed, dtype=torch.bfloat16, check=check).cost()
+            options_of = {"seed": seed, "device": options.device, "dtype": torch.bfloat16}
+            cost = api.quantize(checkpoint, recipe, corpus=corpus, check=check, **options_of).cost()
             row = {
                 "model": options.model,
                 "trial": words,
