@@ -130,12 +130,16 @@ def export(
         how = f"exported, weights as {export_gguf(model, output, kind)}"
     else:
         wanted = changes_of(changes)
-        inputs = running(read_manifest(model).recipe, wanted).activations
+        recipe = running(read_manifest(model).recipe, wanted)
+        inputs, weights = recipe.activations, recipe.weights
         method = export_compressed(model, output, engine, wanted, kind)
         if method != "rotquant" and inputs is not None and inputs.dynamic:
             notes = (
                 "note: the engine chooses dynamic scales of inputs, max|x| / 7.5 for 4 bits where here it is / 7.",
             )
+        integers = inputs is not None and inputs.type == "int"
+        if engine == "vllm" and integers and weights is not None and weights.scheme.bits < 8:
+            notes += ("note: vLLM 0.26 ran 4-bit weights without quantizing their inputs: compare its answer to ours.",)
         if method != "rotquant" and read_json(output / "config.json")["quantization_config"]["transform_config"]:
             notes += ("note: vLLM 0.33 runs online transforms on one GPU, and of no layer with a bias.",)
         how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""

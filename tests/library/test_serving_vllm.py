@@ -26,6 +26,7 @@ from rotquant.recipes.transforms import Transform
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
 from tests.helpers.checkpoints import tiny_tokenizer
+from tests.helpers.commands import rotquant
 from tests.helpers.families import method
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.test_serving import QUANTIZERS, declared, logits, quantized, recipe_of
@@ -235,3 +236,13 @@ def test_a_bias_next_to_a_transform_is_refused_for_vllm(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"down_proj\.bias .*vLLM 0\.33"):
         export_compressed(folder, tmp_path / "out", "vllm")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("quantizers", "warned"), [("W4A8", True), ("W8A8", False)])
+def test_the_export_says_that_vllm_was_seen_to_drop_the_quantization_of_inputs(
+    quantizers: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(quantized(tmp_path / "quantized", recipe_of("R1R2", quantizers)))
+    words = ["export", folder, "-o", str(tmp_path / "out"), "--format", "compressed-tensors", "--for", "vllm"]
+    assert rotquant(monkeypatch, *words) == 0
+    assert ("without quantizing their inputs" in capsys.readouterr().out) == warned

@@ -4,7 +4,7 @@ It reads ROTQUANT_REAL_MODELS and ROTQUANT_REAL_TEXT as `tests.trials.real` does
 with one sample of the train split, judged on the validation split, in KL divergence from full precision; the test split
 is never read. Records are lines of a file, so that an interrupted search goes on where it was.
 
-    python -m tests.trials.weights_alone RECORDS MODEL [--only RE] [--seeds 3] [--samples 32] [--windows 8] [--device cpu]
+    python -m tests.trials.weights_alone RECORDS MODEL [--only RE] [--seeds 3] [--samples 32] [--device cuda]
 """
 
 import argparse
