@@ -92,8 +92,8 @@ def quarot_w4a16() -> Recipe:
 
 def quarot_w4a16_tuned() -> Recipe:
     """quarot-w4a16 whose weights and scales are trained block by block (EfficientQAT's Block-AP) in place of GPTQ, as
-    other libraries learn how weights are rounded. Its rates are chosen on validation text (`tests.trials.weights_alone`):
-    twice as large ones are as good on SmolLM2-135M and ruin Gemma 3 270M."""
+    other libraries learn how weights are rounded. Its rates are chosen on validation text
+    (`tests.trials.weights_alone`): twice as large ones are as good on SmolLM2-135M and ruin Gemma 3 270M."""
     text = Calibration().model_dump()
     tuned = {"text": text, "epochs": 4, "batch_size": 8, "scale_lr": 2e-5, "weight_lr": 5e-5, "schedule": "cosine"}
     weights = _weights(group_size=128, clip_search=False)
