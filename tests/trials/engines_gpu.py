@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rotquant import api
+from rotquant.decoder import Generation, convert
 from rotquant.foundation.files import write_text
 from rotquant.recipes.recipe import Recipe
 from tests.trials import engines
@@ -59,8 +60,10 @@ FAST: Mapping[str, Any] = {
     "max_num_seqs": 32,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 8, 32]},
 }
-#: Requests at once, comparisons at once, and seconds that one process may take.
-REQUESTS, TOGETHER, SECONDS = (1, 8, 32), 5, 200
+#: Requests at once whose speed is measured, and their tokens.
+SPEED: Mapping[str, Any] = {"requests": [1, 8, 32], "given": 64, "generated": 128}
+#: Comparisons at once, and seconds that one process may take.
+TOGETHER, SECONDS = 5, 200
 #: Formats that are made at once; windows that are compared, and their tokens.
 MAKING, WINDOWS = max(1, min(8, (os.cpu_count() or 1) // 2)), (8, 256)
 #: Outcomes: the model as stored; without its quantizers of inputs and cache; and else. A model is the one whose
@@ -77,7 +80,8 @@ class Case:
 
     method: a preset, with changes; none is the model itself. running: changes of the export. text: whether it is
     calibrated. options: of `LLM`. environment: variables of vLLM's process. like: a case whose folder this one runs,
-    too. expected: the outcome, as vLLM 0.26 had it on an H200. timed: whether its speed is measured.
+    too. expected: the outcome, as vLLM 0.26 had it on an H200. timed: whether its speed is measured;
+    decoded: by this project's decoder, too.
     """
 
     name: str
@@ -91,12 +95,13 @@ class Case:
     like: str = ""
     expected: str = OURS
     timed: bool = False
+    decoded: bool = False
     served: bool = False
 
 
 CASES = (
     Case("bfloat16", QWEN, timed=True),
-    Case("W4A16, groups", QWEN, "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), timed=True, served=True),
+    Case("W4A16, groups", QWEN, "quarot-rtn", (*_WEIGHTS, *_MERGED, *_GROUPS), timed=True, decoded=True, served=True),
     Case("W4A16, groups, Marlin", QWEN, like="W4A16, groups", environment=_MARLIN, timed=True),
     Case(
         "W4A16, groups, asymmetric",
@@ -110,12 +115,12 @@ CASES = (
     Case("FP8 W8A8, dynamic", QWEN, "fp8", timed=True),
     Case("FP8 W8A8, static", QWEN, "fp8-static", text=True),
     # Machete takes these, since it is asked for before Humming, and it has no inputs of integers.
-    Case("W4A8, channels", QWEN, "quarot-rtn", (*_INT8, *_MERGED), expected=DROPPED),
+    Case("W4A8, channels", QWEN, "quarot-rtn", (*_INT8, *_MERGED), expected=DROPPED, decoded=True),
     Case("W4A8, channels, Humming", QWEN, like="W4A8, channels", options=_HUMMING, expected=NOT_FINITE),
     # CUTLASS has inputs of FP8 in place of integers.
     Case("W4A8, groups", QWEN, "quarot-rtn", (*_INT8, *_MERGED, *_GROUPS), expected=NEITHER),
     Case("W4A8, groups, Humming", QWEN, like="W4A8, groups", options=_HUMMING, expected=DROPPED),
-    Case("W4A4", QWEN, "quarot-rtn", (*_INPUTS, *_MERGED), expected=DROPPED),
+    Case("W4A4", QWEN, "quarot-rtn", (*_INPUTS, *_MERGED), expected=DROPPED, decoded=True),
     Case("W4A4, Humming", QWEN, like="W4A4", options=_HUMMING, expected=ERROR),
     Case("W4A16, R4 dense, across heads", QWEN, "quarot-rtn", (*_WEIGHTS, *_RTN), timed=True),
     Case("INT4 KV cache", QWEN, "int4-per-token-head", options={"kv_cache_dtype": "int4_per_token_head"}),
@@ -174,6 +179,8 @@ def body(trial: Trial) -> None:
         folders = [(case, made[case.like or case.name].result()) for case in asked if case.timed]
         if torch.cuda.is_available():
             time_all(trial, [(case, one.folder) for case, one in folders if isinstance(one, Made)], python, place)
+            for case in [case for case in asked if case.decoded]:
+                decode(trial, case, place / case.name / "quantized")
 
 
 def made_apart(name: str, models: Path, place: Path) -> Made | str:
@@ -322,7 +329,7 @@ def time_all(trial: Trial, cases: Sequence[tuple[Case, str]], python: str, place
             )
             ended.callback(process.kill)
             assert process.stdin is not None
-            process.stdin.write(json.dumps(REQUESTS))
+            process.stdin.write(json.dumps(SPEED))
             process.stdin.close()
             running.append((case, process, out, log))
         deadline = time.monotonic() + SECONDS
@@ -337,10 +344,27 @@ def time_all(trial: Trial, cases: Sequence[tuple[Case, str]], python: str, place
             speeds = (
                 json.loads(out.read_text().splitlines()[-1]) if process.returncode == 0 else problem(log.read_text())
             )
-            line(case=case.name, model=case.model, requests=REQUESTS, tokens_per_second=speeds)
+            line(case=case.name, model=case.model, requests=SPEED["requests"], tokens_per_second=speeds)
             shown = speeds if isinstance(speeds, str) else ", ".join(f"{speed:,.0f}" for speed in speeds)
-            trial.figure(f"{case.name}: tokens a second at {', '.join(map(str, REQUESTS))} requests", shown)
+            trial.figure(f"{case.name}: tokens a second at {', '.join(map(str, SPEED['requests']))} requests", shown)
             trial.check("vLLM is timed with CUDA graphs", not isinstance(speeds, str), f"{case.name}: {shown}")
+
+
+def decode(trial: Trial, case: Case, folder: Path) -> None:
+    """Generated tokens a second by this project's decoder, measured as vLLM's are."""
+    decoder, speeds = convert(folder, device="cuda"), []
+    for number in SPEED["requests"]:
+        generation = Generation(decoder, number, SPEED["given"] + SPEED["generated"])
+        seconds = []
+        for shift in range(4):
+            prompts = 100 * shift + torch.arange(number)[:, None] + torch.arange(SPEED["given"])
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            generation.generate(prompts, SPEED["generated"]).tolist()
+            seconds.append(time.perf_counter() - started)
+        speeds.append(number * SPEED["generated"] / min(seconds))
+    line(case=case.name, model=case.model, requests=SPEED["requests"], decoder_tokens_per_second=speeds)
+    trial.figure(f"{case.name}: tokens a second of this decoder", ", ".join(f"{speed:,.0f}" for speed in speeds))
 
 
 def serve(trial: Trial, making: Future[Made | str], python: str, place: Path) -> None:

@@ -1,9 +1,9 @@
 """Run by the Python of vLLM's environment: log-probabilities of windows' tokens by vLLM, or its speed.
 
 Arguments: a model's folder, the type to compute in, more options of `LLM` as JSON, and for the speed a file that is
-locked until this process may have the machine to itself. Standard input: windows of token ids, or the numbers of
-requests at once. The last line of standard output: the log-probability of each window's tokens after the first, all in
-one list; or generated tokens a second for each number.
+locked until this process may have the machine to itself. Standard input: windows of token ids; or the numbers of
+`requests` at once, and how many tokens each has `given` and `generated`. The last line of standard output: the
+log-probability of each window's tokens after the first, all in one list; or generated tokens a second for each number.
 """
 
 import fcntl
@@ -13,8 +13,6 @@ import time
 
 from vllm import LLM, SamplingParams
 
-#: Tokens of each request whose speed is measured: given and generated.
-GIVEN, GENERATED = 64, 128
 #: Of a comparison on a CPU.
 OPTIONS = {
     "enforce_eager": True,
@@ -35,17 +33,17 @@ def log_probabilities(model: LLM, windows: list[list[int]]) -> list[float]:
     ]
 
 
-def speeds(model: LLM, numbers: list[int]) -> list[float]:
+def speeds(model: LLM, requests: list[int], given: int, generated: int) -> list[float]:
     """Generated tokens a second at numbers of requests: the best of three, after one that warms up."""
-    asked = SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True, detokenize=False)
+    asked = SamplingParams(temperature=0, max_tokens=generated, ignore_eos=True, detokenize=False)
 
     def seconds(number: int, shift: int) -> float:
-        requests = [{"prompt_token_ids": list(range(shift + one, shift + one + GIVEN))} for one in range(number)]
+        prompts = [{"prompt_token_ids": list(range(shift + one, shift + one + given))} for one in range(number)]
         started = time.perf_counter()
-        model.generate(requests, asked, use_tqdm=False)
+        model.generate(prompts, asked, use_tqdm=False)
         return time.perf_counter() - started
 
-    return [number * GENERATED / min(seconds(number, 100 * shift) for shift in range(4)) for number in numbers]
+    return [number * generated / min(seconds(number, 100 * shift) for shift in range(4)) for number in requests]
 
 
 if __name__ == "__main__":
@@ -56,6 +54,6 @@ if __name__ == "__main__":
         print("ready", flush=True)
         with open(sys.argv[4]) as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            print(json.dumps(speeds(model, asked)))
+            print(json.dumps(speeds(model, **asked)))
     else:
         print(json.dumps(log_probabilities(model, asked)))
