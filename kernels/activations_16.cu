@@ -5,6 +5,7 @@
 // products of 16-bit values are exact; the sum and the largest magnitude of a row cross the block together. float32
 // rows go to activations.cu. Architectures: sm_80 and newer.
 #include "element.cuh"
+#include "mma.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 
@@ -92,35 +93,16 @@ __device__ __forceinline__ void store_row(const uint4 (&x)[Pieces], void* to, lo
     }
 }
 
-// d[16 x 8] += a[16 x 8] b[8 x 8], sums in float32. With lane = 4g + t: a0 and a1 are columns 2t and 2t + 1 of rows g
-// and g + 8, b rows 2t and 2t + 1 of column g, d columns 2t and 2t + 1 of row g, then of row g + 8.
-template <class T>
-__device__ __forceinline__ void mma_16n8k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b);
-
-template <>
-__device__ __forceinline__ void mma_16n8k8<__half>(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
-template <>
-__device__ __forceinline__ void mma_16n8k8<__nv_bfloat16>(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b));
-}
-
 // The sum of squares of a warp's values: those of eight lanes' words are the diagonal of words times their transpose.
 template <class T, int Pieces>
 __device__ __forceinline__ float sum_of_squares(const uint4 (&x)[Pieces]) {
     float first[4] = {0.0f, 0.0f, 0.0f, 0.0f}, second[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        mma_16n8k8<T>(first, x[j].x, x[j].y, x[j].x);
-        mma_16n8k8<T>(second, x[j].x, x[j].y, x[j].y);
-        mma_16n8k8<T>(first, x[j].z, x[j].w, x[j].z);
-        mma_16n8k8<T>(second, x[j].z, x[j].w, x[j].w);
+        ptx::mma_m16n8k8<T>(first, x[j].x, x[j].y, x[j].x);
+        ptx::mma_m16n8k8<T>(second, x[j].x, x[j].y, x[j].y);
+        ptx::mma_m16n8k8<T>(first, x[j].z, x[j].w, x[j].z);
+        ptx::mma_m16n8k8<T>(second, x[j].z, x[j].w, x[j].w);
     }
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float own = g % 2 ? first[1] + second[3] : first[0] + second[2];
@@ -162,7 +144,7 @@ template <class T, Output Out, int Pieces>
 __device__ __forceinline__ float normalize(const Problem& p, uint4 (&x)[Pieces], Statistics (&scratch)[2][32]) {
     using F = Float16<T>;
     const Statistics row = over_block<true>({largest_magnitude<T>(x), sum_of_squares<T>(x)}, scratch[0]);
-    const float factor = rsqrtf(fmaf(row.squares, fast_reciprocal(static_cast<float>(p.n)), p.eps));
+    const float factor = rsqrtf(fmaf(row.squares, ptx::fast_reciprocal(static_cast<float>(p.n)), p.eps));
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
         x[j] = each_word(x[j], x[j], [&](unsigned word, unsigned) {
@@ -181,7 +163,7 @@ __device__ __forceinline__ float normalize(const Problem& p, uint4 (&x)[Pieces],
 
 // 1 / scale of a normal scale, rounded once or next to it.
 __device__ __forceinline__ float reciprocal(float scale) {
-    const float first = fast_reciprocal(scale);
+    const float first = ptx::fast_reciprocal(scale);
     return fmaf(first, fmaf(-first, scale, 1.0f), first);
 }
 
@@ -229,7 +211,7 @@ struct Multiplication {
     __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
         float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int i = kParts<T> - 1; i >= 0; --i) mma_16n8k8<T>(products, first, second, parts[i]);
+        for (int i = kParts<T> - 1; i >= 0; --i) ptx::mma_m16n8k8<T>(products, first, second, parts[i]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) codes[i] = products[i] + kRounder;
     }
@@ -282,11 +264,11 @@ __device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Codes&
         const bool valid = 8 * Own::distance(j) < left;
         const uint2 codes = codes_of_piece(x[j]);
         if constexpr (Out == kInt8) {
-            store_if(out + 8 * Own::distance(j), codes, valid);
+            ptx::store_if(out + 8 * Own::distance(j), codes, valid);
         } else {
             const uint2 upper = codes_of_piece(x[j + 1]);
             const auto join = [](unsigned a, unsigned b) { return (a & 0x0F0F0F0Fu) | (b << 4 & 0xF0F0F0F0u); };
-            store_if(out + 4 * Own::distance(j), uint2{join(codes.x, upper.x), join(codes.y, upper.y)}, valid);
+            ptx::store_if(out + 4 * Own::distance(j), uint2{join(codes.x, upper.x), join(codes.y, upper.y)}, valid);
         }
     }
 }

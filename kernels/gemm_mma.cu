@@ -8,6 +8,7 @@
 // cp.async.
 
 #include "gemm.cuh"
+#include "mma.cuh"
 
 constexpr int THREADS = 256;
 constexpr int STAGES = 4;
@@ -55,9 +56,10 @@ __device__ __forceinline__ void multiply_s8(Sums& sums, u32 weights, u32 codes, 
     u32 a[WARP_STRIPS][2][4];
 #pragma unroll
     for (int m = 0; m < WARP_STRIPS; ++m) {
-        const uint4 words = ptx::load_shared_16(weights + m * STRIP_BYTES + lane * 16);
-        unpack_weights(a[m][0], words.x, words.y);
-        unpack_weights(a[m][1], words.z, words.w);
+        u32 words[4];
+        ptx::load_shared_16(words, weights + m * STRIP_BYTES + lane * 16);
+        unpack_weights(a[m][0], words[0], words[1]);
+        unpack_weights(a[m][1], words[2], words[3]);
     }
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
@@ -75,10 +77,7 @@ __device__ __forceinline__ void multiply_s4(Sums& sums, u32 weights, u32 codes, 
     const int lane = threadIdx.x % 32;
     u32 a[WARP_STRIPS][4];
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m) {
-        const uint4 words = ptx::load_shared_16(weights + m * STRIP_BYTES + lane * 16);
-        a[m][0] = words.x, a[m][1] = words.y, a[m][2] = words.z, a[m][3] = words.w;
-    }
+    for (int m = 0; m < WARP_STRIPS; ++m) ptx::load_shared_16(a[m], weights + m * STRIP_BYTES + lane * 16);
 #pragma unroll
     for (int n = 0; n < COLUMNS; n += 2) {
         u32 b[4];

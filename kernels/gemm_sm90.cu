@@ -106,18 +106,18 @@ __device__ __forceinline__ void produce(u32 shared, Ring<S::stages> ring, const 
 // Packed weights of one thread for one stage: of each strip two times 64 of K.
 template <int Strips>
 struct PackedWeights {
-    uint4 words[Strips][2];
+    u32 words[Strips][2][4];
 
     __device__ __forceinline__ void load(u32 from) {
 #pragma unroll
         for (int m = 0; m < Strips; ++m)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) words[m][half] = ptx::load_shared_16(from + m * 4096 + half * 512);
+            for (int half = 0; half < 2; ++half) ptx::load_shared_16(words[m][half], from + m * 4096 + half * 512);
     }
     // Operand of the instruction on the `step`-th 32 of K.
     __device__ __forceinline__ void unpack(u32 (&a)[4], int m, int step) const {
-        const uint4& w = words[m][step / 2];
-        step % 2 == 0 ? unpack_weights(a, w.x, w.y) : unpack_weights(a, w.z, w.w);
+        const u32(&w)[4] = words[m][step / 2];
+        step % 2 == 0 ? unpack_weights(a, w[0], w[1]) : unpack_weights(a, w[2], w[3]);
     }
 };
 

@@ -7,6 +7,7 @@
 // copies; the groups of a block, and on Hopper the blocks of a cluster, split the stages and add up at the end.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.
 #include "gemv_product.cuh"
+#include "mma.cuh"
 
 template <bool Grouped>
 struct SumOf {

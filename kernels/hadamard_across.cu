@@ -108,7 +108,7 @@ struct Staging {
         for (int i = 0; i < kTile * kPieces; i += 32) {
             const int line = (i + lane) / kPieces, piece = lane % kPieces;
             const uint4 x = *reinterpret_cast<const uint4*>(at(line, piece));
-            store_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
+            ptx::store_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
         }
         __syncwarp();
     }
@@ -197,7 +197,7 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Signs (&left)
     for (int c = 0; c < S::kChunks; ++c)
 #pragma unroll
         for (int k = 0; k < S::kSteps; ++k)  // descriptors count 16 bytes
-            ptx::wgmma_half<typename S::T>(sums[c], left[k], operand + (c * S::kChunkBytes + k * kTile * 128) / 16,
+            ptx::wgmma_half<typename S::T>(sums[c], left[k].r, operand + (c * S::kChunkBytes + k * kTile * 128) / 16,
                                            k > 0);
     ptx::wgmma_commit();
     ptx::wgmma_finish(sums);

@@ -118,8 +118,8 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const uint4* operan
             for (int m = 0; m < S::kTiles; ++m)
 #pragma unroll
                 for (int v = 0; v < 4; ++v) {
-                    mma_16n8k16<typename S::T>(sums[m][c][2 * v], a[m], pairs[v].x, pairs[v].y);
-                    mma_16n8k16<typename S::T>(sums[m][c][2 * v + 1], a[m], pairs[v].z, pairs[v].w);
+                    ptx::mma_m16n8k16<typename S::T>(sums[m][c][2 * v], a[m].r, pairs[v].x, pairs[v].y);
+                    ptx::mma_m16n8k16<typename S::T>(sums[m][c][2 * v + 1], a[m].r, pairs[v].z, pairs[v].w);
                 }
         }
     }
@@ -221,11 +221,11 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
                 if constexpr (S::kOutput == kSame) {
                     const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]),
                                      F::pack(v[6], v[7])};
-                    store_if(to, in_memory_order(x, lane), valid);
+                    ptx::store_if(to, in_memory_order(x, lane), valid);
                 } else if constexpr (S::kOutput == kInt4) {
-                    store_if(to, codes->packed(v), valid);
+                    ptx::store_if(to, codes->packed(v), valid);
                 } else {
-                    store_if(to, codes->held(v), valid);
+                    ptx::store_if(to, codes->held(v), valid);
                 }
             }
         }

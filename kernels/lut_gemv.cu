@@ -6,43 +6,13 @@
 // binary tensor-core product (AND, population count) of 16 output rows x 256 inputs x 8 columns is one instruction, and
 // the 2-bit codes need no unpacking at all. Integer sums are exact; levels multiply them in float32.
 #include "lut_digits.cuh"
+#include "mma.cuh"
 
 namespace {
 
 using namespace lut;
 
 constexpr int kStrip = 16;
-
-// ---- instructions ----
-
-// d = popcount(a & b): A [16, 128], B [128, 8] bits. Lane 4 g + t has rows g and g + 8 of A, bits 32 t to 32 t + 31;
-// column g of B, the same bits; rows g and g + 8 of D, columns 2 t and 2 t + 1.
-__device__ __forceinline__ void mma_m16n8k128_and(int (&d)[4], u32 a0, u32 a1, u32 b) {
-    asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, "
-        "%7};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a0), "r"(a1), "r"(b), "r"(0));
-}
-
-// The same with 256 bits: a0, a1, b0 as above, a2, a3, b1 128 bits further.
-__device__ __forceinline__ void mma_m16n8k256_and(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %10, %10, %10};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(0));
-}
-
-// 16 bytes that are read once, past L1; where not `valid`, `v` stays. In place, so that nothing waits for the load.
-__device__ __forceinline__ void load_stream_16(uint4& v, const uint4* pointer, bool valid) {
-    asm volatile(
-        "{\n"
-        ".reg .pred valid;\n"
-        "setp.ne.b32 valid, %5, 0;\n"
-        "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-        "}\n"
-        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-        : "l"(pointer), "r"(static_cast<int>(valid)));
-}
 
 // ---- sums over a pair of groups ----
 
@@ -113,7 +83,7 @@ __device__ __forceinline__ void add_pair(float (&acc)[Rows][2], const Pair<1>& p
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int d[4];
-            mma_m16n8k256_and(d, first.of[i][0], first.of[i][1], second.of[i][0], second.of[i][1], b0, b1);
+            ptx::mma_m16n8k256_and(d, first.of[i][0], first.of[i][1], second.of[i][0], second.of[i][1], b0, b1);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int sum = d[2 * h + 1] * columns.top + d[2 * h];
@@ -140,9 +110,9 @@ __device__ __forceinline__ void add_pair(float (&acc)[Rows][2], const Pair<2>& p
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int a[4], b[4], c[4];
-                mma_m16n8k128_and(a, sets.of[i][0], sets.of[i][1], low);
-                mma_m16n8k128_and(b, sets.of[i][0], sets.of[i][1], middle);
-                mma_m16n8k128_and(c, sets.of[i][0], sets.of[i][1], high);
+                ptx::mma_m16n8k128_and(a, sets.of[i][0], sets.of[i][1], low);
+                ptx::mma_m16n8k128_and(b, sets.of[i][0], sets.of[i][1], middle);
+                ptx::mma_m16n8k128_and(c, sets.of[i][0], sets.of[i][1], high);
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     int sum = c[2 * h + 1] * columns.top + c[2 * h];
@@ -292,10 +262,10 @@ __global__ void __launch_bounds__(32 * Across * Along, 1) lut_gemv(Problem p) {
     int loaded = 0, in_strip = 0;
     auto load = [&](Pair<kTables>& pair) {
         const bool valid = loaded++ < todo;
-        load_stream_16(pair.codes[0], codes, valid);
-        load_stream_16(pair.codes[1], codes + 32, valid);
-        load_stream_16(pair.table[0], table, valid);
-        if (kTables == 2) load_stream_16(pair.table[kTables - 1], table + 8, valid);
+        ptx::load_stream_16(pair.codes[0], codes, valid);
+        ptx::load_stream_16(pair.codes[1], codes + 32, valid);
+        ptx::load_stream_16(pair.table[0], table, valid);
+        if (kTables == 2) ptx::load_stream_16(pair.table[kTables - 1], table + 8, valid);
         const bool last = ++in_strip == warp_pairs;
         in_strip = last ? 0 : in_strip;
         codes += last ? jump * 64 : 64;

@@ -8,6 +8,7 @@
 // Architectures: sm_80 and newer; clusters on sm_90 and newer; warpgroups on sm_90a.
 #include "element.cuh"
 #include "gemv_product.cuh"
+#include "mma.cuh"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "wgmma_rows.cuh"
 #endif
@@ -17,40 +18,27 @@
 // word, and bytes 1 and 3.
 using Fragment = u32[4];
 
-// (word & mask) ^ bits, one instruction also with two constants.
-__device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
-    u32 result;
-    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
-    return result;
-}
-
 // What differs between the types: codes -8..7 in the low or the high four bits of a word's two halves as a pair of
-// numbers, and the product of tensor cores.
+// numbers.
 template <class T>
 struct Half;
 
 template <>
 struct Half<__half> {
     static __device__ __forceinline__ u32 low_codes(u32 word) {  // 1024 + 8 + q, less 1032
-        return ptx::fma_f16x2(masked_xor(word, 0x000F000Fu, 0x64086408u), 0x3C003C00u, 0xE408E408u);
+        return ptx::fma_f16x2(ptx::masked_xor(word, 0x000F000Fu, 0x64086408u), 0x3C003C00u, 0xE408E408u);
     }
     static __device__ __forceinline__ u32 high_codes(u32 word) {  // (1024 + 16 (8 + q)) / 16, less 72
-        return ptx::fma_f16x2(masked_xor(word, 0x00F000F0u, 0x64806480u), 0x2C002C00u, 0xD480D480u);
-    }
-    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const uint2& b) {
-        ptx::mma_m16n8k16_f16(d, a[0], a[1], a[2], a[3], b.x, b.y);
+        return ptx::fma_f16x2(ptx::masked_xor(word, 0x00F000F0u, 0x64806480u), 0x2C002C00u, 0xD480D480u);
     }
 };
 
 template <>
 struct Half<__nv_bfloat16> {
     static __device__ __forceinline__ u32 low_codes(u32 word) {  // 128 + 8 + q, less 136
-        return ptx::fma_bf16x2(masked_xor(word, 0x000F000Fu, 0x43084308u), 0x3F803F80u, 0xC308C308u);
+        return ptx::fma_bf16x2(ptx::masked_xor(word, 0x000F000Fu, 0x43084308u), 0x3F803F80u, 0xC308C308u);
     }
     static __device__ __forceinline__ u32 high_codes(u32 word) { return low_codes(word >> 4); }
-    static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment& a, const uint2& b) {
-        ptx::mma_m16n8k16_bf16(d, a[0], a[1], a[2], a[3], b.x, b.y);
-    }
 };
 
 // Two of a lane's words, of features g and g + 8, as operands of 16 inputs and the next 16.
@@ -89,8 +77,8 @@ struct HalfAccumulator : Totals<S, float> {
                     for (int step = 0; step < 2; ++step)
 #pragma unroll
                         for (int strip = 0; strip < S::kStrips; ++strip)
-                            Half<T>::multiply(sums[tile][strip], a[strip][2 * pair + step],
-                                              {b[2 * step], b[2 * step + 1]});
+                            ptx::mma_m16n8k16<T>(sums[tile][strip], a[strip][2 * pair + step], b[2 * step],
+                                                 b[2 * step + 1]);
                 }
         }
         this->add_scaled(0, sums, ring, index);

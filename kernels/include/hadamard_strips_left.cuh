@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Pieces<S>& pi
                     const u32 half = i % 2 ? 0x7632 : 0x5410;
                     const u32 lower = __byte_perm(word_of(p[0], i / 2), word_of(p[1], i / 2), half);
                     const u32 upper = __byte_perm(word_of(p[2], i / 2), word_of(p[3], i / 2), half);
-                    mma_16n8k16<typename S::T>(sums[s][m][i], a, lower, upper);
+                    ptx::mma_m16n8k16<typename S::T>(sums[s][m][i], a.r, lower, upper);
                 }
         }
 }

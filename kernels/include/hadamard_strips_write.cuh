@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_vectors(const Vector& vector, const Proble
             uint4 x = vector(k, c);
             if constexpr (!S::kExchange) x = in_memory_order(x, lane);
             const int at = line * S::kWidth + (place.first_chunk() + c) * kChunk;
-            store_if(out + 2 * at, x, place.exists(line) && (!S::kRagged || at + 8 * place.word < left));
+            ptx::store_if(out + 2 * at, x, place.exists(line) && (!S::kRagged || at + 8 * place.word < left));
         }
     }
 }
@@ -88,9 +88,9 @@ __device__ __forceinline__ void write_codes(const Values<S>& values, const Probl
 #pragma unroll
         for (int c = 0; c < S::kFinalChunks; ++c) {
             if constexpr (S::kOutput == kInt4) {
-                store_if(to + c * (kChunk / 2), codes.packed(values[k][c]), valid);
+                ptx::store_if(to + c * (kChunk / 2), codes.packed(values[k][c]), valid);
             } else {
-                store_if(to + c * kChunk, codes.held(values[k][c]), valid);
+                ptx::store_if(to + c * kChunk, codes.held(values[k][c]), valid);
             }
         }
     }

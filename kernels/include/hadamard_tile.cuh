@@ -5,7 +5,18 @@
 // the right one rows 8h + 2t + e and columns 8g + i, i = 0..7, as element [i][2h + e].
 #pragma once
 
-#include "hadamard_mma.cuh"
+#include "element.cuh"
+#include "mma.cuh"
+
+// The part of x that tf32 holds exactly; x minus it is exact, and tf32 holds all but its last two or three bits.
+__device__ __forceinline__ float tf32_head(float x) {
+    return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
+}
+
+// The four registers of a 16 x 16 left operand of +-1 in 16 bits.
+struct Signs {
+    unsigned r[4];
+};
 
 constexpr int kChunk = 64;  // columns of a tile: eight products of eight
 constexpr int kTile = 16;   // rows of a tile
@@ -87,10 +98,10 @@ struct RightFactor {
         float head[4], sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int j = 0; j < 4; ++j) head[j] = tf32_head(x[j]);
-        mma_16n8k8_tf32(sum, even, x[0] - head[0], x[1] - head[1]);
-        mma_16n8k8_tf32(sum, odd, x[2] - head[2], x[3] - head[3]);
-        mma_16n8k8_tf32(sum, even, head[0], head[1]);
-        mma_16n8k8_tf32(sum, odd, head[2], head[3]);
+        ptx::mma_m16n8k8_tf32(sum, even, x[0] - head[0], x[1] - head[1]);
+        ptx::mma_m16n8k8_tf32(sum, odd, x[2] - head[2], x[3] - head[3]);
+        ptx::mma_m16n8k8_tf32(sum, even, head[0], head[1]);
+        ptx::mma_m16n8k8_tf32(sum, odd, head[2], head[3]);
         low[2 * h] = sum[0], low[2 * h + 1] = sum[1], high[2 * h] = sum[2], high[2 * h + 1] = sum[3];
     }
 
@@ -119,7 +130,7 @@ struct HalfRightFactor {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             unsigned sum[2];
-            mma_16n8k16_half(sum, entries, halves[i], halves[i + 4]);
+            ptx::mma_m16n8k16_half(sum, entries.r, halves[i], halves[i + 4]);
             halves[i] = sum[0], halves[i + 4] = sum[1];
         }
     }

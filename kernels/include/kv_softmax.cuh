@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kv_ring.cuh"
+#include "mma.cuh"
 
 namespace kv {
 
@@ -131,10 +132,8 @@ __device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigne
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 const u32(&b)[4] = q[n].operand[j];
-                ptx::mma_m16n8k16_f16(sum[n], low_nibbles<false>(upper[j]), low_nibbles<false>(lower[j]),
-                                      high_nibbles<false>(upper[j]), high_nibbles<false>(lower[j]), b[0], b[1]);
-                ptx::mma_m16n8k16_f16(sum[n], low_nibbles<true>(upper[j]), low_nibbles<true>(lower[j]),
-                                      high_nibbles<true>(upper[j]), high_nibbles<true>(lower[j]), b[2], b[3]);
+                ptx::mma_m16n8k16<__half>(sum[n], {low_nibbles<false>(upper[j]), low_nibbles<false>(lower[j]), high_nibbles<false>(upper[j]), high_nibbles<false>(lower[j])}, b[0], b[1]);
+                ptx::mma_m16n8k16<__half>(sum[n], {low_nibbles<true>(upper[j]), low_nibbles<true>(lower[j]), high_nibbles<true>(upper[j]), high_nibbles<true>(lower[j])}, b[2], b[3]);
             }
         }
 #pragma unroll
@@ -261,9 +260,9 @@ struct Accumulator {
                 for (int row = 0; row < 2; ++row) {
                     const float s = GROUPS == STATIC ? 1.f : scale[b][row][group];
                     const __half2 w = __floats2half2_rn(p[b][n][2 * row] * s, p[b][n][2 * row + 1] * s);
-                    weight[b][n][row] = ptx::transpose_8x8(*reinterpret_cast<const u32*>(&w));
+                    weight[b][n][row] = ptx::movmatrix_trans(*reinterpret_cast<const u32*>(&w));
                 }
-                ptx::mma_m16n8k16_f16(zeros[n], z0, z0, z1, z1, weight[b][n][0], weight[b][n][1]);
+                ptx::mma_m16n8k16<__half>(zeros[n], {z0, z0, z1, z1}, weight[b][n][0], weight[b][n][1]);
             }
         }
 #pragma unroll
@@ -283,9 +282,7 @@ struct Accumulator {
                 for (int i = 0; i < WIDTH; ++i)
 #pragma unroll
                     for (int n = 0; n < NT; ++n)
-                        ptx::mma_m16n8k16_f16(out[n][m + i], low_nibbles<false>(word[i]), high_nibbles<false>(word[i]),
-                                              low_nibbles<true>(word[i]), high_nibbles<true>(word[i]), weight[b][n][0],
-                                              weight[b][n][1]);
+                        ptx::mma_m16n8k16<__half>(out[n][m + i], {low_nibbles<false>(word[i]), high_nibbles<false>(word[i]), low_nibbles<true>(word[i]), high_nibbles<true>(word[i])}, weight[b][n][0], weight[b][n][1]);
             }
     }
 

@@ -36,6 +36,40 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
+// ---- global memory ----
+
+// 16 bytes that are read once, past L1; where not `valid`, `v` stays. In place, so that nothing waits for the load.
+__device__ __forceinline__ void load_stream_16(uint4& v, const uint4* pointer, bool valid) {
+    asm volatile(
+        "{\n"
+        ".reg .pred valid;\n"
+        "setp.ne.b32 valid, %5, 0;\n"
+        "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(pointer), "r"(static_cast<int>(valid)));
+}
+
+// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation. Narrow ones
+// leave the cache first, which they gain from; stores of 16 bytes are ordinary.
+__device__ __forceinline__ void store_if(void* to, u32 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
+                 "r"(static_cast<u32>(valid))
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.cs.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"(static_cast<u32>(valid))
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(static_cast<u32>(valid))
+                 : "memory");
+}
+
 // ---- shared memory by address ----
 
 __device__ __forceinline__ void load_shared_16(u32 (&r)[4], u32 shared) {
@@ -57,29 +91,12 @@ __device__ __forceinline__ float load_shared_float(u32 shared) {
 
 // ---- between shared memory and registers (ldmatrix sm_80, stmatrix sm_90) ----
 
-// 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_shared_16(u32 address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared)
                  : "memory");
-}
-
-// Transpose an 8x8 matrix of 16-bit elements that a warp holds: lane 4 g + t has row g, columns 2 t and 2 t + 1.
-__device__ __forceinline__ u32 movmatrix_trans(u32 word) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
-    return transposed;
 }
 
 // Two of them; lanes 0 to 15 give the addresses.
@@ -90,38 +107,14 @@ __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 shared) {
                  : "memory");
 }
 
-// ---- tensor cores of sm_80: d += a b, D [16, 8], A [16, K] in rows, B [K, 8] in columns ----
-
-__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// An 8x8 matrix of 16-bit elements transposed: lane 4 g + t holds row g, columns 2 t and 2 t + 1.
+__device__ __forceinline__ u32 movmatrix_trans(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
-// Native on sm_80, sm_86 and sm_89; emulated, correct and slow, on Hopper.
-__device__ __forceinline__ void mma_m16n8k64_s4(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+// ---- arithmetic ----
 
 // a b + c of two pairs of 16-bit floats, rounded once.
 __device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
@@ -136,14 +129,19 @@ __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// An 8x8 matrix of 16-bit elements, lane l holding elements 2 (l % 4) and the next of row l / 4, transposed.
-__device__ __forceinline__ u32 transpose_8x8(u32 x) {
-    u32 y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
+// (word & mask) ^ bits, one instruction also with two constants.
+__device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+    return result;
 }
 
-// ---- special functions ----
+// 1 / x of a normal x below 2^126, to one unit in the last place.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // 2^x within 2 ulp; denormal results are zero.
 __device__ __forceinline__ float exp2_approx(float x) {

@@ -1,6 +1,8 @@
 // Symmetric quantization of eight consecutive values in registers: codes in bytes, or packed as layouts.pack_rows says.
 #pragma once
 
+#include "ptx.cuh"
+
 enum Output : int { kSame, kInt8, kInt4 };  // the type of the input, codes in bytes, packed codes
 
 // What every kernel needs to know about the codes.
@@ -38,26 +40,6 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
     return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
-// Stores under a predicate: what is stored is computed either way, so no branch surrounds the computation. Narrow ones
-// leave the cache first, which they gain from; stores of 16 bytes are ordinary.
-__device__ __forceinline__ void store_if(void* to, unsigned x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.u32 [%0], %1;\n}" ::"l"(to), "r"(x),
-                 "r"((unsigned)valid)
-                 : "memory");
-}
-
-__device__ __forceinline__ void store_if(void* to, uint2 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.cs.v2.u32 [%0], {%1, %2};\n}" ::"l"(to),
-                 "r"(x.x), "r"(x.y), "r"((unsigned)valid)
-                 : "memory");
-}
-
-__device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((unsigned)valid)
-                 : "memory");
-}
-
 // What turns values into codes by two multiply-adds: the clamp is the saturation of the first to 0..1, the range of
 // codes shifted and scaled, which moves a value by 2^-25 of that range. `Bits`: of the field that a code gets, 8 or 4.
 template <int Bits>
@@ -87,13 +69,6 @@ struct ScaledCodes {
     }
 };
 
-// 1 / x of a normal x below 2^126, to one unit in the last place.
-__device__ __forceinline__ float fast_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // What of a quantization does not change from row to row, for values that are still to be multiplied by `norm`.
 template <int Bits>
 struct CodeRange {
@@ -115,7 +90,7 @@ struct CodeRange {
     }
 
     __device__ __forceinline__ ScaledCodes<Bits> codes(float scale) const {
-        return {to_slope * fast_reciprocal(scale), levels, middle, rounder};
+        return {to_slope * ptx::fast_reciprocal(scale), levels, middle, rounder};
     }
 };
 

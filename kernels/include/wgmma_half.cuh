@@ -3,7 +3,7 @@
 // [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
 #pragma once
 
-#include "hadamard_mma.cuh"
+#include "element.cuh"
 #include "wgmma.cuh"
 
 namespace ptx {
@@ -13,7 +13,7 @@ __device__ __forceinline__ u64 across_descriptor(u32 shared) { return wgmma_desc
 
 // D += A B with `add`, else D = A B, A and B of type T.
 template <class T>
-__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64 descriptor, int add);
+__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const u32 (&a)[4], u64 descriptor, int add);
 
 #define RQ_D4(d, j) "+f"((d)[j][0]), "+f"((d)[j][1]), "+f"((d)[j][2]), "+f"((d)[j][3])
 #define RQ_WGMMA_HALF(type)                                                                                            \
@@ -27,15 +27,15 @@ __device__ __forceinline__ void wgmma_half(float (&d)[8][4], const Signs& a, u64
         "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n"                                                                   \
         "}\n"                                                                                                          \
         : RQ_D4(d, 0), RQ_D4(d, 1), RQ_D4(d, 2), RQ_D4(d, 3), RQ_D4(d, 4), RQ_D4(d, 5), RQ_D4(d, 6), RQ_D4(d, 7)       \
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "l"(descriptor), "r"(add))
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "r"(add))
 
 template <>
-__device__ __forceinline__ void wgmma_half<__half>(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
+__device__ __forceinline__ void wgmma_half<__half>(float (&d)[8][4], const u32 (&a)[4], u64 descriptor, int add) {
     RQ_WGMMA_HALF("f16");
 }
 
 template <>
-__device__ __forceinline__ void wgmma_half<__nv_bfloat16>(float (&d)[8][4], const Signs& a, u64 descriptor, int add) {
+__device__ __forceinline__ void wgmma_half<__nv_bfloat16>(float (&d)[8][4], const u32 (&a)[4], u64 descriptor, int add) {
     RQ_WGMMA_HALF("bf16");
 }
 #undef RQ_WGMMA_HALF
