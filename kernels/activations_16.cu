@@ -50,11 +50,6 @@ __device__ __forceinline__ unsigned clamped(unsigned x, unsigned low, unsigned h
     return on_pairs<T>(y, high, [](auto a, auto b) { return __hmin2(a, b); });
 }
 
-template <class Operation>
-__device__ __forceinline__ uint4 each_word(const uint4& a, const uint4& b, Operation operation) {
-    return {operation(a.x, b.x), operation(a.y, b.y), operation(a.z, b.z), operation(a.w, b.w)};
-}
-
 // A thread's part of a row: `Pieces` of 16 bytes, at distances known to the compiler within the span of its warp.
 // Lanes' pieces lie side by side; for packed codes every second one lies 16 values after the one before, so that one
 // thread holds both halves of each byte.

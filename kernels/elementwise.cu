@@ -2,8 +2,7 @@
 // RMSNorm, SwiGLU, rotary embedding and append to the cache. All are bound by memory. Arithmetic is float32, rounded
 // where it is stored. sm_80 and newer.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "element.cuh"
 
 namespace {
 
@@ -24,20 +23,6 @@ __device__ __forceinline__ Eight<T> load(const T* p) {
 template <typename T>
 __device__ __forceinline__ void store(T* p, const Eight<T>& v) {
     *reinterpret_cast<Eight<T>*>(p) = v;
-}
-
-__device__ __forceinline__ float wide(__half x) { return __half2float(x); }
-__device__ __forceinline__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-__device__ __forceinline__ void narrow(float x, __half& y) { y = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(float x, __nv_bfloat16& y) { y = __float2bfloat16_rn(x); }
-
-// x rounded to T and back.
-template <typename T>
-__device__ __forceinline__ float rounded(float x) {
-    T y;
-    narrow(x, y);
-    return wide(y);
 }
 
 // Sum over a block of whole warps, in every thread.
@@ -72,12 +57,13 @@ __global__ void __launch_bounds__(1024)
         if (residual) {
             const Eight<T> b = load(residual + row + column);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) narrow(wide(a.x[j]) + wide(b.x[j]), a.x[j]);
+            for (int j = 0; j < 8; ++j)
+                a.x[j] = static_cast<T>(static_cast<float>(a.x[j]) + static_cast<float>(b.x[j]));
             store(sum + row + column, a);
         }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            v[i][j] = wide(a.x[j]);
+            v[i][j] = static_cast<float>(a.x[j]);
             squares = fmaf(v[i][j], v[i][j], squares);
         }
     }
@@ -89,7 +75,8 @@ __global__ void __launch_bounds__(1024)
         Eight<T> g, y;
         if (gain) g = load(gain + column);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) narrow(v[i][j] * factor * (gain ? wide(g.x[j]) : 1.f), y.x[j]);
+        for (int j = 0; j < 8; ++j)
+            y.x[j] = static_cast<T>(v[i][j] * factor * (gain ? static_cast<float>(g.x[j]) : 1.f));
         store(out + row + column, y);
     }
 }
@@ -104,8 +91,8 @@ __global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vector
     Eight<T> y;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        const float g = wide(gate.x[j]);
-        narrow(rounded<T>(g / (1.f + __expf(-g))) * wide(up.x[j]), y.x[j]);
+        const float g = static_cast<float>(gate.x[j]);
+        y.x[j] = static_cast<T>(rounded<T>(g / (1.f + __expf(-g))) * static_cast<float>(up.x[j]));
     }
     store(out + row * n + column, y);
 }
@@ -130,9 +117,10 @@ __global__ void __launch_bounds__(256)
         const Eight<T> c = load(cos + angle), s = load(sin + angle);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const float a = wide(first.x[j]), b = wide(second.x[j]), cj = wide(c.x[j]), sj = wide(s.x[j]);
-            narrow(a * cj - b * sj, first.x[j]);
-            narrow(b * cj + a * sj, second.x[j]);
+            const float a = static_cast<float>(first.x[j]), b = static_cast<float>(second.x[j]),
+                        cj = static_cast<float>(c.x[j]), sj = static_cast<float>(s.x[j]);
+            first.x[j] = static_cast<T>(a * cj - b * sj);
+            second.x[j] = static_cast<T>(b * cj + a * sj);
         }
     }
     T* target;

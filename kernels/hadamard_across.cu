@@ -191,7 +191,7 @@ struct Ring {
 // This warp's tile of the left factor times the row in a slot.
 template <class S>
 __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Signs (&left)[S::kSteps], u32 row) {
-    const auto operand = ptx::across_descriptor(row);
+    const auto operand = ptx::wgmma_descriptor(row);
     ptx::wgmma_fence();
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c)

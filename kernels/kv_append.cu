@@ -28,8 +28,8 @@ struct Quantizer {
                 low = fminf(low, v.x[i]);
                 high = fmaxf(high, v.x[i]);
             }
-            low = -warp_max(-low);
-            high = warp_max(high);
+            low = -warp_reduce<Maximum>(-low);
+            high = warp_reduce<Maximum>(high);
             const float smallest = 1.17549435e-38f;
             scale[group] = fmaxf(__fdiv_rn(__fmul_rn(clip, __fsub_rn(high, low)), 15.f), smallest);
             zero[group] = rintf(__fdiv_rn(__fmul_rn(-clip, low), scale[group]));
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
     if (rotate) v.hadamard(lane);
 #pragma unroll
-    for (int i = 0; i < D / WARP; ++i) out[item * D + lane + WARP * i] = from_float<T>(v.x[i]);
+    for (int i = 0; i < D / WARP; ++i) out[item * D + lane + WARP * i] = static_cast<T>(v.x[i]);
 }
 
 // (code - zero) * scale of the first `tokens` tokens, [batch, kv_heads, tokens, D], behind the `prefix` tokens that are
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
     if constexpr (GROUPS == STATIC) p.x = params[head];
     auto value = [&](int token, int d, unsigned code) {
         if constexpr (GROUPS != STATIC) p = __half22float2(params[token * GROUPS + d / GROUP]);
-        return from_float<T>((static_cast<float>(code & 15) - p.y) * p.x);
+        return static_cast<T>((static_cast<float>(code & 15) - p.y) * p.x);
     };
     auto& rows = staged[warp];
 #pragma unroll

@@ -94,7 +94,7 @@ __device__ __forceinline__ void merge_warps(const Accumulator<D, GROUPS, NT>& su
         const int head = at / D, d = at % D;
         const auto all = merge.sum(head, d, prefixed);
         if (splits == 1) {
-            out[8 * N * D + at] = from_float<T>(all.total > 0.f ? all.value / all.total : 0.f);
+            out[8 * N * D + at] = static_cast<T>(all.total > 0.f ? all.value / all.total : 0.f);
         } else {
             float* row = partial.row(split, 8 * N + head);
             row[d] = all.value;
@@ -132,13 +132,13 @@ __device__ void combine(const Partial<D>& partial, int splits, T* out, float (*f
             sums[i] = split < splits ? __ldcg(reinterpret_cast<const float2*>(tail)) : make_float2(NOTHING, 0.f);
             top = fmaxf(top, sums[i].x);
         }
-        top = warp_max(top);
+        top = warp_reduce<Maximum>(top);
 #pragma unroll
         for (int i = 0; i < MAX_SPLITS / WARP; ++i) {
             sums[i].x = ptx::exp2_approx(sums[i].x - top);
             total += sums[i].x * sums[i].y;
         }
-        total = warp_sum(total);
+        total = warp_reduce<Sum>(total);
 #pragma unroll
         for (int i = 0; i < MAX_SPLITS / WARP; ++i)
             factor[head][lane + WARP * i] = total > 0.f ? sums[i].x / total : 0.f;
@@ -154,7 +154,7 @@ __device__ void combine(const Partial<D>& partial, int splits, T* out, float (*f
             sum[0] += f * x.x, sum[1] += f * x.y, sum[2] += f * x.z, sum[3] += f * x.w;
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out[head * D + d + i] = from_float<T>(sum[i]);
+        for (int i = 0; i < 4; ++i) out[head * D + d + i] = static_cast<T>(sum[i]);
     }
 }
 
@@ -190,7 +190,7 @@ __device__ __forceinline__ HeadSums<D> attend_to_floats(const HeadVector<D>& q, 
             float product = 0.f;
 #pragma unroll
             for (int i = 0; i < D / WARP; ++i) product += q.x[i] * key[j].x[i];
-            score[j] = first + j < tokens ? warp_sum(product) : NOTHING;
+            score[j] = first + j < tokens ? warp_reduce<Sum>(product) : NOTHING;
             now = fmaxf(now, score[j]);
         }
         const float rescale = ptx::exp2_approx(sums.top - now);

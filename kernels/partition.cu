@@ -86,14 +86,7 @@ struct Vector {
         }
     };
 
-    __device__ __forceinline__ static void unpack(const uint4& raw, float (&x)[8]) {
-        const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 pair = Float16<T>::unpack(words[i]);
-            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-        }
-    }
+    __device__ __forceinline__ static void unpack(const uint4& raw, float (&x)[8]) { unpack_8<T>(raw, x); }
     __device__ __forceinline__ static void store(T* to, const float (&x)[8]) { store_8(to, x); }
 };
 

@@ -30,24 +30,9 @@ __device__ __forceinline__ int column_of(int vector) { return 8 * (threadIdx.x +
 
 __device__ __forceinline__ uint4 load_pairs(const bf16* from) { return __ldg(reinterpret_cast<const uint4*>(from)); }
 
-// function(a, b) of every pair of two vectors.
-template <class Function>
-__device__ __forceinline__ uint4 pairwise(const uint4& a, const uint4& b, Function function) {
-    return {function(a.x, b.x), function(a.y, b.y), function(a.z, b.z), function(a.w, b.w)};
-}
-
 __device__ __forceinline__ unsigned sum_pair(unsigned a, unsigned b) {
     const float2 x = Pair::unpack(a), y = Pair::unpack(b);
     return Pair::pack(x.x + y.x, x.y + y.y);
-}
-
-__device__ __forceinline__ void unpack_8(const uint4& pairs, float (&x)[8]) {
-    const unsigned words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 pair = Pair::unpack(words[i]);
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-    }
 }
 
 __device__ __forceinline__ unsigned code_pair(float low, float high) {
@@ -64,7 +49,7 @@ __device__ __forceinline__ void store_row(const Held& held, float factor, float 
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
         float x[8];
-        unpack_8(held.vectors[i], x);
+        unpack_8<bf16>(held.vectors[i], x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] = x[j] * factor * inverse;
         *reinterpret_cast<uint2*>(codes + column_of(i)) = {code_pair(x[0], x[1]) | code_pair(x[2], x[3]) << 16,
@@ -89,9 +74,9 @@ __global__ void __launch_bounds__(1024, 2) quantize_fp8(const bf16* x, int n, un
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
         if constexpr (Gated)
-            held.vectors[i] = pairwise(held.vectors[i], load_pairs(row + n + column_of(i)), gated_pair<bf16>);
+            held.vectors[i] = each_word(held.vectors[i], load_pairs(row + n + column_of(i)), gated_pair<bf16>);
         float v[8];
-        unpack_8(held.vectors[i], v);
+        unpack_8<bf16>(held.vectors[i], v);
 #pragma unroll
         for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(v[j]));
     }
@@ -113,11 +98,11 @@ __global__ void __launch_bounds__(1024, 2) rms_norm_quantize_fp8(const bf16* x, 
     for (int i = 0; i < VECTORS; ++i) {
         if (column_of(i) >= n) continue;
         if (residual) {
-            held.vectors[i] = pairwise(held.vectors[i], load_pairs(residual + row + column_of(i)), sum_pair);
+            held.vectors[i] = each_word(held.vectors[i], load_pairs(residual + row + column_of(i)), sum_pair);
             *reinterpret_cast<uint4*>(sum + row + column_of(i)) = held.vectors[i];
         }
         float v[8];
-        unpack_8(held.vectors[i], v);
+        unpack_8<bf16>(held.vectors[i], v);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             squares = fmaf(v[j], v[j], squares);

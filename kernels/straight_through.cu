@@ -22,9 +22,7 @@ struct Row {
         if constexpr (Team > 32) {
             return block_sum(x, scratch);
         } else {
-#pragma unroll
-            for (int mask = Team / 2; mask; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
-            return x;
+            return warp_reduce<Sum, Team>(x);
         }
     }
 };

@@ -33,16 +33,21 @@ struct Float16<__nv_bfloat16> {
     }
 };
 
-// Eight consecutive elements, 16-byte aligned.
+// Eight 16-bit floats as they lie in memory.
 template <class T>
-__device__ __forceinline__ void load_8(const T* from, float (&x)[8]) {
-    const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from));
+__device__ __forceinline__ void unpack_8(const uint4& raw, float (&x)[8]) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 pair = Float16<T>::unpack(words[i]);
         x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
     }
+}
+
+// Eight consecutive elements, 16-byte aligned.
+template <class T>
+__device__ __forceinline__ void load_8(const T* from, float (&x)[8]) {
+    unpack_8<T>(__ldg(reinterpret_cast<const uint4*>(from)), x);
 }
 
 template <>
@@ -83,4 +88,10 @@ template <class T>
 __device__ __forceinline__ unsigned gated_pair(unsigned gate, unsigned up) {
     const float2 g = Float16<T>::unpack(gate), u = Float16<T>::unpack(up);
     return Float16<T>::pack(gated<T>(g.x, u.x), gated<T>(g.y, u.y));
+}
+
+// operation(a, b) of every two words.
+template <class Operation>
+__device__ __forceinline__ uint4 each_word(const uint4& a, const uint4& b, Operation operation) {
+    return {operation(a.x, b.x), operation(a.y, b.y), operation(a.z, b.z), operation(a.w, b.w)};
 }

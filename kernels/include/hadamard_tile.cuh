@@ -9,9 +9,7 @@
 #include "mma.cuh"
 
 // The part of x that tf32 holds exactly; x minus it is exact, and tf32 holds all but its last two or three bits.
-__device__ __forceinline__ float tf32_head(float x) {
-    return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
-}
+__device__ __forceinline__ float tf32_head(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
 
 // The four registers of a 16 x 16 left operand of +-1 in 16 bits.
 struct Signs {

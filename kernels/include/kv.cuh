@@ -2,8 +2,8 @@
 // warp, with RoPE and the Hadamard transform on it (QuaRot Sec. 4, stage 1d). Nothing here quantizes. sm_80 and newer.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "element.cuh"
+#include "reduce.cuh"
 
 namespace kv {
 
@@ -51,19 +51,6 @@ struct Pages {
     }
 };
 
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ __forceinline__ T from_float(float x);
-template <>
-__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
-
-template <typename T>
-__device__ __forceinline__ float rounded(float x) { return to_float(from_float<T>(x)); }
-
 // One head's vector in a warp: lane l holds elements l + 32 i. So do the halves of a RoPE pair fall to one lane, and
 // the elements 32 i .. 32 i + 31 of a quantization group to one register of all lanes.
 template <int D>
@@ -74,7 +61,7 @@ struct HeadVector {
     template <typename T>
     __device__ __forceinline__ void load(const T* head, int lane) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = to_float(head[lane + WARP * i]);
+        for (int i = 0; i < N; ++i) x[i] = static_cast<float>(head[lane + WARP * i]);
     }
 
     // Half rotation; each product and the sum are rounded to T, as transformers computes them.
@@ -84,8 +71,10 @@ struct HeadVector {
         for (int i = 0; i < N / 2; ++i) {
             const float a = x[i], b = x[i + N / 2];
             const int low = lane + WARP * i, high = low + D / 2;
-            x[i] = rounded<T>(rounded<T>(a * to_float(cos[low])) + rounded<T>(-b * to_float(sin[low])));
-            x[i + N / 2] = rounded<T>(rounded<T>(b * to_float(cos[high])) + rounded<T>(a * to_float(sin[high])));
+            x[i] = rounded<T>(rounded<T>(a * static_cast<float>(cos[low])) +
+                              rounded<T>(-b * static_cast<float>(sin[low])));
+            x[i + N / 2] = rounded<T>(rounded<T>(b * static_cast<float>(cos[high])) +
+                                      rounded<T>(a * static_cast<float>(sin[high])));
         }
     }
 
@@ -120,18 +109,6 @@ struct HeadVector {
         for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i]);
     }
 };
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
-    return x;
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
-    return x;
-}
 
 // Offset in a page of one head of the byte of key elements d, d + 1 (d even).
 template <int D>

@@ -60,7 +60,7 @@ struct alignas(16) QueryTile {  // lanes read 16 bytes at a time
                 operand[head / 8][i][reader][r % 4 * 2 + r / 4] = r % 2 ? __hmul(x, __float2half_rn(0.0625f)) : x;
                 total += __half2float(x);
             }
-            total = warp_sum(total);
+            total = warp_reduce<Sum>(total);
             if (lane == 0) sum[head][group] = 0.25f * total;
         }
     }
@@ -132,8 +132,14 @@ __device__ __forceinline__ void score_block(float (&score)[NT][4], const unsigne
 #pragma unroll
             for (int n = 0; n < NT; ++n) {
                 const u32(&b)[4] = q[n].operand[j];
-                ptx::mma_m16n8k16<__half>(sum[n], {low_nibbles<false>(upper[j]), low_nibbles<false>(lower[j]), high_nibbles<false>(upper[j]), high_nibbles<false>(lower[j])}, b[0], b[1]);
-                ptx::mma_m16n8k16<__half>(sum[n], {low_nibbles<true>(upper[j]), low_nibbles<true>(lower[j]), high_nibbles<true>(upper[j]), high_nibbles<true>(lower[j])}, b[2], b[3]);
+                ptx::mma_m16n8k16<__half>(sum[n],
+                                          {low_nibbles<false>(upper[j]), low_nibbles<false>(lower[j]),
+                                           high_nibbles<false>(upper[j]), high_nibbles<false>(lower[j])},
+                                          b[0], b[1]);
+                ptx::mma_m16n8k16<__half>(sum[n],
+                                          {low_nibbles<true>(upper[j]), low_nibbles<true>(lower[j]),
+                                           high_nibbles<true>(upper[j]), high_nibbles<true>(lower[j])},
+                                          b[2], b[3]);
             }
         }
 #pragma unroll
@@ -282,7 +288,10 @@ struct Accumulator {
                 for (int i = 0; i < WIDTH; ++i)
 #pragma unroll
                     for (int n = 0; n < NT; ++n)
-                        ptx::mma_m16n8k16<__half>(out[n][m + i], {low_nibbles<false>(word[i]), high_nibbles<false>(word[i]), low_nibbles<true>(word[i]), high_nibbles<true>(word[i])}, weight[b][n][0], weight[b][n][1]);
+                        ptx::mma_m16n8k16<__half>(out[n][m + i],
+                                                  {low_nibbles<false>(word[i]), high_nibbles<false>(word[i]),
+                                                   low_nibbles<true>(word[i]), high_nibbles<true>(word[i])},
+                                                  weight[b][n][0], weight[b][n][1]);
             }
     }
 

@@ -9,10 +9,11 @@ struct Sum {
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 
-template <class Operation>
+// Over so many neighbouring lanes, a power of two.
+template <class Operation, int Lanes = 32>
 __device__ __forceinline__ float warp_reduce(float x) {
 #pragma unroll
-    for (int mask = 16; mask; mask /= 2) x = Operation::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, mask));
+    for (int mask = Lanes / 2; mask; mask /= 2) x = Operation::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, mask));
     return x;
 }
 

@@ -8,9 +8,6 @@
 
 namespace ptx {
 
-// B at a multiple of 1024 bytes: groups of eight rows follow one another, 1024 bytes each.
-__device__ __forceinline__ u64 across_descriptor(u32 shared) { return wgmma_descriptor(shared); }
-
 // D += A B with `add`, else D = A B, A and B of type T.
 template <class T>
 __device__ __forceinline__ void wgmma_half(float (&d)[8][4], const u32 (&a)[4], u64 descriptor, int add);
@@ -35,7 +32,8 @@ __device__ __forceinline__ void wgmma_half<__half>(float (&d)[8][4], const u32 (
 }
 
 template <>
-__device__ __forceinline__ void wgmma_half<__nv_bfloat16>(float (&d)[8][4], const u32 (&a)[4], u64 descriptor, int add) {
+__device__ __forceinline__ void wgmma_half<__nv_bfloat16>(float (&d)[8][4], const u32 (&a)[4], u64 descriptor,
+                                                          int add) {
     RQ_WGMMA_HALF("bf16");
 }
 #undef RQ_WGMMA_HALF
