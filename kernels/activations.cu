@@ -4,9 +4,9 @@
 // One block holds one row in registers, eight consecutive values to a vector: memory is read once and written once.
 // Codes are those of an IEEE division by the scale, so they equal the torch reference's wherever its inputs do. 16-bit
 // rows go to activations_16.cu. Architectures: sm_80 and newer.
-#include "element.cuh"
-#include "reduce.cuh"
-#include "rows.cuh"
+#include "values/element.cuh"
+#include "values/reduce.cuh"
+#include "activations/rows.cuh"
 
 template <Kind What>
 __device__ __forceinline__ void load_values(const Problem& p, long long row, int at, float (&v)[8]) {

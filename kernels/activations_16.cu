@@ -4,10 +4,10 @@
 // One block holds one row in registers, two values to a word as they came. Squares are summed on tensor cores, where
 // products of 16-bit values are exact; the sum and the largest magnitude of a row cross the block together. float32
 // rows go to activations.cu. Architectures: sm_80 and newer.
-#include "element.cuh"
-#include "mma.cuh"
-#include "reduce.cuh"
-#include "rows.cuh"
+#include "values/element.cuh"
+#include "mma/warp.cuh"
+#include "values/reduce.cuh"
+#include "activations/rows.cuh"
 
 template <class T>
 struct Pair;  // arithmetic on two 16-bit values, each result rounded once

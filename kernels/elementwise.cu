@@ -2,7 +2,7 @@
 // RMSNorm, SwiGLU, rotary embedding and append to the cache. All are bound by memory. Arithmetic is float32, rounded
 // where it is stored. sm_80 and newer.
 
-#include "element.cuh"
+#include "values/element.cuh"
 
 namespace {
 

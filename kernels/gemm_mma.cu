@@ -7,8 +7,8 @@
 // block holds 128 features by 128 tokens, a warp 32 by 64; a ring of shared-memory stages, 64 of K each, fills by
 // cp.async.
 
-#include "gemm.cuh"
-#include "mma.cuh"
+#include "gemm/problem.cuh"
+#include "mma/warp.cuh"
 
 constexpr int THREADS = 256;
 constexpr int STAGES = 4;

@@ -9,8 +9,8 @@
 // through the copy engine; the other warpgroups multiply, each 64 x Strips features by Tokens tokens. Blocks of a
 // cluster hold neighbouring features of the same tokens and fetch the activations for one another (multicast).
 
-#include "gemm_results.cuh"
-#include "wgmma.cuh"
+#include "gemm/results.cuh"
+#include "mma/warpgroup_s8.cuh"
 
 constexpr int STEP = 128;  // of K, in one stage
 

@@ -6,8 +6,8 @@
 // A group of warps that share activations takes every so-many-th stage of its strips through a ring of asynchronous
 // copies; the groups of a block, and on Hopper the blocks of a cluster, split the stages and add up at the end.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.
-#include "gemv_product.cuh"
-#include "mma.cuh"
+#include "gemv/product.cuh"
+#include "mma/warp.cuh"
 
 template <bool Grouped>
 struct SumOf {

@@ -6,11 +6,11 @@
 // factor to a warp. Products with +-1 are exact and sums float32; the right factor then acts between registers.
 // Warpgroups wait for one another only where codes need the largest magnitude of the row.
 // Architecture: sm_90a.
-#include "hadamard_tile.cuh"
-#include "quantize.cuh"
-#include "reduce.cuh"
-#include "row_share.cuh"
-#include "wgmma_half.cuh"
+#include "hadamard/tile.cuh"
+#include "epilogue/codes.cuh"
+#include "values/reduce.cuh"
+#include "pipeline/row_share.cuh"
+#include "mma/warpgroup_across.cuh"
 
 using u32 = unsigned int;
 

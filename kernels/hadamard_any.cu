@@ -6,9 +6,9 @@
 // powers of two, two bits at a time. With float16 arithmetic every factor of two is halved on the way, which keeps sums
 // in range.
 // Architectures: sm_80 and newer.
-#include "element.cuh"
-#include "quantize.cuh"
-#include "reduce.cuh"
+#include "values/element.cuh"
+#include "epilogue/codes.cuh"
+#include "values/reduce.cuh"
 
 // What one launch computes.
 struct Problem {

@@ -3,13 +3,13 @@
 // A row of n values is a matrix [Order, 64 * Chunks] in row-major order, and H_n = H_Order (x) H_(64 * Chunks). The
 // block turns the row into right operands of matrix instructions in shared memory, once; every warp multiplies all of
 // them by its tiles of the left factor. Products with +-1 are exact and sums float32; the right factor then acts
-// between registers (hadamard_tile.cuh). While one row is worked on, the next arrives.
+// between registers (hadamard/tile.cuh). While one row is worked on, the next arrives.
 // Architectures: sm_80 and newer.
-#include "hadamard_tile.cuh"
-#include "quantize.cuh"
-#include "reduce.cuh"
-#include "row_ring.cuh"
-#include "row_share.cuh"
+#include "hadamard/tile.cuh"
+#include "epilogue/codes.cuh"
+#include "values/reduce.cuh"
+#include "pipeline/row_ring.cuh"
+#include "pipeline/row_share.cuh"
 
 #include <cuda/std/type_traits>
 

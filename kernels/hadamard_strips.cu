@@ -3,14 +3,14 @@
 // A row of n values is a matrix [Order, 64 * Warps * Strips] in row-major order; a warp takes strips of 64 columns,
 // straight from memory to registers. H_n = H_Order (x) H_columns: the left factor meets the 16-bit values on tensor
 // cores, where products with +-1 are exact and sums float32; then come the 64 columns of each strip
-// (hadamard_tile.cuh), and at last, after the warps of a row have exchanged rows for columns through shared memory, the
+// (hadamard/tile.cuh), and at last, after the warps of a row have exchanged rows for columns through shared memory, the
 // bits of the strip's number. The next row is on its way meanwhile.
 // Architectures: sm_80 and newer.
-#include "hadamard_strips_halves.cuh"
-#include "hadamard_strips_left.cuh"
-#include "hadamard_strips_sums.cuh"
-#include "hadamard_strips_write.cuh"
-#include "reduce.cuh"
+#include "hadamard/strips_halves.cuh"
+#include "hadamard/strips_left.cuh"
+#include "hadamard/strips_sums.cuh"
+#include "hadamard/strips_write.cuh"
+#include "values/reduce.cuh"
 
 // Each group of Warps warps takes one row after another. Dynamic shared memory: a ring of rows for each group, then,
 // with an exchange, the row as float32, or half of it with two passes.

@@ -3,8 +3,8 @@
 // dequantization that prefill attention reads. One warp works on one head of a token. Quantization is that of
 // rotquant/tensors/quantization.py, operation for operation in float32. sm_80 and newer.
 
-#include "kv.cuh"
-#include "ptx.cuh"
+#include "kv/head.cuh"
+#include "ptx/instructions.cuh"
 
 using namespace kv;
 

@@ -4,7 +4,7 @@
 // of floating-point keys and values before all sequences (PrefixQuant Sec. 5.1) is one more part of that merge. sm_80
 // and newer.
 
-#include "kv_softmax.cuh"
+#include "kv/softmax.cuh"
 
 using namespace kv;
 

@@ -5,8 +5,8 @@
 // and the inner sums are sums of integers over sets: with the sets and the activations' binary digits as bit masks, a
 // binary tensor-core product (AND, population count) of 16 output rows x 256 inputs x 8 columns is one instruction, and
 // the 2-bit codes need no unpacking at all. Integer sums are exact; levels multiply them in float32.
-#include "lut_digits.cuh"
-#include "mma.cuh"
+#include "lut/digits.cuh"
+#include "mma/warp.cuh"
 
 namespace {
 

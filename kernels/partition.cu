@@ -2,9 +2,9 @@
 // 4.3). Bound by memory: a weight is read once, and so is the gradient in the backward kernel, which finds extremes and
 // codes anew. A few neighbouring lanes hold a group in registers and say to each other what it has in common.
 
-#include "element.cuh"
-#include "extremes.cuh"
-#include "partition_quantizers.cuh"
+#include "values/element.cuh"
+#include "values/extremes.cuh"
+#include "partition/quantizers.cuh"
 
 namespace {
 

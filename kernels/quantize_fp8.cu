@@ -5,8 +5,8 @@
 
 #include <cuda_fp8.h>
 
-#include "element.cuh"
-#include "reduce.cuh"
+#include "values/element.cuh"
+#include "values/reduce.cuh"
 
 namespace {
 

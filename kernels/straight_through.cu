@@ -2,8 +2,8 @@
 // the values, their scale and their zero point. Bound by memory: forward reads and writes each value once, backward reads
 // value and gradient and writes a gradient. Arithmetic is float32, and a division where torch divides. sm_80 and newer.
 
-#include "element.cuh"
-#include "reduce.cuh"
+#include "values/element.cuh"
+#include "values/reduce.cuh"
 
 namespace {
 

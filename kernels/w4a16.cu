@@ -6,11 +6,11 @@
 // stage of 128 inputs. So no weight is ever rounded, and every order of additions is fixed.
 // On sm_90a warpgroups can multiply: their instructions take activations from shared memory, once for 64 features.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer; warpgroups on sm_90a.
-#include "element.cuh"
-#include "gemv_product.cuh"
-#include "mma.cuh"
+#include "values/element.cuh"
+#include "gemv/product.cuh"
+#include "mma/warp.cuh"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#include "wgmma_rows.cuh"
+#include "mma/warpgroup_rows.cuh"
 #endif
 
 // A of m16n8k16, and a warp's share of A of m64nNk16: features (g, g + 8, g, g + 8), the first two at k 2t and 2t + 1,

@@ -347,5 +347,5 @@ def test_every_stage_follows_its_modules() -> None:
         aside = ("workflow/reproduction/render", "rotquant/foundation")
         assert not [name for name in names[stage] if name.startswith(aside)]
         assert {"workflow/reproduction/run/stages/text.py", "rotquant/text/windows.py"} <= names[stage]
-    assert {"kernels/hadamard_any.cu", "kernels/include/row_share.cuh"} <= names["runs"]
+    assert {"kernels/hadamard_any.cu", "kernels/include/pipeline/row_share.cuh"} <= names["runs"]
     assert any(path.suffix == ".jinja" for path in code.code_files(*sources()["runs"].code["page"]))

@@ -21,7 +21,7 @@ CHUNK, TILE = 64, 16
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchGrid:
-    """Blocks of a kernel's grid and how rows are shared among them (kernels/include/row_share.cuh).
+    """Blocks of a kernel's grid and how rows are shared among them (kernels/include/pipeline/row_share.cuh).
 
     blocks: per multiprocessor, what registers are limited for.
     dealt: the part of all rows that is dealt out in runs to whichever multiprocessor is free; the rest is shared evenly
@@ -185,7 +185,7 @@ class Across(_Whole):
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:
-    """Size of kernels/include/row_ring.cuh's ring: slots and a barrier for each, in whole 16 bytes."""
+    """Size of kernels/include/pipeline/row_ring.cuh's ring: slots and a barrier for each, in whole 16 bytes."""
     return -(-slots * (slot_bytes + 8) // 16) * 16
 
 

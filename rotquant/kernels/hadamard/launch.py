@@ -23,10 +23,10 @@ from rotquant.kernels.layouts.codes import CODES, NO_CODES, RowCodes
 from rotquant.tensors.hadamard.constructions import core_matrix, decompose
 
 _TILES = {"kChunk": CHUNK, "kTile": TILE}
-#: `Share` of kernels/include/row_share.cuh.
+#: `Share` of kernels/include/pipeline/row_share.cuh.
 _SHARE = Structure("Share", blocks=INT, even=INT, run=INT)
 _COMMON = {"x": POINTER, "y": POINTER, "signs": POINTER, "codes": CODES}
-#: `Problem` of kernels/include/hadamard_strips_shape.cuh, of hadamard_dense.cu and hadamard_across.cu, of
+#: `Problem` of kernels/include/hadamard/strips_shape.cuh, of hadamard_dense.cu and hadamard_across.cu, of
 #: hadamard_any.cu.
 _STRIPS = Structure("Problem", **_COMMON, elements=LONG, share=_SHARE, rows=INT, blocks_of=INT, norm=FLOAT)
 _ROWS = Structure("Problem", **_COMMON, share=_SHARE, rows=INT, norm=FLOAT)

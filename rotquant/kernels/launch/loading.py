@@ -126,7 +126,8 @@ def compile_source(source: TranslationUnit, architecture: str, folder: Path | No
     nvrtc = _nvrtc()
     folder = folder or cache_folder("kernels")
     text = _source_text(source.file.name) + source.file.checks(source.instances, source.constants)
-    headers = {path.name: path.read_text() for path in sorted((SOURCES / "include").glob("*.cuh"))}
+    include = SOURCES / "include"
+    headers = {path.relative_to(include).as_posix(): path.read_text() for path in sorted(include.rglob("*.cuh"))}
     options = (*_OPTIONS, f"-arch={architecture}")
     version = ".".join(map(str, nvrtc.getVersion()))
     key = short_hash(canonical_json([_FORMAT, text, headers, list(source.instances), list(options), version]))

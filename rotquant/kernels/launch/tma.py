@@ -15,7 +15,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import Scalar, Structure
 
 _BYTES = 128
-#: `TensorMap` of kernels/include/ptx.cuh.
+#: `TensorMap` of kernels/include/ptx/instructions.cuh.
 TENSOR_MAP = Structure("ptx::TensorMap", bytes=Scalar("unsigned char[128]", np.dtype(("u1", _BYTES)), bytes))
 
 

@@ -14,7 +14,7 @@ from rotquant.kernels.arguments import FLOAT, INT, POINTER, Structure
 from rotquant.kernels.launch.operators import check_same_device
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
 
-#: `Codes` of kernels/include/quantize.cuh; and what kernels get that write no codes.
+#: `Codes` of kernels/include/epilogue/codes.cuh; and what kernels get that write no codes.
 CODES = Structure("Codes", codes=POINTER, scale=POINTER, static_scale=POINTER, clip_ratio=FLOAT, largest=INT)
 NO_CODES = CODES.read({"codes": None, "scale": None, "static_scale": None, "clip_ratio": 0.0, "largest": 0})
 

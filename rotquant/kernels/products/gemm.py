@@ -26,7 +26,7 @@ MAX_INNER = 131008
 #: Of the Hopper kernel: what a stage holds along K, threads of a warpgroup, tokens and features that the copy engine
 #: writes at a time.
 _STEP, _WARPGROUP, _CHUNK = 128, 128, 64
-#: `Problem` of kernels/include/gemm.cuh.
+#: `Problem` of kernels/include/gemm/problem.cuh.
 _PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("row_scale", "column_scale", "bias", "out"), POINTER),

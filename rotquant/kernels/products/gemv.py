@@ -30,7 +30,7 @@ MAX_INNER = 2**17 - K_BLOCK
 #: Input features of one stage of a ring.
 STAGE_K = 128
 _OTHER_OPERANDS = ((False, False), (True, True), (False, True))
-#: `Problem` of kernels/include/gemv_ring.cuh.
+#: `Problem` of kernels/include/gemv/ring.cuh.
 PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("activations", "row_scale", "weight", "column_scale", "bias", "out"), POINTER),

@@ -30,7 +30,7 @@ NO_TRANSFORM = -1
 
 #: Rows that leave multiprocessors of a large GPU idle.
 _FEW_ROWS = 128
-#: `Problem` of kernels/include/rows.cuh.
+#: `Problem` of kernels/include/activations/rows.cuh.
 _PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("x", "residual", "weight", "hidden"), POINTER),

@@ -36,8 +36,8 @@ def _library(source: TranslationUnit) -> ctypes.CDLL:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for header in (*(SOURCES / "include").iterdir(), *SHIMS.iterdir()):  # an emulated one takes the other's place
-            shutil.copy(header, folder)
+        for headers in (SOURCES / "include", SHIMS):  # an emulated one takes the other's place
+            shutil.copytree(headers, folder, dirs_exist_ok=True)
         file, library = folder / "all.cpp", folder / "all.so"
         file.write_text(f'#include "warp.h"\n#include "{SOURCES / source.file.name}"\n{functions}')
         command = (str(_COMPILER), *_FLAGS, f"-I{folder}", str(file), "-o", str(library))

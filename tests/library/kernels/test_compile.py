@@ -57,9 +57,9 @@ def test_a_compiler_error_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_edited_header_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = tmp_path / "include" / "value.cuh"
-    header.parent.mkdir()
-    (tmp_path / "k.cu").write_text('#include "value.cuh"\nextern "C" __global__ void k(int *x) { *x = VALUE; }')
+    header = tmp_path / "include" / "role" / "value.cuh"
+    header.parent.mkdir(parents=True)
+    (tmp_path / "k.cu").write_text('#include "role/value.cuh"\nextern "C" __global__ void k(int *x) { *x = VALUE; }')
     monkeypatch.setattr(loading, "SOURCES", tmp_path)
     cubins = []
     for value in (1, 2):

@@ -95,7 +95,7 @@ def test_sign_tables_hold_the_left_factor_as_lanes_read_it(order: int, blocks_of
 @pytest.mark.parametrize("dealt", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("units", [1, 3, 17, 132, 700, 32768])
 def test_every_row_is_taken_once(units: int, dealt: float) -> None:
-    """Shared out as kernels/include/row_share.cuh reads it."""
+    """Shared out as kernels/include/pipeline/row_share.cuh reads it."""
     blocks, share = LaunchGrid(dealt=dealt, run=4).share(units, resident=132)
     taken: list[int] = []
     for block in range(blocks):

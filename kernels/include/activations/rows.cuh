@@ -1,7 +1,7 @@
 // What kernels that quantize rows without a transform compute (activations_16.cu, activations.cu), a block to a row.
 #pragma once
 
-#include "quantize.cuh"
+#include "epilogue/codes.cuh"
 
 // How rows arise: as they are, as silu(gate) * up, as the RMSNorm of x, or as that of x + residual.
 enum Kind : int { kPlain, kGated, kNorm, kSumNorm };

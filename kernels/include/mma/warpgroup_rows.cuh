@@ -6,8 +6,8 @@
 
 #include <cuda/std/type_traits>
 
-#include "element.cuh"
-#include "wgmma.cuh"
+#include "values/element.cuh"
+#include "mma/warpgroup_s8.cuh"
 
 namespace ptx {
 

@@ -5,8 +5,8 @@
 // the right one rows 8h + 2t + e and columns 8g + i, i = 0..7, as element [i][2h + e].
 #pragma once
 
-#include "element.cuh"
-#include "mma.cuh"
+#include "values/element.cuh"
+#include "mma/warp.cuh"
 
 // The part of x that tf32 holds exactly; x minus it is exact, and tf32 holds all but its last two or three bits.
 __device__ __forceinline__ float tf32_head(float x) { return __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }

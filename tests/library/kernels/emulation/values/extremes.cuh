@@ -1,7 +1,7 @@
-// As kernels/include/extremes.cuh, without its instructions.
+// As kernels/include/values/extremes.cuh, without its instructions.
 #pragma once
 
-#include "element.cuh"
+#include "values/element.cuh"
 
 inline float minimum(float a, float b) { return a != a || b != b ? __uint_as_float(0x7FC00000u) : a < b ? a : b; }
 inline float maximum(float a, float b) { return a != a || b != b ? __uint_as_float(0x7FC00000u) : a > b ? a : b; }

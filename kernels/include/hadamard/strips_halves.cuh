@@ -2,7 +2,7 @@
 // result is rounded. sm_80 and newer.
 #pragma once
 
-#include "hadamard_strips_shape.cuh"
+#include "hadamard/strips_shape.cuh"
 
 // The columns of every strip in float16 arithmetic, from left products times `scale`.
 template <class S>

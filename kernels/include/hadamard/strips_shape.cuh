@@ -1,10 +1,10 @@
 // How hadamard_strips.cu cuts up a row, and what threads hold of it from load to store. sm_80 and newer.
 #pragma once
 
-#include "hadamard_tile.cuh"
-#include "quantize.cuh"
-#include "row_ring.cuh"
-#include "row_share.cuh"
+#include "hadamard/tile.cuh"
+#include "epilogue/codes.cuh"
+#include "pipeline/row_ring.cuh"
+#include "pipeline/row_share.cuh"
 
 #include <cuda/std/type_traits>
 

@@ -4,7 +4,7 @@
 
 #include <cuda/std/type_traits>
 
-#include "gemm.cuh"
+#include "gemm/problem.cuh"
 
 constexpr int WARPGROUP = 128;
 constexpr int CHUNK = 64;  // tokens that leave through the copy engine at a time

@@ -5,8 +5,8 @@
 // 32 t to 32 t + 31 of a group of 128; bit 8 b + r of a word belongs to input 4 r + b of these, for weights alike.
 #pragma once
 
-#include "element.cuh"
-#include "ptx.cuh"
+#include "values/element.cuh"
+#include "ptx/instructions.cuh"
 
 namespace lut {
 

@@ -3,7 +3,7 @@
 // threads on sm_80 to sm_89. A slot holds what memory holds, in the same order.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 // The threads that share a row: a whole block, or one warp of it.
 template <bool IsBlock>

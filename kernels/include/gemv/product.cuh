@@ -1,10 +1,10 @@
 // The frame of a product of few rows, whatever the types of its operands: groups of warps take their stages from rings
-// (gemv_ring.cuh), and blocks, or clusters of them, add up and store. kernels/gemv.cu and kernels/w4a16.cu give it what
+// (gemv/ring.cuh), and blocks, or clusters of them, add up and store. kernels/gemv.cu and kernels/w4a16.cu give it what
 // a stage is multiplied with, and what is applied to the sums.
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.
 #pragma once
 
-#include "gemv_ring.cuh"
+#include "gemv/ring.cuh"
 
 // Sums of a warp: 8-row tiles by strips, each as the tensor core has it.
 template <class S, class V>

@@ -4,7 +4,7 @@
 // have the same k, of column g. sm_80 and newer.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 namespace ptx {
 

@@ -3,7 +3,7 @@
 // 8 j + 2 t + i. A is [64, 32] int8: its word 2 c + h is row 16 w + g + 8 h, columns 16 c + 4 t to 16 c + 4 t + 3.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 namespace ptx {
 

@@ -3,7 +3,7 @@
 // Architectures: sm_80 and newer.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 using ptx::u32;
 

@@ -6,7 +6,7 @@
 // never contracted. Gradients round as they like.
 #pragma once
 
-#include "extremes.cuh"
+#include "values/extremes.cuh"
 
 constexpr float TINY = 1.17549435e-38f, EPSILON = 1.1920929e-7f;
 

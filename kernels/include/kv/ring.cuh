@@ -3,8 +3,8 @@
 // time. Nothing here computes. sm_80 and newer.
 #pragma once
 
-#include "kv.cuh"
-#include "ptx.cuh"
+#include "kv/head.cuh"
+#include "ptx/instructions.cuh"
 
 namespace kv {
 

@@ -1,7 +1,7 @@
 // Symmetric quantization of eight consecutive values in registers: codes in bytes, or packed as layouts.pack_rows says.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 enum Output : int { kSame, kInt8, kInt4 };  // the type of the input, codes in bytes, packed codes
 

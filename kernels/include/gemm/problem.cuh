@@ -1,7 +1,7 @@
 // What both matrix products share (gemm_sm90.cu and gemm_mma.cu): the problem, the order of tiles, writing of results.
 #pragma once
 
-#include "ptx.cuh"
+#include "ptx/instructions.cuh"
 
 using ptx::u32;
 using ptx::u64;

@@ -7,8 +7,8 @@
 // and newer (mma.m16n8k16).
 #pragma once
 
-#include "kv_ring.cuh"
-#include "mma.cuh"
+#include "kv/ring.cuh"
+#include "mma/warp.cuh"
 
 namespace kv {
 

@@ -2,8 +2,8 @@
 // warp, with RoPE and the Hadamard transform on it (QuaRot Sec. 4, stage 1d). Nothing here quantizes. sm_80 and newer.
 #pragma once
 
-#include "element.cuh"
-#include "reduce.cuh"
+#include "values/element.cuh"
+#include "values/reduce.cuh"
 
 namespace kv {
 

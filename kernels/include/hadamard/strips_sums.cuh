@@ -2,7 +2,7 @@
 // columns among the warps of a row, and the bits of the strip's number. sm_80 and newer.
 #pragma once
 
-#include "hadamard_strips_shape.cuh"
+#include "hadamard/strips_shape.cuh"
 
 // Bits 0 and 1 of i; `norm` is applied where nothing follows, and the largest magnitude found.
 template <class S>

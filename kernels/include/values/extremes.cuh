@@ -2,7 +2,7 @@
 // one, as in torch and not in fminf.
 #pragma once
 
-#include "element.cuh"
+#include "values/element.cuh"
 
 __device__ __forceinline__ float minimum(float a, float b) {
     float c;

@@ -2,7 +2,7 @@
 // sm_80 and newer.
 #pragma once
 
-#include "hadamard_strips_shape.cuh"
+#include "hadamard/strips_shape.cuh"
 
 // From a slot of the ring. `available`: values from `from` on that are there.
 template <class S>

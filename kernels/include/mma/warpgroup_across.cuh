@@ -3,8 +3,8 @@
 // [64, 64] float32: thread 32 w + 4 g + t holds, in d[j][2 h + i], row 16 w + g + 8 h and column 8 j + 2 t + i.
 #pragma once
 
-#include "element.cuh"
-#include "wgmma.cuh"
+#include "values/element.cuh"
+#include "mma/warpgroup_s8.cuh"
 
 namespace ptx {
 

@@ -2,7 +2,7 @@
 // sm_80 and newer.
 #pragma once
 
-#include "hadamard_strips_shape.cuh"
+#include "hadamard/strips_shape.cuh"
 
 // A warp's part of a row in its final place: where its lines start, and which of them exist.
 template <class S>
