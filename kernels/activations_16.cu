@@ -23,30 +23,30 @@ struct Pair<__nv_bfloat16> {
 };
 
 template <class T, class Operation>
-__device__ __forceinline__ unsigned on_pairs(unsigned a, unsigned b, Operation operation) {
+__device__ __forceinline__ u32 on_pairs(u32 a, u32 b, Operation operation) {
     using P = typename Pair<T>::Type;
     const P result = operation(reinterpret_cast<const P&>(a), reinterpret_cast<const P&>(b));
-    return reinterpret_cast<const unsigned&>(result);
+    return reinterpret_cast<const u32&>(result);
 }
 
 template <class T>
-__device__ __forceinline__ unsigned added(unsigned a, unsigned b) {
+__device__ __forceinline__ u32 added(u32 a, u32 b) {
     return on_pairs<T>(a, b, [](auto x, auto y) { return __hadd2(x, y); });
 }
 
 template <class T>
-__device__ __forceinline__ unsigned multiplied(unsigned a, unsigned b) {
+__device__ __forceinline__ u32 multiplied(u32 a, u32 b) {
     return on_pairs<T>(a, b, [](auto x, auto y) { return __hmul2(x, y); });
 }
 
 template <class T>
-__device__ __forceinline__ unsigned larger_magnitudes(unsigned a, unsigned b) {
+__device__ __forceinline__ u32 larger_magnitudes(u32 a, u32 b) {
     return on_pairs<T>(a, b, [](auto x, auto y) { return __hmax2(x, __habs2(y)); });
 }
 
 template <class T>
-__device__ __forceinline__ unsigned clamped(unsigned x, unsigned low, unsigned high) {
-    const unsigned y = on_pairs<T>(x, low, [](auto a, auto b) { return __hmax2(a, b); });
+__device__ __forceinline__ u32 clamped(u32 x, u32 low, u32 high) {
+    const u32 y = on_pairs<T>(x, low, [](auto a, auto b) { return __hmax2(a, b); });
     return on_pairs<T>(y, high, [](auto a, auto b) { return __hmin2(a, b); });
 }
 
@@ -107,10 +107,10 @@ __device__ __forceinline__ float sum_of_squares(const uint4 (&x)[Pieces]) {
 // The largest magnitude of a warp's values.
 template <class T, int Pieces>
 __device__ __forceinline__ float largest_magnitude(const uint4 (&x)[Pieces]) {
-    unsigned largest = 0;
+    u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        const unsigned words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
+        const u32 words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) largest = larger_magnitudes<T>(largest, words[i]);
     }
@@ -142,7 +142,7 @@ __device__ __forceinline__ float normalize(const Problem& p, uint4 (&x)[Pieces],
     const float factor = rsqrtf(fmaf(row.squares, ptx::fast_reciprocal(static_cast<float>(p.n)), p.eps));
 #pragma unroll
     for (int j = 0; j < Pieces; ++j) {
-        x[j] = each_word(x[j], x[j], [&](unsigned word, unsigned) {
+        x[j] = each_word(x[j], x[j], [&](u32 word, u32) {
             const float2 pair = F::unpack(word);
             return F::pack(pair.x * factor, pair.y * factor);
         });
@@ -172,7 +172,7 @@ struct Division {
         low = fmaf(-high, scale, 1.0f) * high;
     }
     // The low bytes are the codes of two words' values.
-    __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
+    __device__ __forceinline__ void operator()(float (&codes)[4], u32 first, u32 second) const {
         const float2 a = Float16<T>::unpack(first), b = Float16<T>::unpack(second);
         const float x[4] = {a.x, a.y, b.x, b.y};
 #pragma unroll
@@ -191,11 +191,11 @@ constexpr int kParts<__nv_bfloat16> = 3;
 // products with diagonal matrices that hold parts of it, 22 bits and more in all.
 template <class T>
 struct Multiplication {
-    unsigned parts[kParts<T>];
+    u32 parts[kParts<T>];
 
     __device__ __forceinline__ explicit Multiplication(float scale) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const unsigned own = g / 2 == t ? (g % 2 ? 0xFFFF0000u : 0x0000FFFFu) : 0u;
+        const u32 own = g / 2 == t ? (g % 2 ? 0xFFFF0000u : 0x0000FFFFu) : 0u;
         float rest = reciprocal(scale);
 #pragma unroll
         for (int i = 0; i < kParts<T>; ++i) {
@@ -203,7 +203,7 @@ struct Multiplication {
             rest -= rounded<T>(rest);
         }
     }
-    __device__ __forceinline__ void operator()(float (&codes)[4], unsigned first, unsigned second) const {
+    __device__ __forceinline__ void operator()(float (&codes)[4], u32 first, u32 second) const {
         float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int i = kParts<T> - 1; i >= 0; --i) ptx::mma_m16n8k8<T>(products, first, second, parts[i]);
@@ -223,10 +223,10 @@ __device__ __forceinline__ float scale_of(float row_maximum, const Codes& q) {
 template <int Pieces>
 __device__ __forceinline__ float away_from_zero(uint4 (&x)[Pieces], float scale, int largest, __half) {
     if (scale >= 6.103515625e-5f) return scale;
-    const unsigned factor = Float16<__half>::pack(32768.0f, 32768.0f);
+    const u32 factor = Float16<__half>::pack(32768.0f, 32768.0f);
 #pragma unroll
     for (int j = 0; j < Pieces; ++j)
-        x[j] = each_word(x[j], x[j], [&](unsigned word, unsigned) { return multiplied<__half>(word, factor); });
+        x[j] = each_word(x[j], x[j], [&](u32 word, u32) { return multiplied<__half>(word, factor); });
     return 32768.0f * fmaxf(scale, __fdividef(5.97e-8f, static_cast<float>(largest + 1)));  // a little above 2^-24
 }
 
@@ -240,9 +240,9 @@ __device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Codes&
     const ToCodes to_codes(scale);
     const float largest = static_cast<float>(q.largest);
     // The bounds in 16 bits have the codes of the bounds, since these are at most 2^7 and T has 8 bits and more.
-    const unsigned high = Float16<T>::pack(scale * largest, scale * largest);
-    const unsigned low = Float16<T>::pack(-scale * (largest + 1.0f), -scale * (largest + 1.0f));
-    const auto codes_of_words = [&](unsigned first, unsigned second) {
+    const u32 high = Float16<T>::pack(scale * largest, scale * largest);
+    const u32 low = Float16<T>::pack(-scale * (largest + 1.0f), -scale * (largest + 1.0f));
+    const auto codes_of_words = [&](u32 first, u32 second) {
         float c[4];
         to_codes(c, clamped<T>(first, low, high), clamped<T>(second, low, high));
         return gather_bytes(__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3]));
@@ -262,7 +262,7 @@ __device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Codes&
             ptx::store_if(out + 8 * Own::distance(j), codes, valid);
         } else {
             const uint2 upper = codes_of_piece(x[j + 1]);
-            const auto join = [](unsigned a, unsigned b) { return (a & 0x0F0F0F0Fu) | (b << 4 & 0xF0F0F0F0u); };
+            const auto join = [](u32 a, u32 b) { return (a & 0x0F0F0F0Fu) | (b << 4 & 0xF0F0F0F0u); };
             ptx::store_if(out + 4 * Own::distance(j), uint2{join(codes.x, upper.x), join(codes.y, upper.y)}, valid);
         }
     }

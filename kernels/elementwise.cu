@@ -6,36 +6,36 @@
 
 namespace {
 
-constexpr int WARP = 32;
-constexpr int NORM_VECTORS = 2;  // of eight values, that a thread of add_rms_norm takes at most
+constexpr int kWarp = 32;
+constexpr int kNormVectors = 2;  // of eight values, that a thread of add_rms_norm takes at most
 
 // Eight 16-bit numbers, one load.
-template <typename T>
+template <class T>
 struct alignas(16) Eight {
     T x[8];
 };
 
-template <typename T>
+template <class T>
 __device__ __forceinline__ Eight<T> load(const T* p) {
     return *reinterpret_cast<const Eight<T>*>(p);
 }
 
-template <typename T>
+template <class T>
 __device__ __forceinline__ void store(T* p, const Eight<T>& v) {
     *reinterpret_cast<Eight<T>*>(p) = v;
 }
 
 // Sum over a block of whole warps, in every thread.
 __device__ __forceinline__ float block_sum(float x) {
-    __shared__ float partial[WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    __shared__ float partial[kWarp];
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 #pragma unroll
-    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
     if (lane == 0) partial[warp] = x;
     __syncthreads();
-    x = lane < static_cast<int>(blockDim.x) / WARP ? partial[lane] : 0.f;
+    x = lane < static_cast<int>(blockDim.x) / kWarp ? partial[lane] : 0.f;
 #pragma unroll
-    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, mask);
     return x;
 }
 
@@ -43,14 +43,14 @@ __device__ __forceinline__ float block_sum(float x) {
 
 // A block per row of n values, n <= 16 * blockDim.x and a multiple of eight. sum = x + residual, where there is one;
 // out = RMSNorm(sum) * gain.
-template <typename T>
+template <class T>
 __global__ void __launch_bounds__(1024)
     add_rms_norm(const T* x, const T* residual, const T* gain, float eps, int n, T* sum, T* out) {
     const long long row = static_cast<long long>(blockIdx.x) * n;
-    float v[NORM_VECTORS][8];
+    float v[kNormVectors][8];
     float squares = 0.f;
 #pragma unroll
-    for (int i = 0; i < NORM_VECTORS; ++i) {
+    for (int i = 0; i < kNormVectors; ++i) {
         const int column = 8 * (threadIdx.x + i * blockDim.x);
         if (column >= n) continue;
         Eight<T> a = load(x + row + column);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(1024)
     }
     const float factor = rsqrtf(block_sum(squares) / n + eps);
 #pragma unroll
-    for (int i = 0; i < NORM_VECTORS; ++i) {
+    for (int i = 0; i < kNormVectors; ++i) {
         const int column = 8 * (threadIdx.x + i * blockDim.x);
         if (column >= n) continue;
         Eight<T> g, y;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 // out [rows, n] = silu(gate) * up of (gate | up) [rows, 2 n], silu rounded as torch rounds it; n a multiple of eight.
-template <typename T>
+template <class T>
 __global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vectors, int n, T* out) {
     const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (item >= vectors) return;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vector
 // Projections (q | k | v) [batch * tokens, (heads + 2 kv_heads) * D]: rotary embedding of q to `queries`, of k into the
 // cache, and v into the cache, at positions lengths[b] + t. cos, sin [1 or batch, tokens, D], their halves equal. A
 // thread turns eight features of a head's first half with the eight of its second.
-template <typename T>
+template <class T>
 __global__ void __launch_bounds__(256)
     rope_append(const T* qkv, const T* cos, const T* sin, int cos_batch, const int* lengths, int batch, int tokens,
                 int heads, int kv_heads, int head_dim, int capacity, T* queries, T* keys, T* values) {

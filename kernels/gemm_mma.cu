@@ -10,91 +10,91 @@
 #include "gemm/problem.cuh"
 #include "mma/warp.cuh"
 
-constexpr int THREADS = 256;
-constexpr int STAGES = 4;
-constexpr int FEATURES = 128, TOKENS = 128;      // of a block
-constexpr int WARP_STRIPS = 2, WARP_TOKENS = 64;  // of a warp: strips of 16 features
-constexpr int COLUMNS = WARP_TOKENS / 8;
-constexpr int STRIP_BYTES = 512;  // 16 features, 64 of K
-constexpr int WEIGHT_BYTES = FEATURES / 16 * STRIP_BYTES;
+constexpr int kThreads = 256;
+constexpr int kStages = 4;
+constexpr int kFeatures = 128, kTokens = 128;     // of a block
+constexpr int kWarpStrips = 2, kWarpTokens = 64;  // of a warp: strips of 16 features
+constexpr int kColumns = kWarpTokens / 8;
+constexpr int kStripBytes = 512;  // 16 features, 64 of K
+constexpr int kWeightBytes = kFeatures / 16 * kStripBytes;
 
 template <bool Packed>
-constexpr int ROW_BYTES = Packed ? 32 : 64;  // one token's codes in a stage
+constexpr int kRowBytes = Packed ? 32 : 64;  // one token's codes in a stage
 template <bool Packed>
-constexpr int STAGE_BYTES = WEIGHT_BYTES + TOKENS * ROW_BYTES<Packed>;
+constexpr int kStageBytes = kWeightBytes + kTokens * kRowBytes<Packed>;
 
 // Where 16 bytes of a token's codes lie: eight rows read together touch all banks once.
 template <bool Packed>
 __device__ __forceinline__ u32 code_offset(int row, int chunk) {
     const int swizzled = Packed ? chunk ^ (row >> 2 & 1) : chunk ^ (row >> 1 & 3);
-    return row * ROW_BYTES<Packed> + swizzled * 16;
+    return row * kRowBytes<Packed> + swizzled * 16;
 }
 
 template <bool Packed>
 __device__ __forceinline__ void load_stage(u32 stage, const uint4* weight, const unsigned char* codes, const Problem& p,
                                            Tile tile, int step) {
-    const int strip = tile.feature * (FEATURES / 16) + threadIdx.x / 32;
+    const int strip = tile.feature * (kFeatures / 16) + threadIdx.x / 32;
     const bool has_strip = strip * 16 < p.features;
     const long long at = has_strip ? (static_cast<long long>(strip) * p.k_steps + step) * 32 + threadIdx.x % 32 : 0;
     ptx::cp_async_16(stage + threadIdx.x * 16, weight + at, has_strip);
-    constexpr int chunks = ROW_BYTES<Packed> / 16;
-    const long long pitch = static_cast<long long>(p.k_steps) * ROW_BYTES<Packed>;
+    constexpr int kChunks = kRowBytes<Packed> / 16;
+    const long long pitch = static_cast<long long>(p.k_steps) * kRowBytes<Packed>;
 #pragma unroll
-    for (int i = threadIdx.x; i < TOKENS * chunks; i += THREADS) {
-        const int row = i / chunks, chunk = i % chunks, token = tile.token * TOKENS + row;
+    for (int i = threadIdx.x; i < kTokens * kChunks; i += kThreads) {
+        const int row = i / kChunks, chunk = i % kChunks, token = tile.token * kTokens + row;
         const bool valid = token < p.rows;
-        const unsigned char* from = codes + (valid ? token * pitch + step * ROW_BYTES<Packed> + chunk * 16 : 0);
-        ptx::cp_async_16(stage + WEIGHT_BYTES + code_offset<Packed>(row, chunk), from, valid);
+        const unsigned char* from = codes + (valid ? token * pitch + step * kRowBytes<Packed> + chunk * 16 : 0);
+        ptx::cp_async_16(stage + kWeightBytes + code_offset<Packed>(row, chunk), from, valid);
     }
 }
 
-using Sums = int[WARP_STRIPS][COLUMNS][4];
+using Sums = int[kWarpStrips][kColumns][4];
 
 // One stage on int8: eight tokens by 64 of K are the second operands of two instructions.
 __device__ __forceinline__ void multiply_s8(Sums& sums, u32 weights, u32 codes, int row) {
     const int lane = threadIdx.x % 32;
-    u32 a[WARP_STRIPS][2][4];
+    u32 a[kWarpStrips][2][4];
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m) {
+    for (int m = 0; m < kWarpStrips; ++m) {
         u32 words[4];
-        ptx::load_shared_16(words, weights + m * STRIP_BYTES + lane * 16);
+        ptx::load_shared_16(words, weights + m * kStripBytes + lane * 16);
         unpack_weights(a[m][0], words[0], words[1]);
         unpack_weights(a[m][1], words[2], words[3]);
     }
 #pragma unroll
-    for (int n = 0; n < COLUMNS; ++n) {
+    for (int n = 0; n < kColumns; ++n) {
         u32 b[4];
         ptx::ldmatrix_x4(b, codes + code_offset<false>(row + 8 * n + lane % 8, lane / 8));
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int m = 0; m < WARP_STRIPS; ++m) ptx::mma_m16n8k32_s8(sums[m][n], a[m][i], b[2 * i], b[2 * i + 1]);
+            for (int m = 0; m < kWarpStrips; ++m) ptx::mma_m16n8k32_s8(sums[m][n], a[m][i], b[2 * i], b[2 * i + 1]);
     }
 }
 
 // One stage on int4: a word of `pack_rows` order is an operand register as it is, on both sides.
 __device__ __forceinline__ void multiply_s4(Sums& sums, u32 weights, u32 codes, int row) {
     const int lane = threadIdx.x % 32;
-    u32 a[WARP_STRIPS][4];
+    u32 a[kWarpStrips][4];
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m) ptx::load_shared_16(a[m], weights + m * STRIP_BYTES + lane * 16);
+    for (int m = 0; m < kWarpStrips; ++m) ptx::load_shared_16(a[m], weights + m * kStripBytes + lane * 16);
 #pragma unroll
-    for (int n = 0; n < COLUMNS; n += 2) {
+    for (int n = 0; n < kColumns; n += 2) {
         u32 b[4];
         ptx::ldmatrix_x4(b, codes + code_offset<true>(row + 8 * (n + lane / 16) + lane % 8, lane / 8 % 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int m = 0; m < WARP_STRIPS; ++m) ptx::mma_m16n8k64_s4(sums[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
+            for (int m = 0; m < kWarpStrips; ++m) ptx::mma_m16n8k64_s4(sums[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
     }
 }
 
 // Group `group` is complete: add its sums, scaled, and start anew.
 template <bool Packed>
-__device__ __forceinline__ void fold(float (&values)[WARP_STRIPS][COLUMNS][4], Sums& sums, const Problem& p,
+__device__ __forceinline__ void fold(float (&values)[kWarpStrips][kColumns][4], Sums& sums, const Problem& p,
                                      int feature, int group, int groups) {
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m) {
+    for (int m = 0; m < kWarpStrips; ++m) {
         float scale[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void fold(float (&values)[WARP_STRIPS][COLUMNS][4], S
             scale[h] = own < p.features ? p.column_scale[static_cast<long long>(own) * groups + group] : 0.f;
         }
 #pragma unroll
-        for (int n = 0; n < COLUMNS; ++n)
+        for (int n = 0; n < kColumns; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 values[m][n][i] = __fmaf_rn(__int2float_rn(sums[m][n][i]), scale[i / 2], values[m][n][i]);
@@ -125,31 +125,31 @@ __device__ __forceinline__ void store_pair(const Problem& p, int token, int feat
 }
 
 // Scale, add the bias, write; lane 4 g + t holds features g and g + 8 of a strip, tokens 2 t and 2 t + 1 of a column.
-template <bool Packed, bool Grouped, typename T>
-__device__ __forceinline__ void write(const T (&sums)[WARP_STRIPS][COLUMNS][4], const Problem& p, int token,
+template <bool Packed, bool Grouped, class T>
+__device__ __forceinline__ void write(const T (&sums)[kWarpStrips][kColumns][4], const Problem& p, int token,
                                       int feature) {
-    constexpr float unit = Packed ? 1.f : 0.0625f;  // unpacked weights are 16 times too large
+    constexpr float kUnit = Packed ? 1.f : 0.0625f;  // unpacked weights are 16 times too large
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int m = 0; m < WARP_STRIPS; ++m)
+    for (int m = 0; m < kWarpStrips; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int strip = feature + 16 * m + 8 * h, own = strip + g;
             const float column = Grouped || own >= p.features ? 1.f : p.column_scale[own];
             const float bias = bias_at(p, own);
 #pragma unroll
-            for (int n = 0; n < COLUMNS; ++n) {
+            for (int n = 0; n < kColumns; ++n) {
                 float y[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int at = token + 8 * n + 2 * t + i;
-                    const float row = unit * p.row_scale[min(at, p.rows - 1) * p.row_scale_stride];
+                    const float row = kUnit * p.row_scale[min(at, p.rows - 1) * p.row_scale_stride];
                     y[i] = __fmul_rn(__fmul_rn(static_cast<float>(sums[m][n][2 * h + i]), row), column);
                     if (p.bias != nullptr) y[i] = __fadd_rn(y[i], bias);
-                    if (p.type == FLOAT && at < p.rows && own < p.features)
+                    if (p.type == kFloat32 && at < p.rows && own < p.features)
                         static_cast<float*>(p.out)[static_cast<long long>(at) * p.features + own] = y[i];
                 }
-                if (p.type != FLOAT)
+                if (p.type != kFloat32)
                     store_pair(p, token + 8 * n + g, strip + 2 * t,
                                ptx::movmatrix_trans(pack_pair(y[0], y[1], p.type)));
             }
@@ -157,31 +157,31 @@ __device__ __forceinline__ void write(const T (&sums)[WARP_STRIPS][COLUMNS][4], 
 }
 
 template <bool Packed, bool Grouped>
-__global__ void __launch_bounds__(THREADS, Grouped ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, Grouped ? 1 : 2)
     w4_gemm_mma(const uint4* weight, const unsigned char* codes, const __grid_constant__ Problem p) {
     extern __shared__ __align__(128) unsigned char memory[];
     const u32 shared = ptx::shared_address(memory);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-    const Tile tile = tile_at(blockIdx.x, (p.rows + TOKENS - 1) / TOKENS, (p.features + FEATURES - 1) / FEATURES);
-    const int strip = warp / 2 * WARP_STRIPS, row = warp % 2 * WARP_TOKENS;
-    const int feature = tile.feature * FEATURES + strip * 16;
+    const Tile tile = tile_at(blockIdx.x, (p.rows + kTokens - 1) / kTokens, (p.features + kFeatures - 1) / kFeatures);
+    const int strip = warp / 2 * kWarpStrips, row = warp % 2 * kWarpTokens;
+    const int feature = tile.feature * kFeatures + strip * 16;
 
 #pragma unroll
-    for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < p.k_steps) load_stage<Packed>(shared + step * STAGE_BYTES<Packed>, weight, codes, p, tile, step);
+    for (int step = 0; step < kStages - 1; ++step) {
+        if (step < p.k_steps) load_stage<Packed>(shared + step * kStageBytes<Packed>, weight, codes, p, tile, step);
         ptx::cp_async_commit();
     }
     Sums sums = {};
-    float values[WARP_STRIPS][COLUMNS][4] = {};
+    float values[kWarpStrips][kColumns][4] = {};
     for (int step = 0; step < p.k_steps; ++step) {
-        ptx::cp_async_wait<STAGES - 2>();
+        ptx::cp_async_wait<kStages - 2>();
         __syncthreads();
-        const int next = step + STAGES - 1;
+        const int next = step + kStages - 1;
         if (next < p.k_steps)
-            load_stage<Packed>(shared + next % STAGES * STAGE_BYTES<Packed>, weight, codes, p, tile, next);
+            load_stage<Packed>(shared + next % kStages * kStageBytes<Packed>, weight, codes, p, tile, next);
         ptx::cp_async_commit();
-        const u32 weights = shared + step % STAGES * STAGE_BYTES<Packed> + strip * STRIP_BYTES;
-        const u32 stage_codes = shared + step % STAGES * STAGE_BYTES<Packed> + WEIGHT_BYTES;
+        const u32 weights = shared + step % kStages * kStageBytes<Packed> + strip * kStripBytes;
+        const u32 stage_codes = shared + step % kStages * kStageBytes<Packed> + kWeightBytes;
         if constexpr (Packed) {
             multiply_s4(sums, weights, stage_codes, row);
         } else {
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(THREADS, Grouped ? 1 : 2)
         }
     }
     if constexpr (Grouped) {
-        write<Packed, Grouped>(values, p, tile.token * TOKENS + row, feature);
+        write<Packed, Grouped>(values, p, tile.token * kTokens + row, feature);
     } else {
-        write<Packed, Grouped>(sums, p, tile.token * TOKENS + row, feature);
+        write<Packed, Grouped>(sums, p, tile.token * kTokens + row, feature);
     }
 }

@@ -12,26 +12,27 @@
 #include "gemm/results.cuh"
 #include "mma/warpgroup_s8.cuh"
 
-constexpr int STEP = 128;  // of K, in one stage
+constexpr int kStep = 128;  // of K, in one stage
 
 // One instance of the kernel: its sizes, and offsets in bytes of dynamic shared memory.
 template <int Consumers, int Strips, int Tokens, int Stages, int Cluster, bool Grouped>
 struct Shape {
-    static constexpr int consumers = Consumers, strips = Strips, tokens = Tokens, stages = Stages, cluster = Cluster;
-    static constexpr bool grouped = Grouped;
-    static constexpr bool moves_registers = Consumers > 1;                 // a lone consumer starts with enough
-    static constexpr int consumer_registers = Consumers == 2 ? 240 : 160;  // with 24 for each producer: all there are
-    static constexpr int features = Consumers * Strips * 64;
-    static constexpr int weight_bytes = features * STEP / 2;
-    static constexpr int code_bytes = Tokens * STEP;
-    static constexpr int stage_bytes = weight_bytes + code_bytes;
-    static constexpr int staging_bytes = 2 * CHUNK * 128;  // of one warpgroup: rows of 64 features of 2 bytes
-    static constexpr int scales = Tokens + Strips * 64;    // floats of one warpgroup
-    static constexpr int staging = Stages * stage_bytes;
-    static constexpr int scale = staging + Consumers * staging_bytes;
-    static constexpr int barriers = scale + Consumers * scales * 4;
-    static constexpr int shared_bytes = barriers + 16 * Stages;
-    static constexpr int registers = Tokens / 2;  // of one thread, for the sums of 64 features
+    static constexpr int kConsumers = Consumers, kStrips = Strips, kTokens = Tokens, kStages = Stages,
+                         kCluster = Cluster;
+    static constexpr bool kGrouped = Grouped;
+    static constexpr bool kMovesRegisters = Consumers > 1;                 // a lone consumer starts with enough
+    static constexpr int kConsumerRegisters = Consumers == 2 ? 240 : 160;  // with 24 for each producer: all there are
+    static constexpr int kFeatures = Consumers * Strips * 64;
+    static constexpr int kWeightBytes = kFeatures * kStep / 2;
+    static constexpr int kCodeBytes = Tokens * kStep;
+    static constexpr int kStageBytes = kWeightBytes + kCodeBytes;
+    static constexpr int kStagingBytes = 2 * kChunk * 128;  // of one warpgroup: rows of 64 features of 2 bytes
+    static constexpr int kScales = Tokens + Strips * 64;    // floats of one warpgroup
+    static constexpr int kStaging = Stages * kStageBytes;
+    static constexpr int kScale = kStaging + Consumers * kStagingBytes;
+    static constexpr int kBarriers = kScale + Consumers * kScales * 4;
+    static constexpr int kSharedBytes = kBarriers + 16 * Stages;
+    static constexpr int kRegisters = Tokens / 2;  // of one thread, for the sums of 64 features
 };
 
 // The tiles of this block: the blocks of a cluster, by rank, have neighbouring features of the same tokens.
@@ -40,19 +41,19 @@ struct Schedule {
     int rank, token_tiles, feature_tiles, tiles;
 
     __device__ __forceinline__ explicit Schedule(const Problem& p) {
-        rank = S::cluster == 1 ? 0 : ptx::cluster_rank();
-        token_tiles = (p.rows + S::tokens - 1) / S::tokens;
-        feature_tiles = (p.features + S::features * S::cluster - 1) / (S::features * S::cluster);
+        rank = S::kCluster == 1 ? 0 : ptx::cluster_rank();
+        token_tiles = (p.rows + S::kTokens - 1) / S::kTokens;
+        feature_tiles = (p.features + S::kFeatures * S::kCluster - 1) / (S::kFeatures * S::kCluster);
         tiles = token_tiles * feature_tiles;
     }
-    __device__ __forceinline__ int first() const { return blockIdx.x / S::cluster; }
-    __device__ __forceinline__ int stride() const { return gridDim.x / S::cluster; }
+    __device__ __forceinline__ int first() const { return blockIdx.x / S::kCluster; }
+    __device__ __forceinline__ int stride() const { return gridDim.x / S::kCluster; }
     // First token and first feature of a tile. The last tile of tokens ends where they end and repeats some of the one
     // before: boxes that reach beyond a tensor are slow, and equal results may be written twice.
     __device__ __forceinline__ Tile at(int index, int rows) const {
         const Tile tile = tile_at(index, token_tiles, feature_tiles);
-        return {min(tile.token * S::tokens, max(rows - S::tokens, 0)),
-                (tile.feature * S::cluster + rank) * S::features};
+        return {min(tile.token * S::kTokens, max(rows - S::kTokens, 0)),
+                (tile.feature * S::kCluster + rank) * S::kFeatures};
     }
 };
 
@@ -81,23 +82,23 @@ __device__ __forceinline__ void release(u32 barrier) {
 }
 
 template <class S>
-__device__ __forceinline__ void produce(u32 shared, Ring<S::stages> ring, const ptx::TensorMap& weight,
+__device__ __forceinline__ void produce(u32 shared, Ring<S::kStages> ring, const ptx::TensorMap& weight,
                                         const ptx::TensorMap& codes, const Problem& p, const Schedule<S>& schedule) {
-    const u32 code_bytes = S::cluster * p.box_rows * STEP;
+    const u32 code_bytes = S::kCluster * p.box_rows * kStep;
     for (int index = schedule.first(); index < schedule.tiles; index += schedule.stride()) {
         const Tile tile = schedule.at(index, p.rows);
         const int strip = tile.feature / 16, token = tile.token + schedule.rank * p.box_rows;  // this block's share
         const bool inside = tile.feature < p.features;  // else only activations are fetched, for the cluster
         for (int step = 0; step < p.k_steps; ++step, ring.advance()) {
             ptx::mbarrier_wait(ring.empty_barrier(), ring.parity ^ 1);
-            const u32 barrier = ring.full_barrier(), weights = shared + ring.stage * S::stage_bytes;
-            const u32 share = weights + S::weight_bytes + schedule.rank * p.box_rows * STEP;
-            ptx::mbarrier_arrive_expect(barrier, code_bytes + (inside ? S::weight_bytes : 0));
+            const u32 barrier = ring.full_barrier(), weights = shared + ring.stage * S::kStageBytes;
+            const u32 share = weights + S::kWeightBytes + schedule.rank * p.box_rows * kStep;
+            ptx::mbarrier_arrive_expect(barrier, code_bytes + (inside ? S::kWeightBytes : 0));
             if (inside) ptx::tma_load_2d(weights, weight, step * (1024 / 4), strip, barrier);
-            if constexpr (S::cluster == 1) {
-                ptx::tma_load_2d(share, codes, step * STEP, token, barrier);
+            if constexpr (S::kCluster == 1) {
+                ptx::tma_load_2d(share, codes, step * kStep, token, barrier);
             } else {
-                ptx::tma_load_2d_multicast(share, codes, step * STEP, token, barrier, (1 << S::cluster) - 1);
+                ptx::tma_load_2d_multicast(share, codes, step * kStep, token, barrier, (1 << S::kCluster) - 1);
             }
         }
     }
@@ -130,25 +131,25 @@ __device__ __forceinline__ u32 own_weights() {
 
 // Sums of one tile. Two sets of operand registers take turns: one is unpacked while instructions read the other.
 template <class S>
-__device__ __forceinline__ void multiply(int (&sums)[S::strips][S::registers], u32 shared, Ring<S::stages>& ring,
+__device__ __forceinline__ void multiply(int (&sums)[S::kStrips][S::kRegisters], u32 shared, Ring<S::kStages>& ring,
                                          int k_steps) {
-    const u32 own = own_weights<S::strips>();
-    u32 a[4][S::strips][4] = {};
-    PackedWeights<S::strips> packed;
+    const u32 own = own_weights<S::kStrips>();
+    u32 a[4][S::kStrips][4] = {};
+    PackedWeights<S::kStrips> packed;
     u32 previous = 0;
     for (int step = 0; step < k_steps; ++step, ring.advance()) {
         ptx::mbarrier_wait(ring.full_barrier(), ring.parity);
-        const u32 stage = shared + ring.stage * S::stage_bytes;
-        const u64 codes = ptx::wgmma_descriptor(stage + S::weight_bytes);
+        const u32 stage = shared + ring.stage * S::kStageBytes;
+        const u64 codes = ptx::wgmma_descriptor(stage + S::kWeightBytes);
         packed.load(stage + own);
 #pragma unroll
         for (int half = 0; half < 4; half += 2) {
             ptx::wgmma_wait<1>();
-            if (half > 0 && step > 0) release<S::cluster>(previous);
+            if (half > 0 && step > 0) release<S::kCluster>(previous);
 #pragma unroll
             for (int i = half; i < half + 2; ++i)
 #pragma unroll
-                for (int m = 0; m < S::strips; ++m) {
+                for (int m = 0; m < S::kStrips; ++m) {
                     ptx::keep_registers(a[i][m]);
                     packed.unpack(a[i][m], m, i);
                     ptx::keep_registers(a[i][m]);
@@ -157,29 +158,29 @@ __device__ __forceinline__ void multiply(int (&sums)[S::strips][S::registers], u
 #pragma unroll
             for (int i = half; i < half + 2; ++i)
 #pragma unroll
-                for (int m = 0; m < S::strips; ++m) ptx::wgmma_s8(sums[m], a[i][m], codes + 2 * i, step + i > 0);
+                for (int m = 0; m < S::kStrips; ++m) ptx::wgmma_s8(sums[m], a[i][m], codes + 2 * i, step + i > 0);
             ptx::wgmma_commit();
         }
         previous = ring.empty_barrier();
     }
     ptx::wgmma_wait<0>();
 #pragma unroll
-    for (int m = 0; m < S::strips; ++m) ptx::keep_registers(sums[m]);
-    release<S::cluster>(previous);
+    for (int m = 0; m < S::kStrips; ++m) ptx::keep_registers(sums[m]);
+    release<S::kCluster>(previous);
 }
 
 // Sums of one tile with a scale for each group of 128 along K, which is one stage. Two sets of sums take turns: while
 // the tensor cores fill one, the other is scaled and added to `values`. `scale` points to this thread's two features.
 template <class S>
-__device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], u32 shared, Ring<S::stages>& ring,
+__device__ __forceinline__ void multiply_grouped(float (&values)[S::kRegisters], u32 shared, Ring<S::kStages>& ring,
                                                  int groups, const float* (&scale)[2]) {
     const u32 own = own_weights<1>();
-    int sums[2][S::registers];
+    int sums[2][S::kRegisters];
     u32 a[4][4] = {};
     auto start = [&](int set) {
         ptx::mbarrier_wait(ring.full_barrier(), ring.parity);
-        const u32 stage = shared + ring.stage * S::stage_bytes;
-        const u64 codes = ptx::wgmma_descriptor(stage + S::weight_bytes);
+        const u32 stage = shared + ring.stage * S::kStageBytes;
+        const u64 codes = ptx::wgmma_descriptor(stage + S::kWeightBytes);
         PackedWeights<1> packed;
         packed.load(stage + own);
 #pragma unroll
@@ -195,10 +196,10 @@ __device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], 
     };
     auto finish = [&](int set, int group, u32 stage_read) {
         ptx::keep_registers(sums[set]);
-        release<S::cluster>(stage_read);
+        release<S::kCluster>(stage_read);
         const float factor[2] = {__ldg(scale[0] + group), __ldg(scale[1] + group)};
 #pragma unroll
-        for (int i = 0; i < S::registers; ++i)
+        for (int i = 0; i < S::kRegisters; ++i)
             values[i] = __fmaf_rn(__int2float_rn(sums[set][i]), factor[i / 2 % 2], values[i]);
     };
     auto turn = [&](int set, int group) {  // `set` is being filled: start the other, then take this one
@@ -209,7 +210,7 @@ __device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], 
         finish(set, group, stage_read);
     };
 #pragma unroll
-    for (int i = 0; i < S::registers; ++i) values[i] = 0.f;
+    for (int i = 0; i < S::kRegisters; ++i) values[i] = 0.f;
     start(0);
     int group = 0;
     for (; group + 2 < groups; group += 2) {
@@ -229,24 +230,24 @@ __device__ __forceinline__ void multiply_grouped(float (&values)[S::registers], 
 
 // What a consumer does: tile after tile, sums, then results.
 template <class S>
-__device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<S::stages>& ring,
+__device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<S::kStages>& ring,
                                         const ptx::TensorMap& out, const Problem& p, const Schedule<S>& schedule,
                                         int warpgroup) {
-    const u32 scales = S::scale + warpgroup * S::scales * 4;
+    const u32 scales = S::kScale + warpgroup * S::kScales * 4;
     const float* row_scale = reinterpret_cast<const float*>(memory + scales);
-    const u32 staging = shared + S::staging + warpgroup * S::staging_bytes;
+    const u32 staging = shared + S::kStaging + warpgroup * S::kStagingBytes;
     const int barrier = 1 + warpgroup;
     int chunk = 0;
     for (int index = schedule.first(); index < schedule.tiles; index += schedule.stride()) {
         const Tile tile = schedule.at(index, p.rows);
-        const int token = tile.token, feature = tile.feature + warpgroup * S::strips * 64;
-        cuda::std::conditional_t<S::grouped, float, int> sums[S::strips][S::registers];
-        fetch_scales<S::strips, S::tokens, S::grouped>(shared + scales, p, token, feature);
-        if constexpr (S::grouped) {
+        const int token = tile.token, feature = tile.feature + warpgroup * S::kStrips * 64;
+        cuda::std::conditional_t<S::kGrouped, float, int> sums[S::kStrips][S::kRegisters];
+        fetch_scales<S::kStrips, S::kTokens, S::kGrouped>(shared + scales, p, token, feature);
+        if constexpr (S::kGrouped) {
             const float* scale[2];
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int own = feature + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+                const int own = feature + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
                 scale[h] = p.column_scale + static_cast<long long>(min(own, p.features - 1)) * p.k_steps;
             }
             multiply_grouped<S>(sums[0], shared, ring, p.k_steps, scale);
@@ -254,26 +255,26 @@ __device__ __forceinline__ void consume(unsigned char* memory, u32 shared, Ring<
             multiply<S>(sums, shared, ring, p.k_steps);
         }
         ptx::cp_async_wait<0>();
-        ptx::named_barrier<WARPGROUP>(barrier);  // the scales have arrived
+        ptx::named_barrier<kWarpgroup>(barrier);  // the scales have arrived
 #pragma unroll
-        for (int m = 0; m < S::strips; ++m) {
-            const Scaling scaling(S::grouped ? nullptr : row_scale + S::tokens + 64 * m, p, feature + 64 * m);
-            write<S::tokens>(sums[m], row_scale, scaling, staging, chunk, p, out, token, feature + 64 * m, barrier);
+        for (int m = 0; m < S::kStrips; ++m) {
+            const Scaling scaling(S::kGrouped ? nullptr : row_scale + S::kTokens + 64 * m, p, feature + 64 * m);
+            write<S::kTokens>(sums[m], row_scale, scaling, staging, chunk, p, out, token, feature + 64 * m, barrier);
         }
-        ptx::named_barrier<WARPGROUP>(barrier);  // the scales have been read
+        ptx::named_barrier<kWarpgroup>(barrier);  // the scales have been read
     }
-    if (threadIdx.x % WARPGROUP == 0) ptx::tma_store_wait();
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait();
 }
 
 template <int Consumers, int Strips, int Tokens, int Stages, int Cluster, bool Grouped>
-__global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1) * WARPGROUP, 1)
+__global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1) * kWarpgroup, 1)
     w4_gemm(const __grid_constant__ ptx::TensorMap weight, const __grid_constant__ ptx::TensorMap codes,
             const __grid_constant__ ptx::TensorMap out, const __grid_constant__ Problem p) {
     using S = Shape<Consumers, Strips, Tokens, Stages, Cluster, Grouped>;
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 shared = ptx::shared_address(memory);
-    Ring<Stages> ring{shared + S::barriers, shared + S::barriers + 8 * Stages};
-    const int warpgroup = threadIdx.x / WARPGROUP;
+    Ring<Stages> ring{shared + S::kBarriers, shared + S::kBarriers + 8 * Stages};
+    const int warpgroup = threadIdx.x / kWarpgroup;
     const Schedule<S> schedule(p);
     if (threadIdx.x == 0) {
         for (int i = 0; i < Stages; ++i) {
@@ -286,11 +287,11 @@ __global__ void __cluster_dims__(Cluster, 1, 1) __launch_bounds__((Consumers + 1
     if constexpr (Cluster > 1) ptx::cluster_sync();
 
     if (warpgroup == Consumers) {
-        if constexpr (S::moves_registers) ptx::registers_shrink<24>();
-        if (threadIdx.x == Consumers * WARPGROUP) produce<S>(shared, ring, weight, codes, p, schedule);
+        if constexpr (S::kMovesRegisters) ptx::registers_shrink<24>();
+        if (threadIdx.x == Consumers * kWarpgroup) produce<S>(shared, ring, weight, codes, p, schedule);
         __syncwarp();
     } else {
-        if constexpr (S::moves_registers) ptx::registers_grow<S::consumer_registers>();
+        if constexpr (S::kMovesRegisters) ptx::registers_grow<S::kConsumerRegisters>();
         consume<S>(memory, shared, ring, out, p, schedule, warpgroup);
     }
     if constexpr (Cluster > 1) ptx::cluster_sync();  // a block's memory stays while others write to it

@@ -12,8 +12,6 @@
 #include "pipeline/row_share.cuh"
 #include "mma/warpgroup_across.cuh"
 
-using u32 = unsigned int;
-
 // What one launch computes.
 struct Problem {
     const void* x;     // [rows, n]
@@ -156,7 +154,7 @@ __device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Sta
 template <class S>
 struct Ring {
     char* slots;
-    unsigned long long (*barriers)[S::kSlots];
+    u64 (*barriers)[S::kSlots];
 
     __device__ __forceinline__ u32 filled(int slot) const { return ptx::shared_address(barriers[0] + slot); }
     __device__ __forceinline__ u32 emptied(int slot) const { return ptx::shared_address(barriers[1] + slot); }
@@ -227,7 +225,7 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>
     using S = Shape<Type, Order, Chunks, Slots, Result>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[2][32];  // rows take turns, so that one barrier to a row suffices
-    __shared__ unsigned long long barriers[2][Slots];
+    __shared__ u64 barriers[2][Slots];
     const Ring<S> ring{reinterpret_cast<char*>(shared) + (1024 - ptx::shared_address(shared) % 1024) % 1024, barriers};
     // One for a warp, and known to be so.
     const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;

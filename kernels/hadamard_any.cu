@@ -14,7 +14,7 @@
 struct Problem {
     const void* x;          // [rows, n * inner], or twice as wide = (gate | up) with Gated
     void* y;                // [rows, n * inner] in the type of x; unused with quantization
-    const unsigned* signs;  // [core, ceil(core / 32)]: bit a of row b is set where output b takes input a negative
+    const u32* signs;       // [core, ceil(core / 32)]: bit a of row b is set where output b takes input a negative
     Codes codes;
     int core, n, inner, columns;  // columns: n * inner padded to a multiple of 64, of the codes
     float norm;             // what is left to multiply by

@@ -13,8 +13,6 @@
 
 #include <cuda/std/type_traits>
 
-using u32 = unsigned int;
-
 // What one launch computes.
 struct Problem {
     const void* x;     // [rows, n], or [rows, 2n] = (gate | up) with Gated

@@ -8,64 +8,62 @@
 
 namespace {
 
-constexpr int THREADS = 256, WARP = 32;
+constexpr int kThreads = 256, kWarp = 32;
 // Blocks of a multiprocessor at least, so that a thread has 80 registers, or 128 for what spills of ramps else.
-constexpr int BLOCKS = 3, BLOCKS_OF_RAMPS = 2;
-constexpr unsigned ALL = 0xFFFFFFFFu;
+constexpr int kBlocks = 3, kBlocksOfRamps = 2;
+constexpr u32 kAllLanes = 0xFFFFFFFFu;
 // Vectors of 16 bytes that a lane holds of a group; four give memory enough to do, and few lanes share the arithmetic
 // that a group needs once.
-constexpr int VECTORS = 4;
+constexpr int kVectors = 4;
 // Lanes of a group: at least one for each parameter.
-constexpr int FEWEST_LANES = 4;
+constexpr int kFewestLanes = 4;
 
 constexpr int lanes_for(int vectors) {
-    int lanes = FEWEST_LANES;
-    while (lanes < WARP && VECTORS * lanes < vectors) lanes *= 2;
+    int lanes = kFewestLanes;
+    while (lanes < kWarp && kVectors * lanes < vectors) lanes *= 2;
     return lanes;
 }
 
 // How the lanes of a warp lie over groups of `Size` elements.
 template <class T, int Size>
 struct Layout {
-    static constexpr int WIDTH = 16 / sizeof(T);  // elements of a vector
-    static_assert(Size % WIDTH == 0, "a group begins and ends with a vector");
-    static constexpr int ALL_VECTORS = Size / WIDTH;
-    static constexpr int LANES = lanes_for(ALL_VECTORS);
-    static constexpr int HELD = (ALL_VECTORS + LANES - 1) / LANES;
-    static_assert(HELD <= VECTORS, "a warp holds a group");
-    static constexpr bool FULL = ALL_VECTORS % LANES == 0;
-    static constexpr int GROUPS = WARP / LANES;  // side by side in a warp
+    static constexpr int kWidth = 16 / sizeof(T);  // elements of a vector
+    static_assert(Size % kWidth == 0, "a group begins and ends with a vector");
+    static constexpr int kAllVectors = Size / kWidth;
+    static constexpr int kLanes = lanes_for(kAllVectors);
+    static constexpr int kHeld = (kAllVectors + kLanes - 1) / kLanes;
+    static_assert(kHeld <= kVectors, "a warp holds a group");
+    static constexpr bool kFull = kAllVectors % kLanes == 0;
+    static constexpr int kGroups = kWarp / kLanes;  // side by side in a warp
     // Groups that a lane's forward pass takes one after the other, all of them requested first.
-    static constexpr int TURNS = VECTORS / HELD;
+    static constexpr int kTurns = kVectors / kHeld;
 
     // Its lane in the group.
-    __device__ __forceinline__ static int lane() { return threadIdx.x % LANES; }
-    __device__ __forceinline__ static bool holds(int vector) {
-        return FULL || lane() + vector * LANES < ALL_VECTORS;
-    }
-    __device__ __forceinline__ static int place(int vector) { return (lane() + vector * LANES) * WIDTH; }
+    __device__ __forceinline__ static int lane() { return threadIdx.x % kLanes; }
+    __device__ __forceinline__ static bool holds(int vector) { return kFull || lane() + vector * kLanes < kAllVectors; }
+    __device__ __forceinline__ static int place(int vector) { return (lane() + vector * kLanes) * kWidth; }
 
-    // Which group this lane serves in its first of `turns` turns; the next one is GROUPS further on.
+    // Which group this lane serves in its first of `turns` turns; the next one is kGroups further on.
     __device__ __forceinline__ static long long first_group(int turns) {
-        const long long warp = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) / WARP;
-        return warp * turns * GROUPS + threadIdx.x % WARP / LANES;
+        const long long warp = (static_cast<long long>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+        return warp * turns * kGroups + threadIdx.x % kWarp / kLanes;
     }
 };
 
 // Infinity in both halves of a register.
 template <class T>
-constexpr unsigned INFINITE = 0x7F807F80u;
+constexpr u32 kInfinite = 0x7F807F80u;
 template <>
-constexpr unsigned INFINITE<__half> = 0x7C007C00u;
+constexpr u32 kInfinite<__half> = 0x7C007C00u;
 
 // 16 bytes of a type, as floats and by words.
 template <class T>
 struct Vector {
     // Pairs of the least and of the most so far.
     struct Extremes {
-        unsigned least = INFINITE<T>, most = INFINITE<T> | 0x80008000u;
+        u32 least = kInfinite<T>, most = kInfinite<T> | 0x80008000u;
 
-        __device__ __forceinline__ void take(unsigned word) {
+        __device__ __forceinline__ void take(u32 word) {
             least = minimum_pair<T>(least, word), most = maximum_pair<T>(most, word);
         }
         __device__ __forceinline__ float2 both() const {
@@ -76,10 +74,10 @@ struct Vector {
 
     // How many of a lane's values equal one.
     struct Count {
-        unsigned value, counts = 0;
+        u32 value, counts = 0;
 
         __device__ __forceinline__ explicit Count(float x) : value(Float16<T>::pack(x, x)) {}
-        __device__ __forceinline__ void take(unsigned word) { count_equal<T>(word, value, counts); }
+        __device__ __forceinline__ void take(u32 word) { count_equal<T>(word, value, counts); }
         __device__ __forceinline__ float all() const {
             const float2 both = Float16<T>::unpack(counts);
             return both.x + both.y;
@@ -95,7 +93,7 @@ struct Vector<float> {
     struct Extremes {
         float least = __uint_as_float(0x7F800000u), most = __uint_as_float(0xFF800000u);
 
-        __device__ __forceinline__ void take(unsigned word) {
+        __device__ __forceinline__ void take(u32 word) {
             const float x = __uint_as_float(word);
             least = minimum(least, x), most = maximum(most, x);
         }
@@ -106,7 +104,7 @@ struct Vector<float> {
         float value, count = 0.f;
 
         __device__ __forceinline__ explicit Count(float x) : value(x) {}
-        __device__ __forceinline__ void take(unsigned word) {
+        __device__ __forceinline__ void take(u32 word) {
             if (__uint_as_float(word) == value) count += 1.f;
         }
         __device__ __forceinline__ float all() const { return count; }
@@ -128,9 +126,9 @@ __device__ __forceinline__ void take(const uint4& raw, Gathered& into) {
 }
 
 template <class L, class T>
-__device__ __forceinline__ void load(const T* group, uint4 (&raw)[L::HELD]) {
+__device__ __forceinline__ void load(const T* group, uint4 (&raw)[L::kHeld]) {
 #pragma unroll
-    for (int i = 0; i < L::HELD; ++i)
+    for (int i = 0; i < L::kHeld; ++i)
         if (L::holds(i)) raw[i] = __ldg(reinterpret_cast<const uint4*>(group + L::place(i)));
 }
 
@@ -144,7 +142,7 @@ __device__ __forceinline__ void forget_floats(uint4 (&raw)[N]) {
 template <int Lanes>
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
-    for (int mask = Lanes / 2; mask; mask /= 2) x += __shfl_xor_sync(ALL, x, mask);
+    for (int mask = Lanes / 2; mask; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
     return x;
 }
 
@@ -166,17 +164,17 @@ namespace {
 // This lane's parameter as a share: lanes 0 to 3 of a group have one each.
 template <Kind K>
 __device__ __forceinline__ float own_share(const Weights& w, long long group, int lane) {
-    if (lane >= PARAMETERS<K>) return 0.f;
+    if (lane >= kParameters<K>) return 0.f;
     const float* from = lane == 0 ? w.parameters0 : lane == 1 ? w.parameters1 : lane == 2 ? w.parameters2 : w.parameters3;
     return __fdiv_rn(1.f, 1.f + expf(-__ldg(from + group)));
 }
 
 // The group whose vectors its lanes hold.
 template <Kind K, class T, class L>
-__device__ __forceinline__ Group group_of(const uint4 (&raw)[L::HELD], float share) {
+__device__ __forceinline__ Group group_of(const uint4 (&raw)[L::kHeld], float share) {
     typename Vector<T>::Extremes extremes;
 #pragma unroll
-    for (int i = 0; i < L::HELD; ++i) {
+    for (int i = 0; i < L::kHeld; ++i) {
         if (!L::holds(i)) continue;
         take<T>(raw[i], extremes);
     }
@@ -184,12 +182,13 @@ __device__ __forceinline__ Group group_of(const uint4 (&raw)[L::HELD], float sha
     Group group;
     group.least = both.x, group.most = both.y;
 #pragma unroll
-    for (int mask = L::LANES / 2; mask; mask /= 2) {
-        group.least = minimum(group.least, __shfl_xor_sync(ALL, group.least, mask));
-        group.most = maximum(group.most, __shfl_xor_sync(ALL, group.most, mask));
+    for (int mask = L::kLanes / 2; mask; mask /= 2) {
+        group.least = minimum(group.least, __shfl_xor_sync(kAllLanes, group.least, mask));
+        group.most = maximum(group.most, __shfl_xor_sync(kAllLanes, group.most, mask));
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) group.shares[i] = i < PARAMETERS<K> ? __shfl_sync(ALL, share, i, L::LANES) : 0.f;
+    for (int i = 0; i < 4; ++i)
+        group.shares[i] = i < kParameters<K> ? __shfl_sync(kAllLanes, share, i, L::kLanes) : 0.f;
     return group;
 }
 
@@ -197,30 +196,30 @@ __device__ __forceinline__ Group group_of(const uint4 (&raw)[L::HELD], float sha
 
 // out [groups, size]: each weight as its code stands for it.
 template <class T, Kind K, int Size>
-__global__ void __launch_bounds__(THREADS, BLOCKS) partition_forward(Weights w, T* out) {
+__global__ void __launch_bounds__(kThreads, kBlocks) partition_forward(Weights w, T* out) {
     using L = Layout<T, Size>;
-    const long long first = L::first_group(L::TURNS);
-    uint4 raw[L::TURNS][L::HELD];
-    float shares[L::TURNS];
+    const long long first = L::first_group(L::kTurns);
+    uint4 raw[L::kTurns][L::kHeld];
+    float shares[L::kTurns];
 #pragma unroll
-    for (int turn = 0; turn < L::TURNS; ++turn) {
+    for (int turn = 0; turn < L::kTurns; ++turn) {
         // Lanes beyond the end repeat the last group: all take part in what a warp does together.
-        const long long group = min(first + turn * L::GROUPS, w.groups - 1);
+        const long long group = min(first + turn * L::kGroups, w.groups - 1);
         load<L>(static_cast<const T*>(w.weight) + group * Size, raw[turn]);
         shares[turn] = own_share<K>(w, group, L::lane());
     }
 #pragma unroll
-    for (int turn = 0; turn < L::TURNS; ++turn) {
+    for (int turn = 0; turn < L::kTurns; ++turn) {
         const Quantizer<K, kStep> quantizer(group_of<K, T, L>(raw[turn], shares[turn]), w.grid);
         forget_floats(raw[turn]);
-        const long long group = first + turn * L::GROUPS;
+        const long long group = first + turn * L::kGroups;
 #pragma unroll
-        for (int i = 0; i < L::HELD; ++i) {
+        for (int i = 0; i < L::kHeld; ++i) {
             if (group >= w.groups || !L::holds(i)) continue;
-            float x[L::WIDTH];
+            float x[L::kWidth];
             Vector<T>::unpack(raw[turn][i], x);
 #pragma unroll
-            for (int j = 0; j < L::WIDTH; ++j) x[j] = quantizer.value(x[j]);
+            for (int j = 0; j < L::kWidth; ++j) x[j] = quantizer.value(x[j]);
             Vector<T>::store(out + group * Size + L::place(i), x);
         }
     }
@@ -228,13 +227,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) partition_forward(Weights w, 
 
 // From the gradient of `out` to those of the weight, of its type, and of the parameters, [groups] each.
 template <class T, Kind K, StraightThrough S, int Size>
-__global__ void __launch_bounds__(THREADS, S == kRamp ? BLOCKS_OF_RAMPS : BLOCKS)
+__global__ void __launch_bounds__(kThreads, S == kRamp ? kBlocksOfRamps : kBlocks)
     partition_backward(Weights w, const T* gradient, T* to_weight, float* to_parameters0, float* to_parameters1,
                        float* to_parameters2, float* to_parameters3) {
     using L = Layout<T, Size>;
     using Q = Quantizer<K, S>;
     const long long own = L::first_group(1), index = min(own, w.groups - 1);
-    uint4 raw[L::HELD], raw_gradient[L::HELD];
+    uint4 raw[L::kHeld], raw_gradient[L::kHeld];
     load<L>(static_cast<const T*>(w.weight) + index * Size, raw);
     load<L>(gradient + index * Size, raw_gradient);
     const Group group = group_of<K, T, L>(raw, own_share<K>(w, index, L::lane()));
@@ -242,38 +241,38 @@ __global__ void __launch_bounds__(THREADS, S == kRamp ? BLOCKS_OF_RAMPS : BLOCKS
     forget_floats(raw);
 
     // How many weights equal the least, and how many the most: in one number.
-    constexpr float MOST = 4096.f;
+    constexpr float kMost = 4096.f;
     static_assert(Size < 4096, "counts of a group stay apart, and exact");
-    float sums[Q::SUMS] = {};
+    float sums[Q::kSums] = {};
     typename Vector<T>::Count least(group.least), most(group.most);
 #pragma unroll
-    for (int i = 0; i < L::HELD; ++i) {
+    for (int i = 0; i < L::kHeld; ++i) {
         if (!L::holds(i)) continue;
-        float x[L::WIDTH], g[L::WIDTH];
+        float x[L::kWidth], g[L::kWidth];
         Vector<T>::unpack(raw[i], x);
         Vector<T>::unpack(raw_gradient[i], g);
 #pragma unroll
-        for (int j = 0; j < L::WIDTH; ++j) quantizer.gather(x[j], g[j], sums);
+        for (int j = 0; j < L::kWidth; ++j) quantizer.gather(x[j], g[j], sums);
         take<T>(raw[i], least), take<T>(raw[i], most);
     }
 #pragma unroll
-    for (int i = 0; i < Q::SUMS; ++i) sums[i] = sum_of_lanes<L::LANES>(sums[i]);
-    const float counts = sum_of_lanes<L::LANES>(least.all() + MOST * most.all());
+    for (int i = 0; i < Q::kSums; ++i) sums[i] = sum_of_lanes<L::kLanes>(sums[i]);
+    const float counts = sum_of_lanes<L::kLanes>(least.all() + kMost * most.all());
 
     const GroupGradient to = quantizer.backward(group, sums);
-    const float count_most = truncf(counts * (1.f / MOST)), count_least = counts - count_most * MOST;
+    const float count_most = truncf(counts * (1.f / kMost)), count_least = counts - count_most * kMost;
     // Equal ones share. Where something is not a number nothing equals the least, and no gradient is a number.
     const float to_least = __fdividef(to.least, count_least), to_most = __fdividef(to.most, count_most);
     if (own >= w.groups) return;
     forget_floats(raw), forget_floats(raw_gradient);
 #pragma unroll
-    for (int i = 0; i < L::HELD; ++i) {
+    for (int i = 0; i < L::kHeld; ++i) {
         if (!L::holds(i)) continue;
-        float x[L::WIDTH], g[L::WIDTH];
+        float x[L::kWidth], g[L::kWidth];
         Vector<T>::unpack(raw[i], x);
         Vector<T>::unpack(raw_gradient[i], g);
 #pragma unroll
-        for (int j = 0; j < L::WIDTH; ++j) {
+        for (int j = 0; j < L::kWidth; ++j) {
             g[j] = quantizer.direct(x[j], g[j]);
             g[j] = fmaf(x[j] == group.least ? 1.f : 0.f, to_least, g[j]);
             g[j] = fmaf(x[j] == group.most ? 1.f : 0.f, to_most, g[j]);
@@ -281,10 +280,10 @@ __global__ void __launch_bounds__(THREADS, S == kRamp ? BLOCKS_OF_RAMPS : BLOCKS
         Vector<T>::store(to_weight + own * Size + L::place(i), g);
     }
     const int lane = L::lane();
-    if (lane < PARAMETERS<K>) {
+    if (lane < kParameters<K>) {
         float* to_parameters[4] = {to_parameters0, to_parameters1, to_parameters2, to_parameters3};
 #pragma unroll
-        for (int i = 0; i < PARAMETERS<K>; ++i)
+        for (int i = 0; i < kParameters<K>; ++i)
             if (lane == i) to_parameters[i][own] = to.parameters[i];
     }
 }

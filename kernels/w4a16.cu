@@ -105,7 +105,7 @@ struct WarpgroupAccumulator : Totals<S, float> {
     __device__ __forceinline__ void stage(const Ring<S>& ring, int index) {
         float sums[S::kTiles][S::kStrips][4];
         u32 words[S::kStrips][4];
-        const ptx::u64 first = ptx::wgmma_descriptor(ring.activation_slot(index)), second = first + S::kRows * 128 / 16;
+        const u64 first = ptx::wgmma_descriptor(ring.activation_slot(index)), second = first + S::kRows * 128 / 16;
         ptx::wgmma_fence();
         multiply(sums, 0, first, 0);
         multiply(sums, 1, first + 4, 1);
@@ -140,7 +140,7 @@ struct WarpgroupAccumulator : Totals<S, float> {
     }
 
     // Two steps of 16 inputs, 32 bytes each, which descriptors count in units of 16.
-    __device__ __forceinline__ void multiply(float (&sums)[S::kTiles][S::kStrips][4], int from, ptx::u64 rows, int add) {
+    __device__ __forceinline__ void multiply(float (&sums)[S::kTiles][S::kStrips][4], int from, u64 rows, int add) {
 #pragma unroll
         for (int step = 0; step < 2; ++step)
 #pragma unroll

@@ -24,13 +24,13 @@ __device__ __forceinline__ float dynamic_scale(float row_maximum, const Codes& q
 constexpr float kRounder = 12582912.0f;
 
 // The low byte is the code of `value`, which is in steps of the scale, clamped.
-__device__ __forceinline__ unsigned code_of(float value, int largest) {
+__device__ __forceinline__ u32 code_of(float value, int largest) {
     const float high = kRounder + static_cast<float>(largest), low = kRounder - static_cast<float>(largest + 1);
     return __float_as_uint(fminf(fmaxf(value + kRounder, low), high));
 }
 
 // Low bytes of four words in one.
-__device__ __forceinline__ unsigned gather_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+__device__ __forceinline__ u32 gather_bytes(u32 a, u32 b, u32 c, u32 d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ float quotient(float x, float divisor, float reciproc
 // codes shifted and scaled, which moves a value by 2^-25 of that range. `Bits`: of the field that a code gets, 8 or 4.
 template <int Bits>
 struct ScaledCodes {
-    static constexpr unsigned kFlip = Bits == 8 ? 0x80808080u : 0x88888888u;  // codes come out shifted by half a field
+    static constexpr u32 kFlip = Bits == 8 ? 0x80808080u : 0x88888888u;  // codes come out shifted by half a field
     float slope, middle, levels, rounder;
 
     // `slope` takes a value to a code divided by the number of steps between codes.
@@ -52,7 +52,7 @@ struct ScaledCodes {
         : slope(slope), middle(middle), levels(levels), rounder(rounder) {}
 
     // The low `Bits` bits are the shifted code.
-    __device__ __forceinline__ unsigned shifted(float value) const {
+    __device__ __forceinline__ u32 shifted(float value) const {
         return __float_as_uint(fmaf(__saturatef(fmaf(value, slope, middle)), levels, rounder));
     }
 
@@ -63,7 +63,7 @@ struct ScaledCodes {
     }
 
     // Codes of four values and of the four 16 columns on: lower and upper halves of the bytes of a word.
-    __device__ __forceinline__ unsigned packed(const float (&v)[8]) const {
+    __device__ __forceinline__ u32 packed(const float (&v)[8]) const {
         return gather_bytes(shifted(v[0]) + 16 * shifted(v[4]), shifted(v[1]) + 16 * shifted(v[5]),
                             shifted(v[2]) + 16 * shifted(v[6]), shifted(v[3]) + 16 * shifted(v[7])) ^ kFlip;
     }
@@ -96,7 +96,7 @@ struct CodeRange {
 
 // Codes of eight consecutive values in the bytes of two words.
 __device__ __forceinline__ uint2 codes_of(const float (&values)[8], int largest) {
-    unsigned c[8];
+    u32 c[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) c[i] = code_of(values[i], largest);
     return {gather_bytes(c[0], c[1], c[2], c[3]), gather_bytes(c[4], c[5], c[6], c[7])};
@@ -111,9 +111,9 @@ __device__ __forceinline__ void write_codes(const Codes& q, long long at, uint2 
         if (valid) __stcs(reinterpret_cast<uint2*>(out + at), own);
     } else {
         const bool upper = at & 16;
-        const unsigned theirs = __shfl_xor_sync(0xFFFFFFFFu, upper ? own.x : own.y, partner);
-        const unsigned low = upper ? theirs : own.x, high = upper ? own.y : theirs;
-        const unsigned word = (low & 0x0F0F0F0Fu) | ((high << 4) & 0xF0F0F0F0u);
-        if (valid) __stcs(reinterpret_cast<unsigned*>(out + at / 32 * 16 + (at & 8) + (upper ? 4 : 0)), word);
+        const u32 theirs = __shfl_xor_sync(0xFFFFFFFFu, upper ? own.x : own.y, partner);
+        const u32 low = upper ? theirs : own.x, high = upper ? own.y : theirs;
+        const u32 word = (low & 0x0F0F0F0Fu) | ((high << 4) & 0xF0F0F0F0u);
+        if (valid) __stcs(reinterpret_cast<u32*>(out + at / 32 * 16 + (at & 8) + (upper ? 4 : 0)), word);
     }
 }

@@ -6,20 +6,20 @@
 
 #include "gemm/problem.cuh"
 
-constexpr int WARPGROUP = 128;
-constexpr int CHUNK = 64;  // tokens that leave through the copy engine at a time
+constexpr int kWarpgroup = 128;
+constexpr int kChunk = 64;  // tokens that leave through the copy engine at a time
 
 template <auto Value>
-using constant = cuda::std::integral_constant<decltype(Value), Value>;
+using Constant = cuda::std::integral_constant<decltype(Value), Value>;
 
 // Fetch the scales of a tile into the warpgroup's shared memory; they arrive while it multiplies.
 template <int Strips, int Tokens, bool Grouped>
 __device__ __forceinline__ void fetch_scales(u32 scales, const Problem& p, int token, int feature) {
-    for (int i = threadIdx.x % WARPGROUP; i < Tokens; i += WARPGROUP) {
+    for (int i = threadIdx.x % kWarpgroup; i < Tokens; i += kWarpgroup) {
         const bool valid = token + i < p.rows;
         ptx::cp_async_4(scales + 4 * i, p.row_scale + (valid ? (token + i) * p.row_scale_stride : 0), valid);
     }
-    const int i = threadIdx.x % WARPGROUP;
+    const int i = threadIdx.x % kWarpgroup;
     if (!Grouped && i < Strips * 64) {
         const bool valid = feature + i < p.features;
         ptx::cp_async_4(scales + 4 * (Tokens + i), p.column_scale + (valid ? feature + i : 0), valid);
@@ -41,7 +41,7 @@ struct Scaling {
         }
     }
     // Row scale first, each product rounded: sixteenths are exact, so this is the order of the definition.
-    template <bool Bias, typename T>
+    template <bool Bias, class T>
     __device__ __forceinline__ float value(T sum, float row, int h) const {
         const float y = __fmul_rn(__fmul_rn(static_cast<float>(sum), row), column[h]);
         return Bias ? __fadd_rn(y, bias[h]) : y;
@@ -50,21 +50,21 @@ struct Scaling {
 
 // Write 64 features by Tokens tokens of a 16-bit output in chunks: transposed on the way to shared memory, from there
 // by the copy engine. Two buffers take turns, of which `chunk` counts the uses.
-template <int Tokens, int Type, bool Bias, typename T>
+template <int Tokens, int Type, bool Bias, class T>
 __device__ __forceinline__ void write_staged(const T (&sums)[Tokens / 2], const float* row_scale,
                                              const Scaling& scaling, u32 staging, int& chunk, const Problem& p,
                                              const ptx::TensorMap& out, int token, int feature, int barrier) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const bool leader = threadIdx.x % WARPGROUP == 0;
+    const bool leader = threadIdx.x % kWarpgroup == 0;
     // Lane l addresses row l % 8 (a token) of the 8x8 matrix l / 8: features h = l / 8 % 2, tokens 8 (j + l / 16).
     const u32 row = (8 * (lane / 16) + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 #pragma unroll
-    for (int first = 0; first < Tokens / 8; first += CHUNK / 8, ++chunk) {
-        const u32 buffer = staging + chunk % 2 * (CHUNK * 128);
+    for (int first = 0; first < Tokens / 8; first += kChunk / 8, ++chunk) {
+        const u32 buffer = staging + chunk % 2 * (kChunk * 128);
         if (leader) ptx::tma_store_wait_read<1>();
-        ptx::named_barrier<WARPGROUP>(barrier);
+        ptx::named_barrier<kWarpgroup>(barrier);
 #pragma unroll
-        for (int j = 0; j < CHUNK / 8; j += 2) {
+        for (int j = 0; j < kChunk / 8; j += 2) {
             u32 words[4];
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void write_staged(const T (&sums)[Tokens / 2], const 
             ptx::stmatrix_x4_trans(buffer + row + 8 * j * 128, words[0], words[1], words[2], words[3]);
         }
         ptx::fence_async_shared();
-        ptx::named_barrier<WARPGROUP>(barrier);
+        ptx::named_barrier<kWarpgroup>(barrier);
         if (leader) {
             if (feature < p.features && token + 8 * first < p.rows) {
                 ptx::tma_store_2d(out, buffer, feature, token + 8 * first);
@@ -90,11 +90,11 @@ __device__ __forceinline__ void write_staged(const T (&sums)[Tokens / 2], const 
 }
 
 // The same for any output, element by element.
-template <int Tokens, typename T>
+template <int Tokens, class T>
 __device__ __forceinline__ void write_direct(const T (&sums)[Tokens / 2], const float* row_scale,
                                              const Scaling& scaling, const Problem& p, int token, int feature) {
     const int lane = threadIdx.x % 32, own = feature + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int size = p.type == FLOAT ? 4 : 2;
+    const int size = p.type == kFloat32 ? 4 : 2;
     const long long pitch = static_cast<long long>(p.features) * size;
     token += lane % 4 * 2;
     row_scale += lane % 4 * 2;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void write_direct(const T (&sums)[Tokens / 2], const 
 }
 
 // 64 features of a tile, the way that its output's type and rows allow. `barrier` is the warpgroup's.
-template <int Tokens, typename T>
+template <int Tokens, class T>
 __device__ __forceinline__ void write(const T (&sums)[Tokens / 2], const float* row_scale, const Scaling& scaling,
                                       u32 staging, int& chunk, const Problem& p, const ptx::TensorMap& out, int token,
                                       int feature, int barrier) {
@@ -127,10 +127,11 @@ __device__ __forceinline__ void write(const T (&sums)[Tokens / 2], const float* 
     };
     if (!p.tensor_store) {
         write_direct<Tokens>(sums, row_scale, scaling, p, token, feature);
-    } else if (p.type == HALF) {
-        p.bias == nullptr ? staged(constant<HALF>{}, constant<false>{}) : staged(constant<HALF>{}, constant<true>{});
+    } else if (p.type == kFloat16) {
+        p.bias == nullptr ? staged(Constant<kFloat16>{}, Constant<false>{})
+                          : staged(Constant<kFloat16>{}, Constant<true>{});
     } else {
-        p.bias == nullptr ? staged(constant<BFLOAT16>{}, constant<false>{})
-                          : staged(constant<BFLOAT16>{}, constant<true>{});
+        p.bias == nullptr ? staged(Constant<kBfloat16>{}, Constant<false>{})
+                          : staged(Constant<kBfloat16>{}, Constant<true>{});
     }
 }

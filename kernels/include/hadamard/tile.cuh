@@ -13,18 +13,16 @@ __device__ __forceinline__ float tf32_head(float x) { return __uint_as_float(__f
 
 // The four registers of a 16 x 16 left operand of +-1 in 16 bits.
 struct Signs {
-    unsigned r[4];
+    u32 r[4];
 };
 
 constexpr int kChunk = 64;  // columns of a tile: eight products of eight
 constexpr int kTile = 16;   // rows of a tile
 
-__device__ __forceinline__ unsigned from_lane(unsigned x, int source) {
-    return __shfl_sync(0xFFFFFFFFu, x, source);
-}
+__device__ __forceinline__ u32 from_lane(u32 x, int source) { return __shfl_sync(0xFFFFFFFFu, x, source); }
 
 // x, of which the compiler may not keep anything computed from it in registers across a loop.
-__device__ __forceinline__ unsigned recomputed(unsigned x) {
+__device__ __forceinline__ u32 recomputed(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -41,7 +39,7 @@ __device__ __forceinline__ uint4 in_memory_order(uint4 x, int lane) {
 }
 
 // The 16 x 16 tile of the left factor at position `k` of four that share a word of signs.
-__device__ __forceinline__ Signs left_operand(unsigned word, int k, const Signs& ones) {
+__device__ __forceinline__ Signs left_operand(u32 word, int k, const Signs& ones) {
     Signs a;
 #pragma unroll
     for (int r = 0; r < 4; ++r) a.r[r] = ((word << (4 * k + r)) & 0x80008000u) ^ ones.r[r];
@@ -55,8 +53,8 @@ __device__ __forceinline__ Signs block_ones(int size, int g, int t) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
         const int row = g + 8 * (r & 1), column = 2 * t + 8 * (r >> 1);
-        const unsigned low = row / size == column / size ? 0xFFFFu : 0u;
-        const unsigned high = row / size == (column + 1) / size ? 0xFFFF0000u : 0u;
+        const u32 low = row / size == column / size ? 0xFFFFu : 0u;
+        const u32 high = row / size == (column + 1) / size ? 0xFFFF0000u : 0u;
         ones.r[r] = Float16<T>::kOnes & (low | high);
     }
     return ones;
@@ -124,10 +122,10 @@ struct HalfRightFactor {
         }
     }
 
-    __device__ __forceinline__ void apply(unsigned (&halves)[8]) const {
+    __device__ __forceinline__ void apply(u32 (&halves)[8]) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            unsigned sum[2];
+            u32 sum[2];
             ptx::mma_m16n8k16_half(sum, entries.r, halves[i], halves[i + 4]);
             halves[i] = sum[0], halves[i + 4] = sum[1];
         }
@@ -135,10 +133,10 @@ struct HalfRightFactor {
 };
 
 // Two float16 butterflies.
-__device__ __forceinline__ void butterfly(unsigned& a, unsigned& b) {
+__device__ __forceinline__ void butterfly(u32& a, u32& b) {
     const __half2 x = reinterpret_cast<const __half2&>(a), y = reinterpret_cast<const __half2&>(b);
     const __half2 sum = __hadd2(x, y), difference = __hsub2(x, y);
-    a = reinterpret_cast<const unsigned&>(sum), b = reinterpret_cast<const unsigned&>(difference);
+    a = reinterpret_cast<const u32&>(sum), b = reinterpret_cast<const u32&>(difference);
 }
 
 // The last butterfly of a transform, and the larger magnitude of its results, which is |a| + |b| as rounded.

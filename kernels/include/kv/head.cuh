@@ -7,28 +7,28 @@
 
 namespace kv {
 
-constexpr int WARP = 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr int kWarp = 32;
+constexpr u32 kAllLanes = 0xffffffffu;
 
-// How a cache is quantized. GROUPS of a head's elements have a scale and a zero point for each token, beside its codes;
+// How a cache is quantized. Groups of a head's elements have a scale and a zero point for each token, beside its codes;
 // without groups (0) the whole head has one static scale for all tokens, and codes have this zero point (PrefixQuant).
-constexpr int STATIC = 0;
-constexpr float STATIC_ZERO = 8.f;
+constexpr int kStatic = 0;
+constexpr float kStaticZero = 8.f;
 
-template <int GROUPS>
+template <int Groups>
 struct ParamsOf {
     using Type = __half2;  // of a token and group
 };
 template <>
-struct ParamsOf<STATIC> {
+struct ParamsOf<kStatic> {
     using Type = float;  // of a head
 };
-template <int GROUPS>
-using Params = typename ParamsOf<GROUPS>::Type;
+template <int Groups>
+using Params = typename ParamsOf<Groups>::Type;
 
 // Scales of one token's head.
-template <int GROUPS>
-constexpr int SCALES = GROUPS == STATIC ? 1 : GROUPS;
+template <int Groups>
+constexpr int kScales = Groups == kStatic ? 1 : Groups;
 
 // Pages of a cache: `table` [batch, per_sequence] of page numbers, or null for consecutive pages.
 struct Pages {
@@ -55,43 +55,43 @@ struct Pages {
 // the elements 32 i .. 32 i + 31 of a quantization group to one register of all lanes.
 template <int D>
 struct HeadVector {
-    static constexpr int N = D / WARP;
-    float x[N];
+    static constexpr int kN = D / kWarp;
+    float x[kN];
 
-    template <typename T>
+    template <class T>
     __device__ __forceinline__ void load(const T* head, int lane) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = static_cast<float>(head[lane + WARP * i]);
+        for (int i = 0; i < kN; ++i) x[i] = static_cast<float>(head[lane + kWarp * i]);
     }
 
     // Half rotation; each product and the sum are rounded to T, as transformers computes them.
-    template <typename T>
+    template <class T>
     __device__ __forceinline__ void rope(const T* cos, const T* sin, int lane) {
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            const float a = x[i], b = x[i + N / 2];
-            const int low = lane + WARP * i, high = low + D / 2;
+        for (int i = 0; i < kN / 2; ++i) {
+            const float a = x[i], b = x[i + kN / 2];
+            const int low = lane + kWarp * i, high = low + D / 2;
             x[i] = rounded<T>(rounded<T>(a * static_cast<float>(cos[low])) +
                               rounded<T>(-b * static_cast<float>(sin[low])));
-            x[i + N / 2] = rounded<T>(rounded<T>(b * static_cast<float>(cos[high])) +
-                                      rounded<T>(a * static_cast<float>(sin[high])));
+            x[i + kN / 2] = rounded<T>(rounded<T>(b * static_cast<float>(cos[high])) +
+                                       rounded<T>(a * static_cast<float>(sin[high])));
         }
     }
 
     // Normalized Sylvester-Hadamard transform, in float32.
     __device__ __forceinline__ void hadamard(int lane) {
 #pragma unroll
-        for (int step = 1; step < WARP; step *= 2) {
+        for (int step = 1; step < kWarp; step *= 2) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const float other = __shfl_xor_sync(ALL_LANES, x[i], step);
+            for (int i = 0; i < kN; ++i) {
+                const float other = __shfl_xor_sync(kAllLanes, x[i], step);
                 x[i] = lane & step ? other - x[i] : x[i] + other;
             }
         }
 #pragma unroll
-        for (int step = 1; step < N; step *= 2) {
+        for (int step = 1; step < kN; step *= 2) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
+            for (int i = 0; i < kN; ++i) {
                 if ((i & step) == 0) {
                     const float a = x[i], b = x[i + step];
                     x[i] = a + b;
@@ -100,13 +100,13 @@ struct HeadVector {
             }
         }
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] *= D == 64 ? 0.125f : 0.08838834764831845f;
+        for (int i = 0; i < kN; ++i) x[i] *= D == 64 ? 0.125f : 0.08838834764831845f;
     }
 
-    template <typename T>
+    template <class T>
     __device__ __forceinline__ void round() {
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i]);
+        for (int i = 0; i < kN; ++i) x[i] = rounded<T>(x[i]);
     }
 };
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ int key_byte(int slot, int d) {
 template <int D>
 __device__ __forceinline__ int value_byte(int slot, int d) {
     const int tile = d / 16, g = d % 8, s = slot % 16;
-    const int word = (tile / 4 * WARP + 4 * g + s % 8 / 2) * 4 + tile % 4;
+    const int word = (tile / 4 * kWarp + 4 * g + s % 8 / 2) * 4 + tile % 4;
     return slot / 16 * (8 * D) + 4 * word + 2 * (s % 2) + s / 8;
 }
 

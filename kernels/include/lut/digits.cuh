@@ -10,8 +10,6 @@
 
 namespace lut {
 
-using ptx::u32;
-
 constexpr int kGroup = 128;
 constexpr int kLanesOfGroup = 4;  // threads that prepare a group, 32 inputs each
 constexpr int kTile = 32;         // words

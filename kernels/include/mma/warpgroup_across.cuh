@@ -51,6 +51,6 @@ __device__ __forceinline__ void wgmma_finish(float (&d)[Chunks][8][4]) {
 
 // Four 8 x 8 matrices of 16 bits, of which a thread holds two neighbours of a column, by rows: lane l gives the address
 // of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_across(char* to, const unsigned (&words)[4]) {
+__device__ __forceinline__ void store_across(char* to, const u32 (&words)[4]) {
     ptx::stmatrix_x4_trans(ptx::shared_address(to), words[0], words[1], words[2], words[3]);
 }

@@ -10,8 +10,8 @@ namespace ptx {
 // B as N rows of 128 bytes (K runs along a row) in the 128-byte swizzle of the copy engine, starting at a multiple of
 // 1024 bytes; groups of eight rows follow one another. A step of 32 along K adds 2 to the descriptor.
 __device__ __forceinline__ u64 wgmma_descriptor(u32 shared) {
-    constexpr u64 swizzle_128 = 1ull << 62, eight_rows = u64(1024 >> 4) << 32, unused = 1ull << 16;
-    return swizzle_128 | eight_rows | unused | ((shared & 0x3FFFF) >> 4);
+    constexpr u64 kSwizzle128 = 1ull << 62, kEightRows = u64(1024 >> 4) << 32, kUnused = 1ull << 16;
+    return kSwizzle128 | kEightRows | kUnused | ((shared & 0x3FFFF) >> 4);
 }
 
 // Before the first instruction, and after registers that one will read have been written.
@@ -26,7 +26,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Tell the compiler that these registers may have changed, so that it neither moves nor reuses them across this point.
-template <typename T, int Count>
+template <class T, int Count>
 __device__ __forceinline__ void keep_registers(T (&r)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(r[i])::"memory");

@@ -8,7 +8,7 @@
 
 #include "values/extremes.cuh"
 
-constexpr float TINY = 1.17549435e-38f, EPSILON = 1.1920929e-7f;
+constexpr float kTiny = 1.17549435e-38f, kEpsilon = 1.1920929e-7f;
 
 enum Kind : int { kRange, kLearnedRange, kLdp, kN2uq, kNf3, kNf3Ldp };
 // What stands in for the derivative of a partition's step, see `ldp`.
@@ -16,7 +16,10 @@ enum StraightThrough : int { kStep, kRamp };
 
 // A kind has so many of gamma, beta, s1, s2, the first ones.
 template <Kind K>
-constexpr int PARAMETERS = K == kRange || K == kNf3 ? 0 : K == kLearnedRange ? 2 : K == kNf3Ldp ? 3 : 4;
+constexpr int kParameters = K == kRange || K == kNf3 ? 0
+                            : K == kLearnedRange     ? 2
+                            : K == kNf3Ldp           ? 3
+                                                     : 4;
 
 // What is known of a group: its extremes, and sigmoids of its parameters.
 struct Group {
@@ -45,7 +48,7 @@ __device__ __forceinline__ float sigmoid_slope(float share) { return share * (1.
 // low and high, Eqs. 1 and 5; zero lies inside of NormalFloat's range if it is not learned.
 template <Kind K>
 struct Extent {
-    static constexpr bool kClipped = PARAMETERS<K> != 0;
+    static constexpr bool kClipped = kParameters<K> != 0;
 
     float low, high;
 
@@ -56,7 +59,7 @@ struct Extent {
     }
 
     // An empty range gets the smallest positive number.
-    __device__ __forceinline__ float span() const { return maximum(__fsub_rn(high, low), TINY); }
+    __device__ __forceinline__ float span() const { return maximum(__fsub_rn(high, low), kTiny); }
 
     __device__ __forceinline__ static void backward(const Group& group, float to_low, float to_high,
                                                     GroupGradient& gradient) {
@@ -78,7 +81,7 @@ struct Extent {
 
 template <Kind K>
 struct Uniform {
-    static constexpr int SUMS = 2;  // to the scale; gradients outside the range
+    static constexpr int kSums = 2;  // to the scale; gradients outside the range
 
     Extent<K> extent;
     float largest, step, scale, reciprocal, zero_point;
@@ -87,7 +90,7 @@ struct Uniform {
     __device__ __forceinline__ Uniform(const Group& group, const Grid& grid) : extent(group) {
         largest = grid.largest_code, step = grid.step;
         const float furthest = maximum(fabsf(extent.low), fabsf(extent.high));
-        const float least = __fadd_rn(__fmul_rn(EPSILON, furthest), TINY);
+        const float least = __fadd_rn(__fmul_rn(kEpsilon, furthest), kTiny);
         const float exact = __fmul_rn(__fsub_rn(extent.high, extent.low), step);
         wide = exact > least;
         scale = maximum(exact, least);
@@ -112,14 +115,14 @@ struct Uniform {
         return c == clamped(c) ? g : 0.f;
     }
 
-    __device__ __forceinline__ void gather(float w, float g, float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void gather(float w, float g, float (&sums)[kSums]) const {
         const float r = ratio(w), c = code(r), v = clamped(c);
         const bool inside = c == v;
         sums[0] = fmaf(g, v - zero_point - (inside ? r : 0.f), sums[0]);
         if (!inside) sums[1] += g;
     }
 
-    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
+    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[kSums]) const {
         // What lies outside moves by -scale with the zero point, which is -low / scale.
         const float to_scale = sums[0] - sums[1] * extent.low * reciprocal;
         const float to_range = wide ? to_scale * step : 0.f;
@@ -188,7 +191,7 @@ struct Partition {
 // Steps of derivative one everywhere.
 template <Kind K>
 struct Steps : Partition<K> {
-    static constexpr int SUMS = 7;  // of gradients: above each edge, all; times x; above the range, below it
+    static constexpr int kSums = 7;  // of gradients: above each edge, all; times x; above the range, below it
 
     float slope;
 
@@ -200,7 +203,7 @@ struct Steps : Partition<K> {
         return x < this->extent.low || x > this->top ? 0.f : g;
     }
 
-    __device__ __forceinline__ void gather(float x, float g, float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void gather(float x, float g, float (&sums)[kSums]) const {
 #pragma unroll
         for (int i = 0; i < 3; ++i)
             if (x > this->edges[i]) sums[i] += g;
@@ -210,7 +213,7 @@ struct Steps : Partition<K> {
         if (x < this->extent.low) sums[6] += g;
     }
 
-    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
+    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[kSums]) const {
         const float(&d)[3] = this->d;
         const float error = sums[0] * d[0] + sums[1] * d[1] + sums[2] * d[2] - sums[4];  // of y - x
         const float to_d[3] = {sums[0], sums[1], sums[2]}, to_p[3] = {};
@@ -223,7 +226,7 @@ struct Steps : Partition<K> {
 template <Kind K>
 struct Ramps : Partition<K> {
     // Of gradients: above each edge, all; inside the range from each partition on; those times the ramp r.
-    static constexpr int SUMS = 10;
+    static constexpr int kSums = 10;
 
     float ends[2], slope[3], offset[3], steepness[3];  // r of a partition is slope * x + offset; steepness: d / p
 
@@ -240,7 +243,7 @@ struct Ramps : Partition<K> {
         }
     }
 
-    __device__ __forceinline__ float width(int i) const { return fmaxf(this->p[i], EPSILON); }
+    __device__ __forceinline__ float width(int i) const { return fmaxf(this->p[i], kEpsilon); }
 
     __device__ __forceinline__ float of_partition(const float (&each)[3], float x) const {
         return x > ends[1] ? each[2] : x > ends[0] ? each[1] : each[0];
@@ -252,7 +255,7 @@ struct Ramps : Partition<K> {
         return rises(x) ? g * of_partition(steepness, x) : 0.f;
     }
 
-    __device__ __forceinline__ void gather(float x, float g, float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void gather(float x, float g, float (&sums)[kSums]) const {
 #pragma unroll
         for (int i = 0; i < 3; ++i)
             if (x > this->edges[i]) sums[i] += g;
@@ -264,7 +267,7 @@ struct Ramps : Partition<K> {
         if (x > ends[1]) sums[6] += inside, sums[9] += r;
     }
 
-    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
+    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[kSums]) const {
         const float from[4] = {sums[4], sums[5], sums[6], 0.f}, rising[4] = {sums[7], sums[8], sums[9], 0.f};
         const float to_d[3] = {sums[0], sums[1], sums[2]};
         float to_t[3], to_p[3], y = 0.f, rise = 0.f, x = 0.f;  // sums of y, of the slope, of the slope times x
@@ -287,31 +290,31 @@ template <Kind K>
 struct Floats {
     // With e a gradient times the rounding error over the scale, or outside the range the value: e above the centre, all
     // e, and gradients outside the range.
-    static constexpr int SUMS = 3;
-    static constexpr int LEVELS = 8, NEGATIVE = 3;
+    static constexpr int kSums = 3;
+    static constexpr int kLevels = 8, kNegative = 3;
 
     Extent<K> extent;
-    float centre, below, above, per_below, per_above, values[LEVELS], levels[LEVELS], edges[LEVELS - 1];
+    float centre, below, above, per_below, per_above, values[kLevels], levels[kLevels], edges[kLevels - 1];
 
     __device__ __forceinline__ Floats(const Group& group, const Grid& grid) : extent(group) {
         const NormalFloat& v = grid.values;
-        const float all[LEVELS] = {v.v0, v.v1, v.v2, v.v3, v.v4, v.v5, v.v6, v.v7};
+        const float all[kLevels] = {v.v0, v.v1, v.v2, v.v3, v.v4, v.v5, v.v6, v.v7};
         centre = K == kNf3Ldp ? __fadd_rn(extent.low, __fmul_rn(extent.span(), group.shares[2])) : 0.f;
-        below = maximum(__fsub_rn(centre, extent.low), TINY), above = maximum(__fsub_rn(extent.high, centre), TINY);
+        below = maximum(__fsub_rn(centre, extent.low), kTiny), above = maximum(__fsub_rn(extent.high, centre), kTiny);
         per_below = __fdividef(1.f, below), per_above = __fdividef(1.f, above);
 #pragma unroll
-        for (int i = 0; i < LEVELS; ++i) {
+        for (int i = 0; i < kLevels; ++i) {
             values[i] = all[i];
-            levels[i] = __fadd_rn(centre, __fmul_rn(i < NEGATIVE ? below : above, values[i]));
+            levels[i] = __fadd_rn(centre, __fmul_rn(i < kNegative ? below : above, values[i]));
         }
 #pragma unroll
-        for (int i = 0; i < LEVELS - 1; ++i) edges[i] = 0.5f * __fadd_rn(levels[i + 1], levels[i]);
+        for (int i = 0; i < kLevels - 1; ++i) edges[i] = 0.5f * __fadd_rn(levels[i + 1], levels[i]);
     }
 
-    __device__ __forceinline__ float of_code(const float (&each)[LEVELS], float x) const {
+    __device__ __forceinline__ float of_code(const float (&each)[kLevels], float x) const {
         float found = each[0];
 #pragma unroll
-        for (int i = 0; i < LEVELS - 1; ++i) found = x > edges[i] ? each[i + 1] : found;
+        for (int i = 0; i < kLevels - 1; ++i) found = x > edges[i] ? each[i + 1] : found;
         return found;
     }
 
@@ -323,7 +326,7 @@ struct Floats {
 
     __device__ __forceinline__ float direct(float x, float g) const { return inside(x - centre) ? g : 0.f; }
 
-    __device__ __forceinline__ void gather(float x, float g, float (&sums)[SUMS]) const {
+    __device__ __forceinline__ void gather(float x, float g, float (&sums)[kSums]) const {
         const float from_centre = x - centre;
         const bool right = from_centre > 0.f, in = inside(from_centre);
         const float z = in ? from_centre * (right ? per_above : per_below) : 0.f;
@@ -333,7 +336,7 @@ struct Floats {
         if (!in) sums[2] += g;
     }
 
-    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[SUMS]) const {
+    __device__ __forceinline__ GroupGradient backward(const Group& group, const float (&sums)[kSums]) const {
         const float to_high = sums[0], to_low = sums[0] - sums[1], to_centre = sums[2] - to_high - to_low;
         GroupGradient gradient;
         if constexpr (K == kNf3Ldp) {

@@ -61,7 +61,7 @@ struct RowRing {
     __device__ __forceinline__ char* at(int slot) const { return slots + slot * SlotBytes; }
 
    private:
-    __device__ __forceinline__ ptx::u32 barrier(int slot) const {
-        return ptx::shared_address(slots + Slots * SlotBytes + 8 * slot);
-    }
+      __device__ __forceinline__ u32 barrier(int slot) const {
+          return ptx::shared_address(slots + Slots * SlotBytes + 8 * slot);
+      }
 };

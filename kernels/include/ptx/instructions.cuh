@@ -5,10 +5,9 @@
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
-namespace ptx {
+#include "values/words.cuh"
 
-using u32 = unsigned int;
-using u64 = unsigned long long;
+namespace ptx {
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));

@@ -4,31 +4,33 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "values/words.cuh"
+
 template <class T>
 struct Float16;  // two 16-bit floats in one register, the first in the low half
 
 template <>
 struct Float16<__half> {
-    static constexpr unsigned kOnes = 0x3C003C00;  // two times 1.0
+    static constexpr u32 kOnes = 0x3C003C00;  // two times 1.0
 
-    static __device__ __forceinline__ unsigned pack(float low, float high) {
+    static __device__ __forceinline__ u32 pack(float low, float high) {
         const __half2 pair = __floats2half2_rn(low, high);
-        return reinterpret_cast<const unsigned&>(pair);
+        return reinterpret_cast<const u32&>(pair);
     }
-    static __device__ __forceinline__ float2 unpack(unsigned pair) {
+    static __device__ __forceinline__ float2 unpack(u32 pair) {
         return __half22float2(reinterpret_cast<const __half2&>(pair));
     }
 };
 
 template <>
 struct Float16<__nv_bfloat16> {
-    static constexpr unsigned kOnes = 0x3F803F80;
+    static constexpr u32 kOnes = 0x3F803F80;
 
-    static __device__ __forceinline__ unsigned pack(float low, float high) {
+    static __device__ __forceinline__ u32 pack(float low, float high) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        return reinterpret_cast<const unsigned&>(pair);
+        return reinterpret_cast<const u32&>(pair);
     }
-    static __device__ __forceinline__ float2 unpack(unsigned pair) {
+    static __device__ __forceinline__ float2 unpack(u32 pair) {
         return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
     }
 };
@@ -36,7 +38,7 @@ struct Float16<__nv_bfloat16> {
 // Eight 16-bit floats as they lie in memory.
 template <class T>
 __device__ __forceinline__ void unpack_8(const uint4& raw, float (&x)[8]) {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 pair = Float16<T>::unpack(words[i]);
@@ -85,7 +87,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
 
 // Two pairs of a 16-bit type.
 template <class T>
-__device__ __forceinline__ unsigned gated_pair(unsigned gate, unsigned up) {
+__device__ __forceinline__ u32 gated_pair(u32 gate, u32 up) {
     const float2 g = Float16<T>::unpack(gate), u = Float16<T>::unpack(up);
     return Float16<T>::pack(gated<T>(g.x, u.x), gated<T>(g.y, u.y));
 }

@@ -65,7 +65,7 @@ _APPEND = CudaFile(
             v=POINTER,
         ),
     },
-    constants={"WARPS": _WARPS, "STATIC": _STATIC, "int(STATIC_ZERO)": reference.STATIC_ZERO},
+    constants={"kWarps": _WARPS, "kStatic": _STATIC, "int(kStaticZero)": reference.STATIC_ZERO},
 )
 _ATTENTION = CudaFile(
     "kv_attention.cu",
@@ -85,7 +85,7 @@ _ATTENTION = CudaFile(
             **dict.fromkeys(("workspace", "counters", "out"), POINTER),
         )
     },
-    constants={"WARPS": _WARPS, "MAX_SPLITS": _MAX_SPLITS, "STATIC": _STATIC},
+    constants={"kWarps": _WARPS, "kMaxSplits": _MAX_SPLITS, "kStatic": _STATIC},
 )
 
 
@@ -131,10 +131,10 @@ class _Shape:
 def _attention_source(shape: _Shape, column_tiles: int, stages: int) -> TranslationUnit:
     """A unit of one instance, whose rings have as many bytes as the host gives them."""
     head_dim, groups = shape.head_dim, shape.groups
-    rings = f"WARPS * sizeof(Ring<{head_dim}, {groups}, TILE<{head_dim}>, {stages}>)"
+    rings = f"kWarps * sizeof(Ring<{head_dim}, {groups}, kTile<{head_dim}>, {stages}>)"
     merge = f"sizeof(Merge<{head_dim}>)"
     shared = (f"{rings} > {merge} ? {rings} : {merge}", shape.shared_bytes(stages))
-    tile = (f"TILE<{head_dim}> * {head_dim}", _TILE_BYTES)
+    tile = (f"kTile<{head_dim}> * {head_dim}", _TILE_BYTES)
     return TranslationUnit(_ATTENTION, (shape.attention(column_tiles, stages),), (shared, tile))
 
 

@@ -32,11 +32,15 @@ _PROBLEM = Structure(
     **dict.fromkeys(("row_scale", "column_scale", "bias", "out"), POINTER),
     **dict.fromkeys(("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows"), INT),
 )
-_OUTPUTS = {"HALF": OUTPUTS[torch.float16], "BFLOAT16": OUTPUTS[torch.bfloat16], "FLOAT": OUTPUTS[torch.float32]}
+_OUTPUTS = {
+    "kFloat16": OUTPUTS[torch.float16],
+    "kBfloat16": OUTPUTS[torch.bfloat16],
+    "kFloat32": OUTPUTS[torch.float32],
+}
 _SM90 = CudaFile(
     "gemm_sm90.cu",
     kernels={"w4_gemm": Parameters(weight=TENSOR_MAP, codes=TENSOR_MAP, out=TENSOR_MAP, problem=_PROBLEM)},
-    constants={"STEP": _STEP, "WARPGROUP": _WARPGROUP, "CHUNK": _CHUNK, **_OUTPUTS},
+    constants={"kStep": _STEP, "kWarpgroup": _WARPGROUP, "kChunk": _CHUNK, **_OUTPUTS},
 )
 
 
@@ -83,7 +87,7 @@ class Tile:
     @functools.cached_property
     def source(self) -> TranslationUnit:
         shape = f"Shape<{self._sizes}>"
-        counted = ((f"{shape}::features", self.features), (f"{shape}::shared_bytes", self.shared_bytes))
+        counted = ((f"{shape}::kFeatures", self.features), (f"{shape}::kSharedBytes", self.shared_bytes))
         return TranslationUnit(_SM90, (self.instance,), counted)
 
     @property
@@ -115,7 +119,7 @@ _MMA_FEATURES, _MMA_TOKENS, _MMA_THREADS, _MMA_STAGES = 128, 128, 256, 4
 _MMA = CudaFile(
     "gemm_mma.cu",
     kernels={"w4_gemm_mma": Parameters(weight=POINTER, codes=POINTER, problem=_PROBLEM)},
-    constants={"FEATURES": _MMA_FEATURES, "TOKENS": _MMA_TOKENS, "THREADS": _MMA_THREADS, **_OUTPUTS},
+    constants={"kFeatures": _MMA_FEATURES, "kTokens": _MMA_TOKENS, "kThreads": _MMA_THREADS, **_OUTPUTS},
 )
 _UNPACK = CudaFile("unpack.cu", kernels={"unpack_codes": Parameters(packed=POINTER, codes=POINTER, blocks=LONG)})
 
@@ -221,7 +225,7 @@ def _at_once(tile: Tile, device: torch.device) -> int:
 @functools.cache
 def _mma_source(packed: bool, grouped: bool) -> TranslationUnit:
     flags = [str(flag).lower() for flag in (packed, grouped)]
-    shared = (f"STAGES * STAGE_BYTES<{flags[0]}>", _mma_bytes(packed))
+    shared = (f"kStages * kStageBytes<{flags[0]}>", _mma_bytes(packed))
     return TranslationUnit(_MMA, (f"w4_gemm_mma<{', '.join(flags)}>",), (shared,))
 
 

@@ -43,9 +43,9 @@ CONSTANTS = {
     "kStrip": STRIP,
     "kBlockK": K_BLOCK,
     "kStageK": STAGE_K,
-    "kHalf": OUTPUTS[torch.float16],
+    "kFloat16": OUTPUTS[torch.float16],
     "kBfloat16": OUTPUTS[torch.bfloat16],
-    "kFloat": OUTPUTS[torch.float32],
+    "kFloat32": OUTPUTS[torch.float32],
 }
 _FILE = CudaFile(
     "gemv.cu",

@@ -34,7 +34,7 @@ _FILE = CudaFile(
             **dict.fromkeys(("queries", "keys", "values"), POINTER),
         ),
     },
-    constants={"sizeof(Eight<__half>) / sizeof(__half)": _VECTOR, "NORM_VECTORS": _PER_THREAD // _VECTOR},
+    constants={"sizeof(Eight<__half>) / sizeof(__half)": _VECTOR, "kNormVectors": _PER_THREAD // _VECTOR},
 )
 _UNIT = TranslationUnit(_FILE, tuple(f"{name}<{kind}>" for name in _FILE.kernels for kind in TYPES_16.values()))
 

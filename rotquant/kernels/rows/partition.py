@@ -57,7 +57,7 @@ _FILE = CudaFile(
             weights=_WEIGHTS, gradient=POINTER, to_weight=POINTER, **{f"to_parameters{i}": POINTER for i in range(4)}
         ),
     },
-    constants={"THREADS": _THREADS, "WARP": _WARP, "VECTORS": _VECTORS, "FEWEST_LANES": _FEWEST_LANES},
+    constants={"kThreads": _THREADS, "kWarp": _WARP, "kVectors": _VECTORS, "kFewestLanes": _FEWEST_LANES},
 )
 
 
@@ -76,7 +76,7 @@ def _source(dtype: torch.dtype, kind: str, group_size: int) -> TranslationUnit:
     names = (_forward(dtype, kind, group_size), *(_backward(dtype, kind, step, group_size) for step in steps))
     side_by_side, turns = _layout(dtype, group_size)
     layout = f"Layout<{TYPES[dtype]}, {group_size}>"
-    return TranslationUnit(_FILE, names, ((f"{layout}::GROUPS", side_by_side), (f"{layout}::TURNS", turns)))
+    return TranslationUnit(_FILE, names, ((f"{layout}::kGroups", side_by_side), (f"{layout}::kTurns", turns)))
 
 
 def _forward(dtype: torch.dtype, kind: str, group_size: int) -> str:

@@ -34,7 +34,7 @@ _FILE = CudaFile(
         _NORM: Parameters(x=POINTER, residual=POINTER, eps=FLOAT, n=INT, sum=POINTER, codes=POINTER, scale=POINTER),
         _SCALE: Parameters(x=POINTER, row_scale=POINTER, column_scale=POINTER, n=INT, out=POINTER),
     },
-    constants={"8 * VECTORS": _PER_THREAD, "SCALED": _SCALED},
+    constants={"8 * kVectors": _PER_THREAD, "kScaled": _SCALED},
 )
 _UNIT = TranslationUnit(_FILE, (_NORM, _PLAIN, _GATED, _SCALE))
 #: torch multiplies float8 only where both sizes of a weight are multiples of this.
