@@ -5,6 +5,7 @@ Nothing here knows what the data is about, and nothing imports torch.
 
 import ast
 import difflib
+import functools
 import inspect
 import itertools
 import re
@@ -37,10 +38,10 @@ class Frozen(BaseModel):
     @classmethod
     def _fields_are_known(cls, data: Any) -> Any:
         if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
-            known = [field.alias or name for name, field in cls.model_fields.items()]
+            known = _known(cls)
             for name in data:
                 if name not in known:
-                    problem = f"unknown field {name!r}{nearest(str(name), known)}"
+                    problem = f"unknown field {name!r}{nearest(str(name), list(known))}"
                     raise PydanticCustomError("unknown_field", "{problem}", {"problem": problem, "field": str(name)})
         return data
 
@@ -53,6 +54,12 @@ class Frozen(BaseModel):
             if name in properties:
                 properties[name].setdefault("description", meaning)
         return found
+
+
+@functools.cache
+def _known(section: type[BaseModel]) -> dict[str, None]:
+    """The names that data of a model may have, in the order of its fields."""
+    return {field.alias or name: None for name, field in section.model_fields.items()}
 
 
 def field_meanings(section: type[BaseModel]) -> dict[str, str]:

@@ -495,6 +495,9 @@ def find_method(name: str) -> type[Method]:
     return find_class(name, Method)
 
 
+_adapter = functools.cache(TypeAdapter)
+
+
 def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
     """Validate methods that are given by their names, each as its `kind`; null leaves a method out.
 
@@ -513,9 +516,7 @@ def settings_by_name(data: Any, kind: Callable[[type[Method]], Any]) -> Any:
         try:
             if settings is not None:
                 method = kind(find_method(name))
-                found[name] = (
-                    settings if isinstance(settings, Method) else TypeAdapter(method).validate_python(settings)
-                )
+                found[name] = settings if isinstance(settings, Method) else _adapter(method).validate_python(settings)
         except ValidationError as error:
             problems += [_placed(name, problem) for problem in error.errors()]
     if problems:

@@ -5,10 +5,12 @@ public function that looks like one of them and has another name is refused: mis
 """
 
 import difflib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -82,15 +84,22 @@ def hooks(method: Method) -> Hooks:
         RecipeError: it has none that acts, one that takes other arguments, a function that looks like a hook and is
             none, or one that acts at run time, which the class does not say.
     """
-    module = importlib.import_module(method.actions)
-    found = {name: getattr(module, name) for name in _NAMES if hasattr(module, name)}
-    if (problem := _problem(method, module, found)) is not None:
+    if (problem := _problem(type(method))) is not None:
         raise RecipeError(f"the method {method.name} {problem}.")
+    found = _found(importlib.import_module(method.actions))
     return type("Hooks", (Hooks,), {name: staticmethod(function) for name, function in found.items()})()
 
 
-def _problem(method: Method, module: Any, found: Mapping[str, Callable[..., Any]]) -> str | None:
-    """What is wrong with the hooks of a module, as the end of a sentence."""
+def _found(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The hooks of a module by name."""
+    return {name: getattr(module, name) for name in _NAMES if hasattr(module, name)}
+
+
+@functools.cache
+def _problem(method: type[Method]) -> str | None:
+    """What is wrong with the hooks of a method's module, as the end of a sentence."""
+    module = importlib.import_module(method.actions)
+    found = _found(module)
     for name, function in vars(module).items():
         own = inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
         if own and name not in _NAMES and _looks_like_a_hook(name, function, method):
@@ -107,19 +116,19 @@ def _problem(method: Method, module: Any, found: Mapping[str, Callable[..., Any]
             return f"has a hook {name} in {module.__name__} with other arguments than ({', '.join(given)})"
     at_run_time = found.keys() & {"runtime", "attach"}
     if at_run_time and not method.acts_at_run_time:
-        return f"acts at run time: set {type(method).__name__}.acts_at_run_time"
+        return f"acts at run time: set {method.__name__}.acts_at_run_time"
     if method.acts_at_run_time and not at_run_time:
         return f"acts at run time by its class, and {module.__name__} has neither runtime nor attach"
-    acting = {"learn_rotations"} if method.first_role == "rotations" else {"apply", *at_run_time}
+    acting = {"learn_rotations"} if "rotations" in method.roles else {"apply", *at_run_time}
     if not acting & found.keys():
         return f"does nothing: {module.__name__} has no function {min(acting)}"
     return None
 
 
-def _looks_like_a_hook(name: str, function: Callable[..., Any], method: Method) -> bool:
+def _looks_like_a_hook(name: str, function: Callable[..., Any], method: type[Method]) -> bool:
     """Whether a function has nearly a hook's name, or takes the method's settings first as hooks do."""
     first = next(iter(inspect.signature(function).parameters.values()), None)
     of_settings = first is not None and (
-        first.name == "settings" or str(first.annotation).rpartition(".")[2].rstrip("'>") == type(method).__name__
+        first.name == "settings" or str(first.annotation).rpartition(".")[2].rstrip("'>") == method.__name__
     )
     return of_settings or bool(difflib.get_close_matches(name, _NAMES, n=1, cutoff=_ALIKE))

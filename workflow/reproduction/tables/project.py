@@ -345,21 +345,21 @@ class Project:
             ConfigError: the model's config.json is damaged, or no adapter knows its family.
         """
         digest = self.digest(slot.name)
-        name = short_hash(
-            canonical_json([digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed])
-        )
+
+        def name() -> str:
+            data = [digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed]
+            return short_hash(canonical_json(data))
+
         if self.fits is not None:
-            return self.fits.get(name) or Fitting(recipe=recipe)
-        if name not in self.fittings:
-            try:
-                model = model_of(self.checkpoint_path(slot.checkpoint), digest)
-            except (CheckpointError, UnsupportedArchitectureError) as error:
-                raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
-            found = fit(recipe, metric, model, fixed)
-            if not found.sentence:
-                return found
-            self.fittings[name] = found
-        return self.fittings[name]
+            return (self.fits.get(name()) if self.fits else None) or Fitting(recipe=recipe)
+        try:
+            model = model_of(self.checkpoint_path(slot.checkpoint), digest)
+        except (CheckpointError, UnsupportedArchitectureError) as error:
+            raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
+        found = fit(recipe, metric, model, fixed)
+        if found.sentence:
+            self.fittings[name()] = found
+        return found
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as an absolute path; a hub id unchanged.
@@ -372,6 +372,16 @@ class Project:
         mistyped = local.parent.is_dir() and "@" not in checkpoint
         return str(local) if local.exists() or looks_local or mistyped else checkpoint
 
+    @functools.cache  # noqa: B019 - the same for each metric of a table
+    def _recipe(self, table_name: str, row_name: str, column_name: str) -> Recipe:
+        """The recipe of a row in a column, with the sizes and amounts of the column's slot."""
+        table = self.one(RunTable, table_name)
+        where = f"table {table.id}, row {row_name}, column {column_name}"
+        (row,) = (one for one in table.rows if one.name == row_name)
+        slot = self.config.slot(table.column(column_name).slot)
+        recipe = resolve(row.computed(where, column_name), slot, where, row.changes(column_name))
+        return recipe if table.text_share == 1 else with_less_text(recipe, table.text_share, where)
+
     def _runs(self, table: RunTable, metric: dict[str, Any], row: Row, column: Column) -> tuple[tuple[Run, ...], str]:
         """The runs of a cell, and what its recipe became on the model, if anything.
 
@@ -381,9 +391,7 @@ class Project:
         where = f"table {table.id}, row {row.name}, column {column.name}"
         slot = self.config.slot(column.slot)
         said = row.changes(column.name)
-        recipe = resolve(row.computed(where, column.name), slot, where, said)
-        if table.text_share < 1:
-            recipe = with_less_text(recipe, table.text_share, where)
+        recipe = self._recipe(table.id, row.name, column.name)
         fields = {name: value for name, value in metric.items() if name != "called"}
         if metric["kind"] == "zero_shot" and not slot.zero_shot:
             raise ImpossibleCellError("this configuration has no section zero_shot.")
@@ -405,13 +413,18 @@ class Project:
             "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
         }
         try:
-            runs = [self.run_of({**data, "seed": seed}) for seed in self.seeds(table)]
+            runs = self._repeated(self.run_of(data), self.seeds(table))
         except ValidationError as error:
             raise ConfigError(f"{where}: {first_problem(error)}.") from None
         for portion in runs[0].portions:
             if problem := self.unreadable(portion):
                 raise ImpossibleCellError(problem)
         return tuple({run.key: run for run in runs}.values()), found.sentence
+
+    @staticmethod
+    def _repeated(run: Run, seeds: Collection[int]) -> list[Run]:
+        """A run with each seed; once, with seed 0, where nothing is random."""
+        return [run.model_copy(update={"seed": seed}) for seed in seeds] if run.recipe.is_random else [run]
 
     def seeds(self, table: RunTable) -> tuple[int, ...]:
         """The seeds of a table's random runs."""
