@@ -98,8 +98,10 @@ def save(figure: "Figure", path: Path) -> None:
         with atomic_path(path) as temporary:
             figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
         return
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})  # `savefig` would draw everything once more before
     # Matplotlib names some clip paths by their memory address; here by their order.
     names: dict[str, str] = {}
     write_text(path, _CLIP.sub(lambda match: names.setdefault(match[0], f"clip{len(names)}"), text.getvalue()))
