@@ -28,7 +28,7 @@ reports/%: $(READY) FORCE
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
 
-# With those that are marked `long`: half as long again. Before a release.
+# With those that are marked `long`: about twice as long. Before a release.
 test-long: $(READY)
 	$(BIN)/python -m pytest --long --numprocesses $$($(BIN)/python -c "import os; print(min(4, os.cpu_count() + 1))") --dist worksteal
 

@@ -45,11 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
-    _keep_every(config.option.every, config, items)
     if not config.getoption("--long"):
         long = {item for item in items if "long" in item.keywords or item.path.name in LONG_FILES}
         config.hook.pytest_deselected(items=[*long])
         items[:] = [item for item in items if item not in long]
+    _keep_every(config.option.every, config, items)
     # Those that start Snakemake take up to a minute each: at the end one process would wait for the other.
     items.sort(key=lambda item: item.path.name != "test_workflow.py")
     for item in items:

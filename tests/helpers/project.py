@@ -23,6 +23,7 @@ import yaml
 
 from reproduction.sources import load_project
 from reproduction.tables import project as projects
+from reproduction.tables.configuration import DEFAULT
 from rotquant.foundation.files import short_hash
 from tests.helpers import forked
 
@@ -206,13 +207,18 @@ def compiled() -> Path:
     return Path(folder)
 
 
+def shipped_project(configuration: str | Path = DEFAULT) -> projects.Project:
+    """This repository's project, expanded once in a process for each configuration; tests leave it as it is."""
+    return _shipped(Path(configuration))
+
+
 @cache
-def shipped_project() -> projects.Project:
-    """This repository's project, expanded once in a process; tests leave it as it is.
+def _shipped(configuration: Path) -> projects.Project:
+    """A project whose cells are kept.
 
     Digests of checkpoints are found at once, so that none is kept that a test's `checkpoints_by_name` has given.
     """
-    project = load_project(root=REPOSITORY)
+    project = load_project([] if configuration == DEFAULT else [REPOSITORY / configuration], root=REPOSITORY)
     for slot in project.config.slots:
         project.digest(slot)
     return project

@@ -17,6 +17,7 @@ from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.tensors.devices import torch_dtype
 from rotquant.text import WIKITEXT2
+from tests.helpers.cases import one_in
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import tiny_model
@@ -73,7 +74,7 @@ def in_python(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return stopped.value.args[0]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", one_in(4, PRESETS))
 def test_a_presets_name_means_one_recipe_on_the_command_line_in_a_plan_and_in_python(
     name: str, model: str, asked: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def test_errors_behind_a_cached_prompt_are_those_of_plain_forward_passes(
     assert asked.errors(settings, texts).item() == pytest.approx(alone, rel=1e-4)
 
 
-@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("rotated", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_search_is_algorithm_1(rotated: bool) -> None:
     settings, model = recipe(), tiny_model(dtype=torch.float64)
     online = RuntimeQuantization(transforms=RotationScheme().transforms if rotated else ())
@@ -241,7 +241,7 @@ def test_gradients_are_those_of_the_quantized_network_behind_a_plain_cache(shape
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16])
 def test_tuning_lowers_the_loss_and_changes_nothing_but_the_prefix(dtype: torch.dtype) -> None:
     model, settings = tiny_model(dtype=dtype), recipe(steps=20, batch_size=6)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

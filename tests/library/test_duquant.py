@@ -38,6 +38,7 @@ from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.hadamard import hadamard_transform
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward
+from tests.helpers.cases import each_once
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import AWKWARD, FAMILIES, outlier_model, tiny_model, tiny_tokens
 from tests.helpers.weights import check_loaded_is_stored
@@ -270,8 +271,11 @@ def logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("changes", [{}, AS_CODE, {"alpha": None}, {"permutations": 0}, {"permutations": 2}], ids=str)
-@pytest.mark.parametrize("shape", AWKWARD)
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    each_once([*AWKWARD], [{}, AS_CODE, {"alpha": None}, {"permutations": 0}, {"permutations": 2}]),
+    ids=str,
+)
 def test_the_logits_stay_the_same(shape: str, changes: dict[str, Any]) -> None:
     """Grouped queries, tied embeddings, biases, fused projections: what is done to inputs, weights undo."""
     model, tokens = tiny_model(**AWKWARD[shape], dtype=torch.float64), tiny_tokens(4)  # pyright: ignore[reportArgumentType]
@@ -382,7 +386,7 @@ def test_a_quantized_model_is_the_same_in_another_process(tmp_path: Path) -> Non
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rounding", [None, "gptq"])
+@pytest.mark.parametrize("rounding", [None, pytest.param("gptq", marks=pytest.mark.long)])
 def test_it_keeps_more_of_a_model_with_outliers_than_rounding_alone_does(rounding: str | None) -> None:
     """Mean over seeds of the error of the logits, W4A4; half of the gain that was measured is asked for."""
     sections = {

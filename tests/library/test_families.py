@@ -1,6 +1,7 @@
 """Methods on model families: the function stays, a stored model is the same model, a cache changes nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
+from tests.helpers.cases import one_in
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import FLOATS, SAMPLES, method
 from tests.helpers.invariance import invariance_error
@@ -33,10 +35,11 @@ PREFIXES = ("cushioncache", "qfep")
 SHAPES = AWKWARD | {name: FURTHER[name] for name in ("qwen3", "mixtral", "qwen3-moe", "olmo2", "gemma2", "gemma3")}
 
 
-def turns(*left_out: str) -> list[tuple[str, str]]:
-    """Families and methods: the first method on the first two families, the next on the second and third, ..."""
+def turns(*left_out: str) -> list[Any]:
+    """Families and methods: the first method on the first two families, the next on the second and third, ...; the
+    second of the two is `long`."""
     families, methods = list(AWKWARD), [name for name in PRESETS if name not in left_out]
-    return [(families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)]
+    return one_in(2, ((families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)))
 
 
 def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:

@@ -142,6 +142,7 @@ def _words(place: Path) -> Any:
     return CorpusSpec(name="words", source="local", path=str(save_words(place / "words.txt", 2000)))
 
 
+@pytest.mark.long
 def test_data_of_a_folder_takes_the_place_of_a_tasks_own(quantized: Path, tmp_path: Path) -> None:
     """lm-eval's own task, asked about rows of this machine."""
     lines = [{"goal": f"w{i} w4", "sol1": f"w{i + 1}", "sol2": f"w{i + 2} w9", "label": i % 2} for i in range(5, 15)]

@@ -24,6 +24,7 @@ from rotquant.weights.reconstruction import (
     quantized_parameters,
     train,
 )
+from tests.helpers.cases import one_in
 from tests.helpers.models import FAMILIES, outlier_model, tiny_model, tiny_tokens
 
 WEIGHTS = QuantizationScheme(bits=3, symmetric=False, granularity="channel")
@@ -91,7 +92,7 @@ def test_the_weights_are_those_that_were_clipped_by_what_was_learned() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(2, FAMILIES))
 def test_it_works_on_weights_that_a_transformation_turned(family: str) -> None:
     """With queries and online transforms in the network that it trains; every family's parameters have their places."""
     tokens = tiny_tokens(4)

@@ -32,6 +32,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationScheme
 from rotquant.tensors.stiefel import orthonormality_error
+from tests.helpers.cases import each_once
 from tests.helpers.interrupting import Interrupted
 from tests.helpers.invariance import invariance_error
 from tests.helpers.models import FAMILIES, FURTHER, tiny_model, tiny_tokens
@@ -150,8 +151,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("settings", LOSSES, ids=str)
-@pytest.mark.parametrize(("shape", "scheme"), [("qwen3", R1_AND_R2), ("gemma3", ONLINE)], ids=["R1", "inputs"])
+@pytest.mark.parametrize(("settings", "shape", "scheme"), each_once(LOSSES, [("qwen3", R1_AND_R2), ("gemma3", ONLINE)]))
 def test_learning_lowers_the_loss_and_keeps_the_function(
     shape: str, scheme: RotationScheme, settings: dict[str, Any]
 ) -> None:

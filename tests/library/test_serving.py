@@ -28,6 +28,7 @@ from rotquant.recipes.presets import all_presets
 from rotquant.recipes.recipe import Recipe
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
+from tests.helpers.cases import one_of_each
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import SAMPLES, method
 from tests.helpers.models import outlier_model, tiny_model, tiny_tokens
@@ -233,7 +234,7 @@ FLOATS, BLOCKS = ("fp8", "fp8-static", "mxfp4", "nvfp4"), ("mr-gptq", "wush")
 WEIGHTS_ALONE = ("awq", "awq-128g", "efficientqat", "gptq-w4a16", "quarot-w4a16", "quarot-w4a16-tuned")
 
 
-@pytest.mark.parametrize("name", [name for name in all_presets() if name != "baseline"])
+@pytest.mark.parametrize("name", one_of_each([name for name in all_presets() if name != "baseline"], FLOATS + BLOCKS))
 def test_every_preset_is_exported_with_its_run_time_part_or_refused(name: str, tmp_path: Path) -> None:
     recipe, model = method(name), outlier_model()
     learned = initial_rotations(architecture_of(model), recipe.rotation, seed=7) if recipe.learner else None

@@ -19,6 +19,7 @@ from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
+from tests.helpers.cases import each_once
 from tests.helpers.commands import rotquant
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.test_gguf import byte_level
@@ -78,8 +79,7 @@ def sentence(work: Callable[[], object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "model"), each_once([*RECIPES], [*MODELS]))
 def test_an_export_is_refused_before_quantizing_or_works(name: str, model: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     network = tiny_model(num_layers=1, **MODELS[model])

@@ -145,6 +145,7 @@ def imports(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+@pytest.mark.long
 def test_the_commands_about_models_and_the_kernels_come_with_the_wheel(python: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "300"}
 

@@ -37,6 +37,7 @@ from rotquant.kernels.launch.operators import references
 from rotquant.models.architectures import architecture_of
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
+from tests.helpers.cases import each_once
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.models import TINY_SHAPE
 from tests.helpers.project import REPOSITORY, Copy
@@ -125,8 +126,7 @@ def decoded(decoder: CpuDecoder) -> Tensor:
     return torch.stack([decoder.decode(int(token), cache) for token in text()])
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("recipe", [EASY, HARD], ids=["easy", "hard"])
+@pytest.mark.parametrize(("name", "recipe"), each_once(MODELS, [EASY, HARD]))
 def test_the_network_is_the_simulated_one(
     name: str, recipe: Recipe, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from rotquant.weights.actions import hooks
 from rotquant.weights.bits import bits_per_weight
 from rotquant.weights.build import build_weights
 from rotquant.weights.storage import save_quantized
+from tests.helpers.cases import one_of_each
 from tests.helpers.families import method
 from tests.helpers.models import tiny_model, tiny_tokens
 
@@ -65,7 +66,7 @@ def padded(recipe: Recipe, derived: float) -> float:
     return derived * (1 if bits >= 4 or levels else 4 / bits)
 
 
-@pytest.mark.parametrize("name", STORING)
+@pytest.mark.parametrize("name", one_of_each(STORING))
 def test_the_derived_bits_are_those_of_the_stored_file(name: str, tmp_path: Path) -> None:
     """Exactly, but for the padding of integers of 2 and 3 bits; rows here are whole bytes."""
     recipe = method(name)

@@ -19,6 +19,7 @@ from reproduction.run.execution import to_compute
 from reproduction.run.plan import Plan
 from reproduction.sources import load_project
 from rotquant.foundation.data import merge
+from tests.helpers.cases import only
 from tests.helpers.project import CONFIG, TABLES, Copy, alive, checkpoints_by_name
 from tests.helpers.workflows import one_column, with_rotations
 
@@ -179,6 +180,7 @@ def test_kept_tensors_serve_a_later_call_that_then_removes_them(tmp_path: Path) 
     assert not [*tmp_path.glob("results/weights/*/model")]
 
 
+@pytest.mark.long
 def test_tensors_that_are_asked_for_stay(tmp_path: Path) -> None:
     project = with_rotations(tmp_path)
     assert project.rotquant(*EXECUTE[1:])[0] == 0
@@ -201,7 +203,7 @@ def test_other_code_has_other_names_and_both_results_stay(tmp_path: Path) -> Non
     assert "nothing to compute" in project.rotquant(*EXECUTE[1:])[1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", only([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
 def test_a_runner_that_is_ended_takes_its_processes_with_it_and_the_next_one_continues(
     tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -234,7 +236,9 @@ def _working(root: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("other", [EXECUTE, ("snakemake", "--cores", "2", "--nolock")])
+@pytest.mark.parametrize(
+    "other", [EXECUTE, pytest.param(("snakemake", "--cores", "2", "--nolock"), marks=pytest.mark.long)]
+)
 def test_while_a_runner_computes_others_are_refused_and_its_results_are_whole(
     tmp_path: Path, other: tuple[str, ...]
 ) -> None:

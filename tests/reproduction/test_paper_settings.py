@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from reproduction.metrics.settings import SNR
-from reproduction.sources import load_project
 from reproduction.tables.project import Cell, Project
 from reproduction.tables.resolution import with_less_text
 from reproduction.tables.tables import RunTable
@@ -17,7 +16,7 @@ from reproduction.tasks.settings import ZeroShot
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import Perplexity
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project
 
 _SAID = yaml.safe_load((Path(__file__).parent / "paper_settings.yaml").read_text(encoding="utf-8"))
 STATEMENTS = [statement for statement in _SAID if "paper" not in statement]
@@ -83,7 +82,7 @@ DOMAIN_TASKS = {
 
 @pytest.fixture(scope="module")
 def project() -> Project:
-    return load_project([REPOSITORY / "config/paper.yaml"], root=REPOSITORY)
+    return shipped_project("config/paper.yaml")
 
 
 def flat(data: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from rotquant.models.checkpoints import load_tokenizer
 from rotquant.models.outlier_tokens import detect_prefix, token_maxima
 from rotquant.recipes.corpus import Split
 from rotquant.text import Tokens, calibration_samples, load_text, tokenize
+from tests.helpers.cases import one_in
 from tests.helpers.project import REPOSITORY
 from tests.helpers.project import shipped_project as project
 
@@ -57,7 +58,7 @@ def test_the_models_have_one_tokenizer() -> None:
     assert len({(FOLDER / model / "tokenizer.json").read_bytes() for model in MODELS}) == 1
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", one_in(3, MODELS))
 def test_the_prefix_of_a_stand_in_is_one_token(model: str) -> None:
     run = runs("Prefixed token", "prefixquant_table1")[model][0]
     calibration, method = run.recipe.calibration, run.recipe.methods["prefixed_outliers"]

@@ -9,11 +9,10 @@ import math
 
 import pytest
 
-from reproduction.sources import load_project
 from reproduction.sources.runs import Runs
 from reproduction.tables.configuration import load_config
 from reproduction.tables.project import Project
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import REPOSITORY, shipped_project
 from tests.helpers.published import Place, Transcription
 
 TASKS = ["winogrande", "hellaswag", "arc_challenge", "arc_easy", "piqa"]
@@ -343,7 +342,7 @@ def test_every_claim_names_the_papers_words() -> None:
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
 def test_accuracy_is_the_mean_of_the_papers_five_tasks_where_they_are_at_hand(path: str) -> None:
-    project = load_project([path], root=REPOSITORY)
+    project = shipped_project(path)
     for table in AS_DATA:
         measured = [quantity.name for quantity in project.quantities(project.table(f"prefixquant_table{table}"))]
         accuracy = table in (3, 4, 16, 18, 19)

@@ -12,10 +12,9 @@ import pytest
 
 from reproduction.claims.claims import outcomes
 from reproduction.frame.values import Values, printed
-from reproduction.sources import load_project
 from reproduction.sources.runs import Runs
 from reproduction.tables.project import Project
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import REPOSITORY, shipped_project
 from tests.helpers.published import Place, Transcription
 
 TASKS = ["piqa", "hellaswag", "winogrande", "arc_challenge"]
@@ -329,7 +328,7 @@ def test_each_computed_row_is_an_experiment_of_its_own(table: int, project: Proj
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
 def test_mmlu_is_asked_with_five_examples_and_stands_beside_the_mean_of_four_tasks(path: str) -> None:
-    project = load_project([path], root=REPOSITORY)
+    project = shipped_project(path)
     found: dict[str, Any] = {cell.quantities[0].name: cell.metric for cell in project.cells("rcp_table2")}
     assert [*found] == ["perplexity", "mmlu", "average"]
     assert (found["mmlu"].shots, found["average"].shots) == (5, 0)
@@ -338,7 +337,7 @@ def test_mmlu_is_asked_with_five_examples_and_stands_beside_the_mean_of_four_tas
 
 
 def test_the_protocol_of_table_11_is_that_of_the_rows(project: Project) -> None:
-    recipes = {cell.row: cell.runs[0].recipe for cell in load_project(["config/paper.yaml"]).cells("rcp_table2")}
+    recipes = {cell.row: cell.runs[0].recipe for cell in shipped_project("config/paper.yaml").cells("rcp_table2")}
     for bits, method in itertools.product(BITS, METHODS):
         recipe = recipes[f"{method} {bits}"]
         weights, activations, keys = recipe.rounded.scheme, recipe.activations, recipe.keys

@@ -9,9 +9,8 @@ import math
 
 import pytest
 
-from reproduction.sources import load_project
 from reproduction.tables.project import Project
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import shipped_project
 from tests.helpers.published import Place, Transcription
 
 TASKS = ["arc_easy", "arc_challenge", "boolq", "piqa", "social_iqa", "hellaswag", "openbookqa", "winogrande"]
@@ -255,7 +254,7 @@ def test_claims_hold_by_the_papers_own_numbers(table: int, project: Project) -> 
 
 @pytest.mark.parametrize("path", ["config/config.yaml", "config/paper.yaml"])
 def test_accuracy_is_the_mean_of_the_papers_eight_tasks_where_they_are_at_hand(path: str) -> None:
-    project = load_project([path], root=REPOSITORY)
+    project = shipped_project(path)
     for table in AS_DATA:
         measured = [quantity.name for quantity in project.quantities(project.table(f"spinquant_table{table}"))]
         accuracy = table not in (11, 19)
@@ -268,7 +267,7 @@ def test_choices_of_the_papers_tasks_are_scored_otherwise_than_quarots() -> None
     measure."""
     assert PRINTED.cells(7)["Full Precision", "Llama-2-7B", "arc_challenge"] == "50.8"
     for path, expected in (("config/config.yaml", "length"), ("config/paper.yaml", "unconditional")):
-        project = load_project([path], root=REPOSITORY)
+        project = shipped_project(path)
         for name in ("spinquant_table1", "spinquant_table2", "spinquant_table9", "spinquant_figure4"):
             metrics = {cell.metric for cell in project.cells(name) if cell.metric.kind == "zero_shot"}
             assert {metric.normalization for metric in metrics} == {expected}

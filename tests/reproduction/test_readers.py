@@ -46,6 +46,8 @@ def unpickling(path: Path) -> list[str]:
 
 
 def _unpickles(call: ast.Call) -> str | None:
+    if getattr(call.func, "attr", "") not in ("load", "load_all", "read_pickle", "unsafe_load", "full_load"):
+        return None
     called = ast.unparse(call.func)
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     if called in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False":

@@ -118,7 +118,7 @@ def reference_scores(model: api.Model, context: str, choices: list[str]) -> list
 
 
 def test_accuracies_are_those_of_one_item_at_a_time(shallow: api.Model, folder: Path):
-    count = 8
+    count = 4
     metric = ALL.model_copy(update={"limit": count})
     both = scores(shallow.network, shallow.tokenizer, metric, folder, batch_size=16)
     found = both.metrics
@@ -146,6 +146,7 @@ def test_accuracies_are_those_of_one_item_at_a_time(shallow: api.Model, folder: 
     assert found["average"] == pytest.approx(sum(found[task] for task in ALL.tasks) / len(ALL.tasks))
 
 
+@pytest.mark.long
 def test_the_shipped_model_is_clearly_above_chance_and_quantization_shows(shipped: api.Model, folder: Path):
     metric = ZeroShot(
         corpus="modules", tasks=("next_word", "continuation", "function_name", "grammar", "preposition"), limit=60

@@ -127,8 +127,8 @@ def ratios(svg: str) -> set[tuple[str, str]]:
 def test_a_figure_has_its_panels(project: Project, number: int, count: int) -> None:
     drawn = draw(project, number)
     assert panels(drawn) == count
-    if number in (2, 4):  # one of each kind
-        assert draw(project, number) == drawn  # equal data give equal files
+    if number == 4:  # equal data give equal files
+        assert draw(project, number) == drawn
 
 
 def test_a_ratio_that_is_too_large_is_marked(project: Project) -> None:

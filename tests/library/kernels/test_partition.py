@@ -27,6 +27,7 @@ from rotquant.qat.quantizers import make_quantizer
 from rotquant.tensors.normal_float import float_centre, float_range, float_table, normal_float_reference
 from rotquant.tensors.partition import StraightThrough, ldp_reference, ldp_table, partitions
 from rotquant.tensors.value_range import clipped_range, dynamic_range, uniform_qparams, uniform_reference
+from tests.helpers.cases import each_once
 from tests.library.kernels.emulated import emulate, needs_compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore::rotquant.kernels.launch.operators.SlowKernelWarning")
@@ -208,8 +209,7 @@ def test_the_references_are_the_papers_and_their_derivatives(kind: str, step: St
 
 @pytest.mark.usefixtures("on_any_device")
 @pytest.mark.parametrize("device", [emulated, on_gpu])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("kind", "step"), RULES)
+@pytest.mark.parametrize(("kind", "step", "dtype"), each_once(RULES, TYPES))
 def test_the_kernels_are_the_papers_and_their_derivatives(
     kind: str, step: StraightThrough, dtype: torch.dtype, device: str
 ) -> None:
@@ -220,10 +220,12 @@ def test_the_kernels_are_the_papers_and_their_derivatives(
 
 @pytest.mark.usefixtures("on_any_device")
 @pytest.mark.parametrize("device", [emulated, on_gpu])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("size", "shape"),
-    [(8, (3, 7)), (24, (2, 3)), (32, (9, 8)), (64, (1, 1)), (72, (3, 5)), (256, (5, 2)), (512, (2, 2))],
+    ("size", "shape", "dtype"),
+    each_once(
+        [(8, (3, 7)), (24, (2, 3)), (32, (9, 8)), (64, (1, 1)), (72, (3, 5)), (256, (5, 2)), (512, (2, 2))],
+        [torch.float32, torch.bfloat16],
+    ),
 )
 def test_groups_of_any_size_and_number(size: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     p = problem("ldp", size=size, shape=shape, dtype=dtype, device=device)

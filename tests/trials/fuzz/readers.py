@@ -6,6 +6,7 @@ function is met, `ASIDE` why another is not. A test compares them, so that a new
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.trials.trial import REPOSITORY
@@ -25,6 +26,7 @@ READING = frozenset(
 ROOTS = (REPOSITORY, REPOSITORY / "workflow")
 
 
+@cache
 def found() -> dict[str, set[str]]:
     """What reads in each function of both packages, by "module:function"."""
     calls: dict[str, set[str]] = {}
