@@ -146,12 +146,12 @@ __device__ __forceinline__ void write(const T (&sums)[kWarpStrips][kColumns][4],
                     const float row = kUnit * p.row_scale[min(at, p.rows - 1) * p.row_scale_stride];
                     y[i] = __fmul_rn(__fmul_rn(static_cast<float>(sums[m][n][2 * h + i]), row), column);
                     if (p.bias != nullptr) y[i] = __fadd_rn(y[i], bias);
-                    if (p.type == kFloat32 && at < p.rows && own < p.features)
+                    if (p.dtype == kFloat32 && at < p.rows && own < p.features)
                         static_cast<float*>(p.out)[static_cast<long long>(at) * p.features + own] = y[i];
                 }
-                if (p.type != kFloat32)
+                if (p.dtype != kFloat32)
                     store_pair(p, token + 8 * n + g, strip + 2 * t,
-                               ptx::movmatrix_trans(pack_pair(y[0], y[1], p.type)));
+                               ptx::movmatrix_trans(pack_pair(y[0], y[1], p.dtype)));
             }
         }
 }

@@ -5,6 +5,7 @@
 // and the inner sums are sums of integers over sets: with the sets and the activations' binary digits as bit masks, a
 // binary tensor-core product (AND, population count) of 16 output rows x 256 inputs x 8 columns is one instruction, and
 // the 2-bit codes need no unpacking at all. Integer sums are exact; levels multiply them in float32.
+#include "epilogue/output.cuh"
 #include "lut/digits.cuh"
 #include "mma/warp.cuh"
 
@@ -145,8 +146,6 @@ __device__ __forceinline__ void store_sums(float (&acc)[Rows][2], float weight, 
 
 // ---- the product ----
 
-enum OutputType : int { kFloat16, kBfloat16, kFloat32 };
-
 struct Problem {
     const void* x;           // [rows, inner]
     const float* row_scale;  // [rows], [1], or null
@@ -228,6 +227,11 @@ template <class Kind>
 constexpr int kPairTiles = kIsCodes<Kind> ? 1 : 6;
 template <class Kind>
 constexpr int kGroupBytes = kPairTiles<Kind> * kTile / 2 * sizeof(u32) + (kIsCodes<Kind> ? 0 : sizeof(float));
+// Dynamic shared memory of a block that has so many strips and reads so many groups, an even number.
+template <class Kind, int Rows, int Along>
+constexpr int shared_bytes(int strips, int groups) {
+    return Rows * (groups * kGroupBytes<Kind> + strips * Along * kStrip * sizeof(float));
+}
 
 // A block owns a range of strips of 16 output rows. `Across` strips are under way at a time, and `Along` warps share a
 // strip's pairs of groups; a warp keeps `Depth` pairs on their way from memory, across the ends of strips. Partial sums

@@ -94,7 +94,7 @@ template <int Tokens, class T>
 __device__ __forceinline__ void write_direct(const T (&sums)[Tokens / 2], const float* row_scale,
                                              const Scaling& scaling, const Problem& p, int token, int feature) {
     const int lane = threadIdx.x % 32, own = feature + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int size = p.type == kFloat32 ? 4 : 2;
+    const int size = p.dtype == kFloat32 ? 4 : 2;
     const long long pitch = static_cast<long long>(p.features) * size;
     token += lane % 4 * 2;
     row_scale += lane % 4 * 2;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void write_direct(const T (&sums)[Tokens / 2], const 
             for (int h = 0; h < 2; ++h) {
                 if (token + i < p.rows && own + 8 * h < p.features) {
                     const float value = scaling.value<true>(sums[4 * j + 2 * h + i], row_scale[i], h);
-                    store_one(at + i * pitch + 8 * h * size, value, p.type);
+                    store_float(at + i * pitch + 8 * h * size, 0, value, p.dtype);
                 }
             }
         }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void write(const T (&sums)[Tokens / 2], const float* 
     };
     if (!p.tensor_store) {
         write_direct<Tokens>(sums, row_scale, scaling, p, token, feature);
-    } else if (p.type == kFloat16) {
+    } else if (p.dtype == kFloat16) {
         p.bias == nullptr ? staged(Constant<kFloat16>{}, Constant<false>{})
                           : staged(Constant<kFloat16>{}, Constant<true>{});
     } else {

@@ -4,6 +4,7 @@
 // Architectures: sm_80 and newer; clusters on sm_90 and newer.
 #pragma once
 
+#include "epilogue/output.cuh"
 #include "gemv/ring.cuh"
 
 // Sums of a warp: 8-row tiles by strips, each as the tensor core has it.
@@ -52,21 +53,6 @@ struct Totals {
                 }
     }
 };
-
-__device__ __forceinline__ float load_as_float(const void* values, int index, int dtype) {
-    if (dtype == kFloat16) return __half2float(static_cast<const __half*>(values)[index]);
-    if (dtype == kBfloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(values)[index]);
-    return static_cast<const float*>(values)[index];
-}
-
-__device__ __forceinline__ void store_float(void* values, size_t index, float value, int dtype) {
-    if (dtype == kFloat16)
-        static_cast<__half*>(values)[index] = __float2half_rn(value);
-    else if (dtype == kBfloat16)
-        static_cast<__nv_bfloat16*>(values)[index] = __float2bfloat16_rn(value);
-    else
-        static_cast<float*>(values)[index] = value;
-}
 
 // Blocks that work on the same strips: one, or a cluster that reads one another's shared memory.
 template <int Size>

@@ -13,8 +13,6 @@ constexpr int kBlockBytes = kStrip * kBlockK / 2;
 using WeightFragment = u32[4];  // A of m16n8k32: features (g, g + 8) at k 4t..4t+3, then at k 16+4t..16+4t+3
 using Sums = int[4];            // D of m16n8k32: features g, g, g + 8, g + 8; rows 2t, 2t + 1, 2t, 2t + 1
 
-enum Dtype : int { kFloat16, kBfloat16, kFloat32 };
-
 // What one launch computes. Pointers are 16-byte aligned and tensors contiguous.
 struct Problem {
     const unsigned char* activations;  // [rows, inner] of 8 or 16 bits, or [rows, inner / 2] packed

@@ -18,7 +18,7 @@ from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import launch
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
-from rotquant.kernels.products.output import OUTPUTS
+from rotquant.kernels.products.output import DTYPE, OUTPUTS
 
 #: Sums are of 16 times the products, |sum| <= 16 * 8 * 128 * K, and must stay below 2^31.
 MAX_INNER = 131008
@@ -30,17 +30,12 @@ _STEP, _WARPGROUP, _CHUNK = 128, 128, 64
 _PROBLEM = Structure(
     "Problem",
     **dict.fromkeys(("row_scale", "column_scale", "bias", "out"), POINTER),
-    **dict.fromkeys(("rows", "features", "k_steps", "row_scale_stride", "type", "tensor_store", "box_rows"), INT),
+    **dict.fromkeys(("rows", "features", "k_steps", "row_scale_stride", "dtype", "tensor_store", "box_rows"), INT),
 )
-_OUTPUTS = {
-    "kFloat16": OUTPUTS[torch.float16],
-    "kBfloat16": OUTPUTS[torch.bfloat16],
-    "kFloat32": OUTPUTS[torch.float32],
-}
 _SM90 = CudaFile(
     "gemm_sm90.cu",
     kernels={"w4_gemm": Parameters(weight=TENSOR_MAP, codes=TENSOR_MAP, out=TENSOR_MAP, problem=_PROBLEM)},
-    constants={"kStep": _STEP, "kWarpgroup": _WARPGROUP, "kChunk": _CHUNK, **_OUTPUTS},
+    constants={"kStep": _STEP, "kWarpgroup": _WARPGROUP, "kChunk": _CHUNK, **DTYPE},
 )
 
 
@@ -119,7 +114,7 @@ _MMA_FEATURES, _MMA_TOKENS, _MMA_THREADS, _MMA_STAGES = 128, 128, 256, 4
 _MMA = CudaFile(
     "gemm_mma.cu",
     kernels={"w4_gemm_mma": Parameters(weight=POINTER, codes=POINTER, problem=_PROBLEM)},
-    constants={"kFeatures": _MMA_FEATURES, "kTokens": _MMA_TOKENS, "kThreads": _MMA_THREADS, **_OUTPUTS},
+    constants={"kFeatures": _MMA_FEATURES, "kTokens": _MMA_TOKENS, "kThreads": _MMA_THREADS, **DTYPE},
 )
 _UNPACK = CudaFile("unpack.cu", kernels={"unpack_codes": Parameters(packed=POINTER, codes=POINTER, blocks=LONG)})
 
@@ -252,7 +247,7 @@ def _problem(
         features=out.shape[1],
         k_steps=k_steps,
         row_scale_stride=row_scale.shape[0] > 1,
-        type=OUTPUTS[out.dtype],
+        dtype=OUTPUTS[out.dtype],
         tensor_store=tensor_store,
         box_rows=box_rows,
     )

@@ -17,7 +17,7 @@ from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Struc
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.overlap import launch_structure, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
-from rotquant.kernels.products.output import OUTPUTS
+from rotquant.kernels.products.output import DTYPE, OUTPUTS
 
 #: Rows that this kernel has room for.
 MAX_ROWS = 64
@@ -43,9 +43,7 @@ CONSTANTS = {
     "kStrip": STRIP,
     "kBlockK": K_BLOCK,
     "kStageK": STAGE_K,
-    "kFloat16": OUTPUTS[torch.float16],
-    "kBfloat16": OUTPUTS[torch.bfloat16],
-    "kFloat32": OUTPUTS[torch.float32],
+    **DTYPE,
 }
 _FILE = CudaFile(
     "gemv.cu",

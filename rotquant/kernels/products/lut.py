@@ -19,7 +19,7 @@ from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.kernels.launch.overlap import launch_structure
 from rotquant.kernels.layouts.weights import STRIP, padded
-from rotquant.kernels.products.output import OUTPUTS, check_output
+from rotquant.kernels.products.output import DTYPE, OUTPUTS, check_output
 
 #: Input features that share a table.
 GROUP_SIZE = 128
@@ -250,13 +250,16 @@ class LutPlan:
 
     def shared_bytes(self, strips: int, groups: int) -> int:
         """Dynamic shared memory of a block: digits of the activations, their units, partial sums."""
-        partial = -(-strips // self.blocks) * self.along * STRIP * 4
-        return self.rows * (groups * self.group_bytes + partial)
+        return self._block_bytes(-(-strips // self.blocks), groups)
+
+    def _block_bytes(self, strips: int, groups: int) -> int:
+        return self.rows * (groups * self.group_bytes + strips * self.along * STRIP * 4)
 
     @functools.cached_property
     def source(self) -> TranslationUnit:
-        """A unit of this instance."""
-        return TranslationUnit(_FILE, (self.instance,), ((f"kGroupBytes<{self.kind}>", self.group_bytes),))
+        """A unit of this instance, whose shared memory is counted as here: by the example of 3 strips and 10 groups."""
+        counted = (f"shared_bytes<{self.kind}, {self.rows}, {self.along}>(3, 10)", self._block_bytes(3, 10))
+        return TranslationUnit(_FILE, (self.instance,), (counted,))
 
 
 _KINDS = {
@@ -288,9 +291,7 @@ _FILE = CudaFile(
         "kStrip": STRIP,
         "kGroup": GROUP_SIZE,
         "kDequantizeWarps": _DEQUANTIZE_WARPS,
-        "kFloat16": OUTPUTS[torch.float16],
-        "kBfloat16": OUTPUTS[torch.bfloat16],
-        "kFloat32": OUTPUTS[torch.float32],
+        **DTYPE,
     },
 )
 

@@ -11,6 +11,8 @@ from rotquant.kernels.launch.operators import check_tensor
 
 #: Types of outputs, and the kernels' numbers for them.
 OUTPUTS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+#: `Dtype` of kernels/include/epilogue/output.cuh.
+DTYPE = dict(zip(("kFloat16", "kBfloat16", "kFloat32"), OUTPUTS.values(), strict=True))
 
 
 def check_output(

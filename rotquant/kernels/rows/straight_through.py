@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import KernelError
-from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
+from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
@@ -19,7 +19,6 @@ from rotquant.tensors import quantization
 from rotquant.tensors.quantization import QParams, grouped, ungrouped
 
 _INPUTS = {torch.float32: "float"}
-_OUTPUTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _THREADS, _VECTOR = 256, 8
 #: Threads that share a row, the fewer the shorter it is.
 _TEAMS = (4, 8, 16, 32, _THREADS)
@@ -36,7 +35,7 @@ _FILE = CudaFile(
     },
     constants={"Row<32>::kThreads": _THREADS},
 )
-_INSTANCES = product(_FILE.kernels, _INPUTS.values(), _OUTPUTS.values(), _TEAMS)
+_INSTANCES = product(_FILE.kernels, _INPUTS.values(), TYPES.values(), _TEAMS)
 _UNIT = TranslationUnit(_FILE, tuple(f"{name}<{a}, {b}, {team}>" for name, a, b, team in _INSTANCES))
 
 
@@ -50,7 +49,7 @@ def _kernel(name: str, x: Tensor, dtype: torch.dtype) -> tuple[Kernel, tuple[int
     rows, n = x.shape
     team = next((team for team in _TEAMS if team * _VECTOR >= n), _THREADS)
     blocks = -(-rows * team // _THREADS)
-    return kernel(_UNIT, f"{name}<{_INPUTS[x.dtype]}, {_OUTPUTS[dtype]}, {team}>", x.device), (blocks,)
+    return kernel(_UNIT, f"{name}<{_INPUTS[x.dtype]}, {TYPES[dtype]}, {team}>", x.device), (blocks,)
 
 
 def problem(x: Tensor, scheme: QuantizationScheme) -> str | None:
@@ -123,7 +122,7 @@ def _backward_cuda(
     gradient: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor | None, smallest: float, largest: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check(x, scale, zero_point)
-    check_tensor(gradient, "gradient", dtypes=tuple(_OUTPUTS), shape=tuple(x.shape))
+    check_tensor(gradient, "gradient", dtypes=tuple(TYPES), shape=tuple(x.shape))
     check_same_device(x, gradient=gradient)
     to_x, to_scale, to_zero_point = torch.empty_like(x), torch.zeros_like(scale), torch.zeros_like(scale)
     if x.numel():
