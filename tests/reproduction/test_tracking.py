@@ -56,7 +56,11 @@ def test_a_run_has_its_recipe_as_parameters_its_numbers_as_metrics_and_its_table
     shown = one(f"tags.`{KEY}` = '{key_of(project, 'QuaRot')}'")
     assert shown.info.run_name == "QuaRot on Llama-2-7B, seed 1, perplexity"
     assert shown.info.status == "FINISHED"
-    assert shown.data.metrics["perplexity"] == shown.data.metrics["Llama-2-7B/perplexity"] == pytest.approx(11.1)
+    assert (
+        shown.data.metrics["perplexity"]
+        == shown.data.metrics[f"{shown.data.tags['checkpoint']}/perplexity"]
+        == pytest.approx(11.1)
+    )
     expected = {"weights.scheme.bits": "4", "rotation.residual": "hadamard", "metric.kind": "perplexity", "seed": "1"}
     assert expected.items() <= shown.data.params.items()
     tags = {"row": "QuaRot", "column": "Llama-2-7B", "model": "Llama-2-7B", "mlflow.parentRunId": parent.info.run_id}

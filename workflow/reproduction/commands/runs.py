@@ -141,18 +141,19 @@ def list_runs(
 
     Example: `rotquant runs list quarot_table1`
     """
-    project = open_project(config)
-    head = ("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value")
+    plan = open_plan(config, None)
+    head, results = ("key", "weights", "rotation", "table", "row", "column", "metric", "seed", "value"), plan.results()
     shown, listed = RichTable(*head), []
     for column in shown.columns:
         column.no_wrap = True  # keys must be whole where they are piped
-    for name in [table] if table else project.tables:
-        for cell in project.cells(name):
-            for run in cell.runs:
-                path = project.results.run(run.key)
-                value = read_result(path).value if path.exists() else None
-                keys = (run.key, run.weights_key, run.rotation_key)
-                line = (*keys, name, cell.row, cell.column, run.metric.kind, run.seed)
+    for name in [table] if table else plan.tables:
+        for key, places in plan.table(name).runs.items():
+            path, weights = results.run(key), plan.runs[key].weights
+            value = read_result(path).value if path.exists() else None
+            keys = (key, weights, plan.weights[weights].rotation if weights else None)
+            metric, seed = plan.metric(key)["kind"], plan.planned(key).fields["seed"]
+            for row, column, _ in places:
+                line = (*keys, name, row, column, metric, seed)
                 listed.append(dict(zip(head, (*line, value), strict=True)))
                 cells = ("-" if part is None else str(part) for part in line)
                 shown.add_row(*cells, "-" if value is None else f"{value:.4f}")

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -73,7 +74,8 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the ser
     uri = location()
     server = printable(uri).rstrip("/") if is_server(uri) else f"http://{HOST}:{port}"
     found = [one for one in opened().search_experiments() if one.name != "Default"]
-    shown = f"runs?workflowType=machine_learning&compareRunsMode=CHART&searchFilter=tags.`{KIND}`%20=%20'run'"
+    wanted = quote(f"tags.`{KIND}` = 'run'")
+    shown = f"runs?workflowType=machine_learning&compareRunsMode=CHART&searchFilter={wanted}"
     for experiment in found:
         typer.echo(f"{experiment.name}: {server}/#/experiments/{experiment.experiment_id}/{shown}")
     if not found:

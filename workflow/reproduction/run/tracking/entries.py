@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD, Results
@@ -101,6 +102,7 @@ def begun(plan: Plan, key: str) -> Entry:
         "row": row,
         "column": column,
         "model": model,
+        "checkpoint": Path(fields["checkpoint"]).name,
         "seed": fields["seed"],
     }
     name = planned.label if metric else f"{kind}: {planned.label}"
@@ -116,7 +118,7 @@ def finished(plan: Plan, key: str, results: Results) -> Entry:
     entry = begun(plan, key)
     if entry.kind == "run":
         result = read_result(results.run(key))
-        record, metrics = result.provenance, _metrics(result, entry.tags["model"])
+        record, metrics = result.provenance, _metrics(result, entry.tags["checkpoint"])
     else:
         folder = results.weights(key) if entry.kind == "weights" else results.rotation(key)
         record = read_object(folder / (WEIGHTS_RECORD if entry.kind == "weights" else ROTATION_RECORD), "record")
@@ -203,10 +205,10 @@ def _behind(plan: Plan, run: str) -> tuple[str | None, ...]:
     return (weights, plan.weights[weights].rotation) if weights else ()
 
 
-def _metrics(result: Any, model: str) -> dict[str, float]:
+def _metrics(result: Any, checkpoint: str) -> dict[str, float]:
     """Numbers of a run with the ends of their 95 % intervals over windows or items.
 
-    The main one has another name too, of this model alone, so that a chart of it compares the rows of a table.
+    The main one has another name too, of this checkpoint alone, so that a chart of it compares the rows of a table.
     """
     known = quantities(result.run.metric)
     found: dict[str, float] = {}
@@ -219,7 +221,7 @@ def _metrics(result: Any, model: str) -> dict[str, float]:
             half = _WIDE * float(each.std(ddof=1)) / math.sqrt(len(each))
             found |= {f"{one.name} low": value - half, f"{one.name} high": value + half}
     main = next((one.name for one in known if one.name in found), None)
-    return found if main is None else {f"{model}/{main}": found[main], **found}
+    return found if main is None else {f"{checkpoint}/{main}": found[main], **found}
 
 
 def _curves(history: list[dict[str, Any]]) -> Iterator[tuple[str, float, int]]:
