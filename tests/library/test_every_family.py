@@ -32,7 +32,7 @@ from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
 from tests.helpers.bounds import FLOAT64_BOUND
-from tests.helpers.cases import each_once
+from tests.helpers.cases import each_once, one_of_each
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import FLOATS, SAMPLES, method
 from tests.helpers.invariance import invariance_error, norms_in_model_dtype
@@ -204,10 +204,15 @@ STATIC_SCALES = dict.fromkeys(("cushioncache", "prefixquant", "prefixquant-tuned
 
 
 def pairs() -> list[object]:
-    """Every family with every preset; each preset on one of the six, and what is refused, without `--long` too."""
+    """Every family with every preset; each method on one of the six, and what is refused, without `--long` too."""
     names = sorted(set(all_presets()) - {"baseline"})
+    usual = {case.values[0] for case in one_of_each(names, COARSE | FLOATS) if not case.marks}
     return [
-        pytest.param(shape, name, marks=() if (i + j) % 6 == 0 or (shape, name) in REASONS else pytest.mark.long)
+        pytest.param(
+            shape,
+            name,
+            marks=() if (name in usual and (i + j) % 6 == 0) or (shape, name) in REASONS else pytest.mark.long,
+        )
         for i, name in enumerate(names)
         for j, shape in enumerate(TRAITED)
     ]

@@ -38,6 +38,7 @@ def test_rotation_loses_less_than_rounding_alone(text, tmp_path, monkeypatch, ca
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_learned_rotation_is_drawn(text, tmp_path, monkeypatch, capsys) -> None:
     small = ("--corpus", text, "--steps", "4", "--length", "64")
     shown = run(monkeypatch, capsys, tmp_path, "learn_a_rotation.py", *small)

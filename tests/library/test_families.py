@@ -18,7 +18,7 @@ from rotquant.recipes.schemes import RotationScheme
 from rotquant.weights.actions import hooks
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.storage import StoredModel, load_quantized, save_quantized
-from tests.helpers.cases import one_in
+from tests.helpers.cases import one_of_each, only
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.families import FLOATS, SAMPLES, method
 from tests.helpers.invariance import invariance_error
@@ -36,10 +36,12 @@ SHAPES = AWKWARD | {name: FURTHER[name] for name in ("qwen3", "mixtral", "qwen3-
 
 
 def turns(*left_out: str) -> list[Any]:
-    """Families and methods: the first method on the first two families, the next on the second and third, ...; the
-    second of the two is `long`."""
+    """Families and presets: the first preset on the first two families, the next on the second and third, ...; `long`
+    are the second of the two, and presets with the methods of others."""
     families, methods = list(AWKWARD), [name for name in PRESETS if name not in left_out]
-    return one_in(2, ((families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)))
+    usual = {case.values[0] for case in one_of_each(methods, FLOATS) if not case.marks}
+    pairs = [(families[(i + j) % len(families)], name) for i, name in enumerate(methods) for j in (0, 1)]
+    return only([pair for pair in pairs[::2] if pair[1] in usual], pairs)
 
 
 def build(shape: str, recipe: Recipe, **options: object) -> StoredModel:

@@ -56,6 +56,7 @@ def test_transforms_alone_keep_the_function(family: str) -> None:
     assert 0 < (found - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.long
 def test_training_lowers_the_error_of_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     histories = []
 

@@ -115,10 +115,11 @@ def commanded(rank: int, command: list[str], processes: int = 1) -> str:
     return said.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.unflipped
 @pytest.mark.parametrize(
     ("processes", "epochs"),  # steps of several take longer
-    [(1, 15), pytest.param(2, 8, marks=pytest.mark.long)],
+    [(1, 15), (2, 8)],
 )
 def test_a_killed_training_resumes_with_equal_bits(processes, epochs, place):
     if processes > 1 and not dist.is_gloo_available():

@@ -112,6 +112,7 @@ def killed(rank, folder):
         assert parts == ["latest.json", "step-6.rank-0", "step-6.rank-1"]
 
 
+@pytest.mark.long
 def test_killed_processes_continue_with_equal_bits_from_whole_states(tmp_path: Path):
     run_together(tmp_path, killed)
 

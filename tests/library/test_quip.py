@@ -66,7 +66,7 @@ def test_the_code_found_is_the_nearest_of_all(seed, deviation):
     torch.testing.assert_close((x - encode(x)[1]).norm(dim=-1), nearest, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_gaussian_numbers_are_rounded_best_at_the_chosen_deviation(stages):
     x = gaussian(20_000, 8)
 

@@ -24,6 +24,7 @@ from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant import cayley_training as spinquant
 from rotquant.models.architectures import decoder_layers
 from rotquant.models.memory import size_in_bytes
+from tests.helpers.cases import only
 from tests.helpers.speed import files_timed
 
 CPU = torch.device("cpu")
@@ -193,7 +194,7 @@ def test_layers_and_epochs_that_are_left_out_take_what_the_last_ones_took(monkey
     assert tuned["peak_bytes"].value == 7
 
 
-@pytest.mark.parametrize("part", ["prefix", "grid", "tuning"])
+@pytest.mark.parametrize("part", only(["grid"], ["prefix", "grid", "tuning"]))
 def test_the_parts_of_prefixquant_are_timed_alone(part, on_the_cpu, monkeypatch) -> None:
     costs, built = learning._costs, []
 

@@ -169,6 +169,7 @@ def test_runs_are_measured_before_further_weights_are_made(tmp_path: Path) -> No
         assert kind == "weights" or plan["runs"][key]["weights"] in (None, last)
 
 
+@pytest.mark.long
 def test_kept_tensors_serve_a_later_call_that_then_removes_them(tmp_path: Path) -> None:
     project = with_rotations(tmp_path)
     assert project.rotquant(*EXECUTE[1:], "--keep")[0] == 0

@@ -29,6 +29,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return project
 
 
+@pytest.mark.long
 def test_it_works_as_snakemakes_manual_says(computed: Copy) -> None:
     # lint: what is excepted, with its reason, and nothing else
     _, output = computed.run("snakemake", "--lint")

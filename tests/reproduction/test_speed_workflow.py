@@ -39,6 +39,7 @@ def test_without_a_gpu_pages_are_rendered_from_the_committed_record(project: Cop
     assert (status, "Not measured yet" in (project.root / PAGE).read_text()) == (0, True), output
 
 
+@pytest.mark.long
 def test_with_a_gpu_a_renamed_row_is_not_measured_again_and_a_new_argument_is(project: Copy) -> None:
     project.set_config(merge(CONFIG, {"device": "cuda"}))
     assert project.planned(PAGE, FIGURE) == {"measure_speed": 1, "page": 2}

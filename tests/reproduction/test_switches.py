@@ -14,6 +14,7 @@ from rotquant.recipes.schemes import Calibration, QuantizationScheme, RotationSc
 from rotquant.tensors.quantization import ColumnSplit
 from rotquant.weights.build import build_weights, quantized_forward
 from rotquant.weights.hessian import Hessian
+from tests.helpers.cases import one_in
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.weights import assert_gptq_by_hand
 
@@ -52,7 +53,7 @@ def logits(recipe: Recipe) -> torch.Tensor:
         return stored.model(tiny_tokens(), use_cache=False).logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(4, FAMILIES))
 def test_gptq_on_quantized_inputs_sees_inputs_and_cache_of_the_quantized_network(family: str) -> None:
     recipe = override(QUAROT, QUANTIZED_INPUTS, "test")
     stored = build_weights(tiny_model(family, dtype=torch.float64), None, recipe, 3, SAMPLES, progress=False)

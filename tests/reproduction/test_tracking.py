@@ -215,6 +215,7 @@ def test_what_a_dead_process_left_running_is_killed_and_then_gives_way(project: 
     assert client.get_run(run).info.status == "FINISHED"
 
 
+@pytest.mark.long
 def test_many_processes_that_log_the_same_to_a_new_database_lose_nothing_and_show_each_once(
     project: Project, plan: Plan
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_job_that_fails_says_why_and_one_that_is_killed_is_seen_as_killed_and_
     assert [point.step for point in opened().get_metric_history(before, "loss")] == [0, 1]
 
 
+@pytest.mark.long
 def test_jobs_of_many_processes_at_once_are_all_logged(plan: Plan) -> None:
     processes = []
     for place in range(8):

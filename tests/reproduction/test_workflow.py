@@ -180,7 +180,8 @@ def test_a_failing_job_leaves_the_others_and_the_earlier_report_and_is_tried_aga
     assert computed.snakemake(REPORT, "reports/index.md")[0] == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_learning_continues_and_no_finished_result_is_lost(tmp_path: Path, how: signal.Signals) -> None:
     project = with_rotations(tmp_path)
     process = start_slowly(project)
