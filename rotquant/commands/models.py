@@ -281,7 +281,7 @@ def evaluate(
         names = [name.strip() for name in tasks.split(",")]
         if not all(names):
             raise RecipeError("--tasks has an empty name: separate tasks by single commas.")
-        lm_eval.check_tasks(names, include_path, task_data)
+        lm_eval.check_tasks(names, include_path, task_data, num_fewshot)
         with task("starting"):
             from rotquant import api
             from rotquant.models.checkpoints import local_folder

@@ -69,38 +69,62 @@ def evaluate(
         TaskError: data that cannot be read, examples that are not there, or a task that runs what a model writes or a
             program of the hub's.
     """
-    check_tasks(tasks, include_path, task_data)
-    with task("lm-eval tasks"), quiet(), _no_hub_code(), tempfile.TemporaryDirectory() as local:
+    _check_folders(include_path, task_data)
+    with task("lm-eval tasks"), quiet(), _no_hub_code(), _loaded(tasks, include_path, task_data, num_fewshot) as loaded:
         from lm_eval.evaluator import evaluate as run_tasks
 
+        device = _device_class()(model, copy.deepcopy(tokenizer), batch_size, bos, max_length)
+        _seed()
+        found: Any = run_tasks(device, loaded, limit=cast(Any, limit), log_samples=False)
+    return found if device.finite else {**found, "results": _without_numbers(found["results"])}
+
+
+def check_tasks(
+    tasks: Sequence[str],
+    include_path: Path | None = None,
+    task_data: Path | None = None,
+    num_fewshot: int | None = None,
+) -> None:
+    """Refuse, before a model is loaded, what `evaluate` would: a task that is not known, or folders that are not there;
+    where the hub is not asked, data that are not here, too.
+
+    Raises:
+        RecipeError, TaskError: see `evaluate`.
+    """
+    from huggingface_hub import constants
+
+    _check_folders(include_path, task_data)
+    with task("reading lm-eval's tasks"), quiet(), _no_hub_code():
+        if constants.HF_HUB_OFFLINE:
+            with _loaded(tasks, include_path, task_data, num_fewshot):
+                return
+        _known(_manager([] if include_path is None else [include_path.resolve()], tasks), tasks)
+
+
+def _check_folders(*folders: Path | None) -> None:
+    for folder in folders:
+        if folder is not None and not folder.is_dir():
+            raise TaskError(f"there is no folder {folder} with definitions or data of tasks.")
+
+
+@contextlib.contextmanager
+def _loaded(
+    tasks: Sequence[str], include_path: Path | None, task_data: Path | None, num_fewshot: int | None
+) -> Iterator[Any]:
+    """Tasks with their data as lm-eval takes them; what it does not take, here or while it asks, is one sentence."""
+    with tempfile.TemporaryDirectory() as local:
         keep_to_files()
         if task_data is not None:
             _write_local(task_data, Path(local), num_fewshot)
         manager = _manager([path.resolve() for path in (include_path, Path(local)) if path is not None], tasks)
         names = _known(manager, tasks)
-        device = _device_class()(model, copy.deepcopy(tokenizer), batch_size, bos, max_length)
         try:
             with contextlib.chdir(include_path or "."):
                 loaded = manager.load(names)
             _set_shots(loaded["tasks"], num_fewshot)
-            _seed()
-            found: Any = run_tasks(device, loaded, limit=cast(Any, limit), log_samples=False)
+            yield loaded
         except Exception as error:  # data sets and definitions fail in many ways, in lm-eval and libraries below
             raise error if isinstance(error, RotquantError) else _refused(error, names) from error
-    return found if device.finite else {**found, "results": _without_numbers(found["results"])}
-
-
-def check_tasks(tasks: Sequence[str], include_path: Path | None = None, task_data: Path | None = None) -> None:
-    """Refuse, before a model is loaded, what `evaluate` would: a task that is not known, or folders that are not there.
-
-    Raises:
-        RecipeError, TaskError: see `evaluate`.
-    """
-    for folder in (include_path, task_data):
-        if folder is not None and not folder.is_dir():
-            raise TaskError(f"there is no folder {folder} with definitions or data of tasks.")
-    with task("reading lm-eval's tasks"), quiet():
-        _known(_manager([] if include_path is None else [include_path.resolve()], tasks), tasks)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 from rotquant import api
 from rotquant.formats.export import export_plain
 from rotquant.foundation.errors import KernelError, RecipeError, TaskError
+from rotquant.metrics import lm_eval
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.checkpoints import save_tiny, tiny_tokenizer
@@ -172,6 +173,8 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(tasks: Path, quantized: Path
         api.zero_shot(model, ["which_word", "which_*"], include_path=tasks)
     with pytest.raises(TaskError, match=r"could not ask piqa .*--task-data"):
         api.zero_shot(model, ["piqa"])  # no network under test
+    with pytest.raises(TaskError, match=r"could not ask piqa .*--task-data"):
+        lm_eval.check_tasks(["piqa"])  # before a model is loaded, where the hub is not asked
     (tmp_path / "humaneval.jsonl").write_text('{"prompt": "w5", "test": "w6", "entry_point": "w7", "task_id": "w8"}\n')
     with pytest.raises(TaskError, match="the measure 'code_eval' is a program on the hub, which is not run here"):
         api.zero_shot(model, ["humaneval"], task_data=tmp_path)
