@@ -219,7 +219,7 @@ ASIDE: dict[str, str] = {
     "reproduction.metrics.token_maxima:_reading_inputs": "makes a hook that is called reader",
     "reproduction.tasks.definitions:hub_dataset": "reads definitions of lm-eval, whose package is installed",
     "reproduction.tasks.definitions:_included": "reads definitions of lm-eval, whose package is installed",
-    "rotquant.metrics.lm_eval:evaluate": "gives lm-eval rows that datasets reads; what that refuses becomes a sentence",
+    "rotquant.metrics.lm_eval:_loaded": "gives lm-eval rows that datasets reads; what that refuses becomes a sentence",
     "reproduction.tasks.harness:_load_task": "gives lm-eval a definition whose rows were checked one by one",
     "rotquant.recipes.registry:_loaded": "imports a method that an installed package registers",
     "rotquant.text.loading:_hub_rows": "reads the hub, by the datasets library",
