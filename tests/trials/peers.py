@@ -33,8 +33,8 @@ from tests.trials.trial import REPOSITORY, Skip, Trial, run
 ROWS, PAGE = REPOSITORY / "docs/peers.json", REPOSITORY / "docs/peers.md"
 #: Calibration samples and their tokens; windows that are measured.
 SAMPLES, TOKENS, WINDOWS = 128, 512, 64
-#: Rows that are measured together, since full precision is computed for each batch: that is slow on a CPU.
-BATCH = {"CPU": 5}
+#: Rows that are measured together on a CPU, where full precision, computed for each batch, is slow.
+BATCH = 5
 #: Who reads these.
 OURS = "rotquant"
 #: What is computed at one price, in the order of the page; `G` is a group of 128, or of 64 where a width needs it.
@@ -178,7 +178,7 @@ def body(trial: Trial) -> None:
             row = Row(checkpoint.name, case.library, case.klass, case.words, seed, group=group, processor=processor)
             if (case.seeded or seed == 0) and not any(row.key == old.key and old.perplexity for old in known):
                 wanted.append((row, case))
-        size = BATCH.get(processor, 1)
+        size = BATCH if processor == "CPU" else 1
         for start in range(0, len(wanted), size):
             measured = made_and_measured(wanted[start : start + size], checkpoint, text, libraries, place / "made")
             with one:

@@ -20,7 +20,7 @@ import torch
 
 from rotquant import api
 from rotquant.recipes.presets import preset
-from rotquant.recipes.recipe import override_all
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text.loading import corpus_spec
 
@@ -36,16 +36,27 @@ PRESETS = ("gptq-w4a16", "quarot-w4a16")
 TUNED = list(product(("5e-05", "0.0001", "0.0002", "0.0004"), ("2e-05", "0.0001"), (4, 12)))
 
 
-def trials(model: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Presets and their changes, by words."""
+def trials(model: str, samples: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Presets and their changes, by words; samples: of calibration."""
     size = 64 if model.startswith("smollm2") else 128  # which divides every width of the model
-    rounded = {"; ".join([name, *words]): (name, changes(*words, size)) for name, words in product(PRESETS, CHOSEN)}
+    text = {"samples": samples, "sequence_length": TOKENS}
+    rounded = {
+        "; ".join([name, *words]): (name, {**changes(*words, size), "calibration": text})
+        for name, words in product(PRESETS, CHOSEN)
+    }
     return rounded | {
         f"quarot-w4a16-tuned; weights {weights}, scales {scales}; {epochs} epochs": (
             "quarot-w4a16-tuned",
             {
                 "weights": {"scheme": {"group_size": size}},
-                "methods": {"block_ap": {"weight_lr": float(weights), "scale_lr": float(scales), "epochs": epochs}},
+                "methods": {
+                    "block_ap": {
+                        "text": text,
+                        "weight_lr": float(weights),
+                        "scale_lr": float(scales),
+                        "epochs": epochs,
+                    }
+                },
             },
         )
         for weights, scales, epochs in TUNED
@@ -77,13 +88,11 @@ def main() -> None:
     check = Perplexity(corpus=corpus.name, split="validation", sequence_length=TOKENS, max_windows=options.windows)
     read = options.records.read_text().splitlines() if options.records.exists() else ()
     done = {(one["model"], one["trial"], one["seed"]) for one in map(json.loads, read)}
-    text = {"samples": options.samples, "sequence_length": TOKENS}
-    texts = {False: {"calibration": text}, True: {"methods": {"block_ap": {"text": text}}}}
     for seed in range(options.seeds):
-        for words, (name, made) in trials(options.model).items():
+        for words, (name, made) in trials(options.model, options.samples).items():
             if (options.model, words, seed) in done or not re.search(options.only, words):
                 continue
-            recipe, _ = api.fit(checkpoint, override_all(preset(name), [made, texts[name.endswith("tuned")]], words))
+            recipe, _ = api.fit(checkpoint, override(preset(name), made, words))
             begin = time.perf_counter()
             options_of = {"seed": seed, "device": options.device, "dtype": torch.bfloat16}
             cost = api.quantize(checkpoint, recipe, corpus=corpus, check=check, **options_of).cost()
