@@ -1,5 +1,6 @@
 """A plan says what the tables' direct expansion says, is read while nothing changed, and made again when not."""
 
+import json
 import os
 import re
 import subprocess
@@ -164,6 +165,34 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     assert loaded() == "set()\n"
     copy.write("workflow/papers/quarot/published/small.csv", PUBLISHED.replace("8.37", "nothing"))
     assert "write a number" in loaded()
+
+
+def test_how_recipes_fit_models_is_found_out_once_for_all_configurations_of_one_code(copy: Copy) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 96}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
+    for name in ("small", "larger"):
+        copy.write(f"models/{name}/config.json", json.dumps({"model_type": "llama", **sizes, **heads}))
+        copy.write(f"models/{name}/tokenizer.json", "{}")
+    long = {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}}
+    script = (
+        "import sys; from pathlib import Path; from reproduction.planning.current import current_plan\n"
+        f"plan = current_plan(Path(), [], {{'seeds': [int(sys.argv[1])], 'rows': {{'quarot_table1': [{long}]}}}})\n"
+        "print('torch' in sys.modules, len(plan.runs), *plan.tables['quarot_table1'].remarks)"
+    )
+
+    def planned(seed: int) -> str:
+        words = [sys.executable, "-c", script, str(seed)]
+        done = subprocess.run(words, env=copy.environment(), cwd=copy.root, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    said = "4 Not possible here: Long: calibration samples of 4096 tokens exceed the model's context of 64 tokens"
+    assert planned(0).startswith(f"True {said}")
+    assert planned(1).startswith(f"False {said}")
+    (known,) = copy.root.glob("results/plans/*.fits")
+    known.write_text(known.read_text()[:-9])
+    assert planned(2).startswith(f"True {said}")
+    copy.edit("rotquant/models/limits.py", "exceed the model's context", "are more than the model's context")
+    assert planned(3).startswith(f"True {said.replace('exceed', 'are more than')}")
 
 
 def test_plans_that_nobody_read_for_long_are_removed(copy: Copy) -> None:

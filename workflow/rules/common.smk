@@ -14,7 +14,7 @@ from reproduction.run.plan import occupied
 from reproduction.run.tracking.line import settled
 
 # Snakemake makes objects by the million, and hardly a cycle among them.
-gc.set_threshold(100_000, 50, 100)
+gc.set_threshold(1_000_000, 50, 100)
 
 
 def sentence(function, *arguments):

@@ -109,6 +109,7 @@ def root() -> Path:
     return PACKAGES["rotquant"].parent
 
 
+@functools.cache
 def _kernels() -> Path:
     """The folder of the kernels' sources."""
     return (PACKAGES["rotquant"] / "kernels" / "sources").resolve()
@@ -165,10 +166,15 @@ def _with_headers(sources: set[Path]) -> set[Path]:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-                beside = path.parent / name
-                waiting.append(beside if beside.is_file() else _kernels() / "include" / name)
+            waiting += _included(path)
     return found
+
+
+@functools.cache
+def _included(path: Path) -> tuple[Path, ...]:
+    """Our headers that a kernel source or a header includes."""
+    places = ((path.parent / name, name) for name in _INCLUDE.findall(path.read_text(encoding="utf-8")))
+    return tuple(beside if beside.is_file() else _kernels() / "include" / name for beside, name in places)
 
 
 class _Said(NamedTuple):

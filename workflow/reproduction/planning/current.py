@@ -43,13 +43,16 @@ def current_plan(
         seen = Places.model_validate_json(_content(root / PLANS / f"{said}.seen"))
         return read_plan(root / PLANS / f"{_inputs(root, said, seen)}.json")
     from reproduction.planning.expansion import make_plan, places_seen  # not needed for an unchanged project
+    from reproduction.planning.fits import KnownFits
     from reproduction.sources import load_project
     from reproduction.tables.configuration import load_config
 
-    project = load_project((), root, load_config(overrides, root, options))
+    fits = KnownFits(root)
+    project = load_project((), root, load_config(overrides, root, options), known=fits.found)
     seen = places_seen(project)
     plan = make_plan(project, _inputs(root, said, seen), code)
     if write:
+        fits.write(project.fittings)
         write_plan(root, plan)
         write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
     return plan

@@ -75,7 +75,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         runs={key: _run(project, run, shared) for key, run in project.runs.items()},
         shared=shared,
         left_out={**project.left_out, **impossible},
-        fits={name: one.model_dump(mode="json") for name, one in project.fittings.items()},
+        fits={name: one.model_dump(mode="json") for name, one in project.fittings.items() if one},
     )
 
 

@@ -160,6 +160,11 @@ class Plan(PlanEntry):
         """Whether a run is of a small model."""
         return self.planned(run).fields["checkpoint"] in self.small
 
+    @property
+    def only_small(self) -> bool:
+        """Whether all runs are of small models."""
+        return all(run.fields["checkpoint"] in self.small for run in self.runs.values())
+
     def planned(self, key: str) -> PlannedRun:
         """Find a run's data in the plan.
 

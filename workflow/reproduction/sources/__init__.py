@@ -151,11 +151,12 @@ def load_project(
     config: Config | None = None,
     fits: Mapping[str, Fitting] | None = None,
     named: Mapping[str, str] | None = None,
+    known: Mapping[str, Fitting | None] | None = None,
 ) -> Project:
     """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
 
     Args:
-        fits: how recipes fit their models, where a plan says it.
+        fits: how recipes fit their models, where a plan says it. known: the same of earlier projects.
 
     Raises:
         ConfigError: no project here, or a file that does not satisfy its schema.
@@ -172,7 +173,7 @@ def load_project(
         if not any(column.slot in config.slots for column in table.columns):
             left_out[name] = no_slot(config, table.columns[0].slot)
             del tables[name]
-    return Project(root, config, tables, left_out, fits, named)
+    return Project(root, config, tables, left_out, fits, named, known or {})
 
 
 def load_tables(root: Path) -> dict[str, Table]:

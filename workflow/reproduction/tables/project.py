@@ -104,8 +104,8 @@ class Project:
     """The configuration and the tables of all sources, expanded on demand. Paths inside are relative to `root`.
 
     left_out: tables that have no column under this configuration, by id, and why.
-    fits, named: of a plan, how recipes fit their models (`fittings`; what is not in it fits) and the names of results.
-        None finds them out. place: the folder of results, by default `results`.
+    fits, named: of a plan, how recipes fit their models (what is not in it fits) and the names of results. None finds
+        them out. known: `fittings` of an earlier project. place: the folder of results, by default `results`.
     """
 
     root: Path
@@ -114,6 +114,7 @@ class Project:
     left_out: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, Fitting] | None = None
     named: Mapping[str, str] | None = None
+    known: Mapping[str, Fitting | None] = field(default_factory=dict)
     place: Path | None = None
 
     def table(self, name: str) -> Table:
@@ -218,9 +219,8 @@ class Project:
         return tuple(f"Left out: column {name}: {no_slot(self.config, slot)}" for slot, name in slots.items())
 
     @cached_property
-    def fittings(self) -> dict[str, Fitting]:
-        """How the recipes expanded so far fit their models, where they do not as they are: what `fits` of another
-        project may be."""
+    def fittings(self) -> dict[str, Fitting | None]:
+        """How the recipes expanded so far fit their models; None where they fit as they are."""
         return {}
 
     @cached_property
@@ -344,22 +344,25 @@ class Project:
         Raises:
             ConfigError: the model's config.json is damaged, or no adapter knows its family.
         """
+        if self.fits == {}:
+            return Fitting(recipe=recipe)
         digest = self.digest(slot.name)
-
-        def name() -> str:
-            data = [digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed]
-            return short_hash(canonical_json(data))
-
+        data = [digest, recipe.model_dump(mode="json"), metric.model_dump(mode="json"), *fixed]
+        name = short_hash(canonical_json(data))
         if self.fits is not None:
-            return (self.fits.get(name()) if self.fits else None) or Fitting(recipe=recipe)
-        try:
-            model = model_of(self.checkpoint_path(slot.checkpoint), digest)
-        except (CheckpointError, UnsupportedArchitectureError) as error:
-            raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
-        found = fit(recipe, metric, model, fixed)
-        if found.sentence:
-            self.fittings[name()] = found
-        return found
+            return self.fits.get(name) or Fitting(recipe=recipe)
+        if name in self.known:
+            found = self.known[name]
+        else:
+            try:
+                model = model_of(self.checkpoint_path(slot.checkpoint), digest)
+            except (CheckpointError, UnsupportedArchitectureError) as error:
+                raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
+            if model is None:  # the next plan asks again
+                return Fitting(recipe=recipe)
+            found = fit(recipe, metric, model, fixed)
+        self.fittings[name] = found if found and found.sentence else None
+        return found or Fitting(recipe=recipe)
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as an absolute path; a hub id unchanged.
