@@ -121,6 +121,21 @@ def test_claims_of_a_table_of_nobodys_paper_are_hypotheses(tmp_path: Path, monke
     assert not any(words in text for words in ("paper's", "*published", "reported"))
 
 
+def test_steps_of_each_block_are_spoken_of_where_a_method_has_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baseline, *_ = TABLES["tables"][0]["rows"]
+    rounded, trained = ({"name": "QuaRot", "method": name} for name in ("quarot", "omniquant"))
+    tables = (table(name, rows=[baseline, row]) for name, row in (("rounded", rounded), ("trained", trained)))
+    project = load(tmp_path, monkeypatch, *tables)
+    for name in project.tables:
+        compute(project, name)
+    said = {name: page(project, name) for name in project.tables}
+    assert all("| Method | Tokens of text |" in text and "Seconds are means" in text for text in said.values())
+    assert "OmniQuant" not in said["quarot_rounded"]
+    assert "\nSteps of OmniQuant are those of each block. Seconds are means" in said["quarot_trained"]
+
+
 def test_wall_time_counts_shared_weights_once(kinds: Project) -> None:
     assert "6 runs and 2 stored weights: 13 s" in page(kinds, "quarot_table3")  # both metrics: 6 x 1.5 s + 2 x 2 s
 
