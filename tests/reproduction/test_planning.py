@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from reproduction.identity import code
 from reproduction.identity.names import Results, key_in, names_of, placed
@@ -19,7 +21,7 @@ from reproduction.tables.rankings import Ranking
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
-from tests.helpers.project import PUBLISHED, REPOSITORY, Copy, packages_in
+from tests.helpers.project import PUBLISHED, REPOSITORY, TABLES, Copy, packages_in
 
 
 @pytest.fixture
@@ -165,6 +167,41 @@ def test_an_unchanged_project_is_not_expanded_again(copy: Copy) -> None:
     assert loaded() == "set()\n"
     copy.write("workflow/papers/quarot/published/small.csv", PUBLISHED.replace("8.37", "nothing"))
     assert "write a number" in loaded()
+
+
+def test_tables_in_a_folder_outside_of_the_project_are_planned_and_followed(
+    copy: Copy, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    (one,) = TABLES["tables"]
+    (folder / "numbers").mkdir()
+    (folder / "numbers/mine.csv").write_text(PUBLISHED)
+    own = {
+        **one,
+        "id": "mine_bits",
+        "published": "numbers/mine.csv",
+        "rows": [*one["rows"], {"name": "R", "method": "rtn"}],
+    }
+
+    def written(name: str, **fields: Any) -> None:
+        table = {**TABLES, "paper": "mine", "tables": [{**own, **fields}]}
+        (folder / name).write_text(yaml.safe_dump(table, sort_keys=False))
+
+    written("bits.yaml")
+    copy.write("mine.yaml", f"papers: [{os.path.relpath(folder, copy.root)}]")
+    assert current_plan(copy.root).tables.keys() == {"quarot_table1"}
+    first = current_plan(copy.root, ["mine.yaml"])
+    assert first.tables.keys() == {"mine_bits", "quarot_table1"}
+    assert first.tables["mine_bits"].runs.keys() > first.tables["quarot_table1"].runs.keys()
+    assert current_plan(copy.root, ["mine.yaml"]) == first
+    (folder / "numbers/mine.csv").write_text(PUBLISHED.replace("8.37", "8.38"))
+    second = current_plan(copy.root, ["mine.yaml"])
+    assert second.tables["mine_bits"].definition != first.tables["mine_bits"].definition
+    written("more.yaml", id="mine_more")
+    assert current_plan(copy.root, ["mine.yaml"]).tables.keys() == {"mine_bits", "mine_more", "quarot_table1"}
+    written("more.yaml", id="mine_more", rows=[*one["rows"], {"name": "R", "method": "rtm"}])
+    with pytest.raises(ConfigError, match=re.escape(f"{folder}/more.yaml: ") + ".*unknown method 'rtm'"):
+        current_plan(copy.root, ["mine.yaml"])
 
 
 def test_how_recipes_fit_models_is_found_out_once_for_all_configurations_of_one_code(copy: Copy) -> None:

@@ -15,22 +15,18 @@ TABLE, NAMES, AMOUNTS, CLAIMS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL
 
 
 def project_with(root: Path, table: str) -> Project:
-    """This project with the page's table, slot, corpus and configuration."""
-    papers = root / "workflow/papers"
-    (papers / "mine").mkdir(parents=True)
-    (root / "config").mkdir()
-    for path in Path("workflow/papers").iterdir():
-        if path.name == "mine":  # of somebody who follows the page here
-            continue
-        (papers / path.name).symlink_to(path.resolve())
-    (root / "workflow/resources").symlink_to(Path("workflow/resources").resolve())
-    (papers / "mine/tables.yaml").write_text(table)
+    """This project, unchanged, with the page's table, slot, corpus and configuration next to it."""
+    for name in ("workflow", "config"):
+        (root / "project" / name).mkdir(parents=True)
+    for name in ("workflow/papers", "workflow/resources", "config/config.yaml"):
+        (root / "project" / name).symlink_to(Path(name).resolve())
+    (root / "mine").mkdir()
+    (root / "mine/tables.yaml").write_text(table)
     (root / "text.txt").write_text("a text\n" * 100)
     names = NAMES.replace("/models/my-model", "workflow/resources/models/rq-7b")
     names = names.replace("/texts/my-text", str(root / "text.txt"))
-    (root / "config/config.yaml").write_text(Path("config/config.yaml").read_text(encoding="utf-8"))
     (root / "mine.yaml").write_text(names + AMOUNTS)
-    return load_project([root / "mine.yaml"], root)
+    return load_project([root / "mine.yaml"], root / "project")
 
 
 def test_the_pages_table_expands_to_the_cells_that_it_shows(tmp_path: Path) -> None:

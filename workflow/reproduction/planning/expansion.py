@@ -39,7 +39,8 @@ def places_seen(project: Project) -> Places:
     tasks = {str(Path(metric.path).expanduser()) for metric in metrics if metric.path is not None}
     shipped = (*PACKAGES["test"], *PACKAGES["validation"]) if any(one.suite == "shipped" for one in metrics) else ()
     packages = {*shipped, *["lm-eval"] * any(one.suite == "paper" for one in metrics)}
-    content = tuple(sorted({*checkpoints, *texts, *tasks, str(BENCH)}))
+    papers = map(str, project.config.folders(project.root))
+    content = tuple(sorted({*checkpoints, *texts, *tasks, *papers, str(BENCH)}))
     return Places(content=content, hub=tuple(sorted(hub)), packages=tuple(sorted(packages)))
 
 

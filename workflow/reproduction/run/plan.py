@@ -36,8 +36,8 @@ class PlanEntry(BaseModel):
 class Places(PlanEntry):
     """The places that decide a plan's content and are not read whole for it, relative to the project or absolute.
 
-    content: checkpoints, speed records, text files and data of tasks. hub: models and data sets of the hub, as (kind,
-    id). packages: those whose versions decide tasks.
+    content: checkpoints, speed records, text files, data of tasks and folders of tables outside of workflow/. hub:
+    models and data sets of the hub, as (kind, id). packages: those whose versions decide tasks.
     """
 
     content: tuple[str, ...]

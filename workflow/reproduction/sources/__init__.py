@@ -153,7 +153,8 @@ def load_project(
     named: Mapping[str, str] | None = None,
     known: Mapping[str, Fitting | None] | None = None,
 ) -> Project:
-    """Load the project around the working folder: its configuration (unless given) and the tables of all papers.
+    """Load the project around the working folder: its configuration (unless given) and the tables of all papers, with
+    those of the configuration's own folders.
 
     Args:
         fits: how recipes fit their models, where a plan says it. known: the same of earlier projects.
@@ -162,8 +163,8 @@ def load_project(
         ConfigError: no project here, or a file that does not satisfy its schema.
     """
     root = root or find_root()
-    tables = load_tables(root)
     config = config or load_config(overrides, root)
+    tables = load_tables(root, config.folders(root))
     runs = {name: table for name, table in tables.items() if isinstance(table, RunTable)}
     check_names(config, runs, root)
     for name, rows in config.rows.items():
@@ -176,15 +177,20 @@ def load_project(
     return Project(root, config, tables, left_out, fits, named, known or {})
 
 
-def load_tables(root: Path) -> dict[str, Table]:
+def load_tables(root: Path, folders: Sequence[Path] = ()) -> dict[str, Table]:
     """The tables of all sources by id, in the papers' order.
+
+    Args:
+        folders: further ones, as those in workflow/papers are.
 
     Raises:
         ConfigError: a file that does not satisfy its schema, two tables with one id, or a name that refers to nothing.
     """
     files: dict[Path, Source[Any, Any]] = {}
     for pattern, source in patterns():
-        for path in (root / "workflow").glob(pattern):
+        one = pattern.removeprefix("papers/*/")
+        own = (path for folder in folders for path in folder.glob(one) if one != pattern)
+        for path in (*(root / "workflow").glob(pattern), *own):
             files.setdefault(path, source)
     found: dict[str, Table] = {}
     for path, source in sorted(files.items(), key=lambda pair: pair[0]):

@@ -172,6 +172,8 @@ class Settings(Written):
     `paper`: a server, which projects share, asks for one."""
     rows: dict[str, Many[Row]] = Field(default_factory=dict)
     """Further rows of single tables, which the papers do not have: `{quarot_table1: [{name: RTN, method: rtn}]}`."""
+    papers: Many[Annotated[str, Field(min_length=1)]] = ()
+    """Folders with tables of your own, anywhere: each has files like those of a folder in workflow/papers."""
     allow_code_execution: bool = False
     """Whether programs that models write for HumanEval may be run, in a process that can do little (docs/tasks.md)."""
 
@@ -222,6 +224,26 @@ class Config(Settings):
     def where(self, *path: str) -> str:
         """The location of a key for messages, such as "config/paper.yaml: slots.Llama-2-7B"."""
         return f"{named(self.layers, path)}: {'.'.join(path)}"
+
+    def folders(self, root: Path) -> tuple[Path, ...]:
+        """The folders of `papers`, absolute.
+
+        Raises:
+            ConfigError: one is no folder, has no YAML file, or is the project's or around it.
+        """
+        found = []
+        for name in self.papers:
+            folder, where = (root / Path(name).expanduser()).resolve(), f"{self.where('papers')}: {name}"
+            if not folder.is_dir():
+                raise ConfigError(f"{where} is no folder: name one that has YAML files with tables.")
+            if root.resolve().is_relative_to(folder):
+                raise ConfigError(
+                    f"{where} is this project's folder or around it: name one of its own for your tables."
+                )
+            if not any(folder.glob("*.yaml")):
+                raise ConfigError(f"{where} has no YAML file: write tables there, as docs/tables.md says.")
+            found.append(folder)
+        return tuple(dict.fromkeys(found))
 
     def slot(self, name: str) -> Slot:
         """Find the slot of a table's column.

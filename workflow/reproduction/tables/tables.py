@@ -340,7 +340,7 @@ def tables_in(path: Path, root: Path, schema: type[OfPaper], kind: type[T]) -> I
     Raises:
         ConfigError: a problem with a key (the sentence names it), an unknown name in a claim, a wrong number of labels.
     """
-    relative = path.relative_to(root)
+    relative = path.relative_to(root) if path.is_relative_to(root) else path
     try:
         data = written_out(read_yaml(path))
     except ConfigError as error:
