@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,27 @@ from typing import Any
 VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "numpy", "datasets", "lm_eval")
 
 
+#: Entry points by which other packages register methods (`rotquant.recipes.registry`).
+_METHODS = "rotquant.methods"
+
 #: This package's code, wherever the working folder is.
 CODE = Path(__file__).resolve()
 
 
-def environment(code: Path = CODE) -> dict[str, Any]:
+def environment(code: Path = CODE, methods: Collection[str] = ()) -> dict[str, Any]:
     """The circumstances of a computation as plain data: time, commit, versions, machine. Imports nothing heavy.
 
     The GPU's name is added by the stages that use one.
 
     Args:
         code: a file of the code that computes, or the folder of its checkout.
+        methods: names of the methods that act.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": git_commit(code),
         "git_dirty": git_dirty(code),
-        "versions": versions(),
+        "versions": versions(methods),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_name(),
@@ -56,10 +60,11 @@ def largest_memory(allocated: Iterable[int] = ()) -> int:
     return max(allocated, default=0) or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def versions() -> dict[str, str]:
-    """Installed versions of the distributions that matter for a number."""
+def versions(methods: Collection[str] = ()) -> dict[str, str]:
+    """Installed versions of the distributions that matter for a number, and of those that register these methods."""
     installed = {}
-    for name in VERSIONS:
+    points = importlib.metadata.entry_points(group=_METHODS) if methods else ()
+    for name in (*VERSIONS, *(point.dist.name for point in points if point.name in methods and point.dist)):
         try:
             installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

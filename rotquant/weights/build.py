@@ -123,7 +123,7 @@ def _build(
         quantized=dict(context.weights.shapes),
         seconds=costs.seconds,
         peak_bytes=costs.peak_bytes,
-        versions={**versions()},
+        versions={**versions(recipe.methods)},
     )
     state = QuantizedState(manifest, tensors, context.static, matrices)
     return StoredModel(model, tokenizer, context.weights, state, context.history)

@@ -168,6 +168,9 @@ def test_a_table_computes_and_describes_a_registered_method(project: Project) ->
             record, history = compute_weights(run, checkpoint, folder, "cpu", stage_digest("weights", recipe))
             assert history == []
         found, provenance = measure_run(run, checkpoint, folder, "cpu", 2, stage_digest("runs", run.recipe))
+        for made in filter(None, (record, provenance)):
+            assert made["versions"].get("halving_method") == ("1.0" if run.recipe.methods else None)
+            assert made["versions"].keys() >= {"rotquant", "torch"}
         write_result(project.results.run(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
     assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)
 
@@ -182,6 +185,7 @@ def test_what_a_registered_method_stores_acts_at_run_time_before_and_after_loadi
             outputs[name] = stored.model(tiny_tokens()).logits
     assert torch.equal(outputs["plain"], outputs["halved"])  # powers of two are exact
     assert "Halving" in stored.manifest.seconds
+    assert stored.manifest.versions["halving_method"] == "1.0"
     save_quantized(tmp_path / "model", stored)
     model, _, state = load_quantized(tmp_path / "model")
     assert state.tensors.keys() == {"halving"}

@@ -53,7 +53,7 @@ def compute_rotations(run: Run, checkpoint: str, folder: Path, device: str, code
     for path in folder.glob("unfinished-*"):
         path.unlink()
     return {
-        **environment(),
+        **environment(methods=[learner.name]),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
         **of_checkpoint(run, checkpoint),

@@ -70,7 +70,7 @@ def measure_run(
         subject = Subject(run, model, tokenizer, text, reference, batch_size, *more)
         measurement = getattr(measures, run.metric.kind)(run.metric, subject)
     provenance = {
-        **environment(),
+        **environment(methods=run.recipe.methods),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
         **of_checkpoint(run, checkpoint),

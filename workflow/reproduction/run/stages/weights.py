@@ -72,7 +72,7 @@ def compute_weights(
         companions=companions(place),
     )
     provenance = {
-        **environment(),
+        **environment(methods=run.recipe.methods),
         "code_digest": code,
         "gpu": gpu_name(accelerator),
         **of_checkpoint(run, checkpoint),
