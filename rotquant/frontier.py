@@ -224,8 +224,8 @@ def _floats(recipe: Recipe, kind: str) -> dict[str, Any]:
         blocks = recipe.rotation.model_dump(mode="json") if recipe.rotation else {}
         blocks = {name: size["group_size"] for name, value in blocks.items() if type(value) is int}
         parts |= {"weights": {"scheme": size}, "activations": size | {"dynamic": scheme["dynamic"]}}
-        mixing = [name for name, one in recipe.methods.items() if "block" in type(one).model_fields]
-        parts["methods"] = {name: {"block": size["group_size"]} for name in mixing}
+        mixing = {name: one.mixes for name, one in recipe.methods.items() if one.mixes}
+        parts["methods"] = {name: {field: size["group_size"]} for name, field in mixing.items()}
         return parts | {"rotation": blocks or recipe.rotation}
     parts |= dict.fromkeys(("attention_output", "keys", "values"))
     parts["weights"] = {"scheme": scheme | {"scale": "paper", "dynamic": True}, "clip_search": False}

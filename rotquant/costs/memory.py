@@ -210,7 +210,7 @@ def _sites(work: Work, method: Method) -> Phase:
         )
         rows = work.shapes.rows(site.linears[0])
         working = _copies(work, rows * site.features)
-        if hasattr(method, "damping"):  # errors are spread by the inverse of X^T X, over all weights of the site
+        if method.inverts:  # errors are spread by the inverse of X^T X, over all weights of the site
             every = rows * (1 if site.experts else len(site.linears)) * site.features
             factor = Part("its inverse's factor", 4 * 8 * square, f"4 x {site.features}^2 in float64")
             columns = Part("weights in columns", 3 * exact * every, f"3 x {every:,} numbers of {8 * exact} bits")

@@ -155,8 +155,8 @@ def way_of(method: Method, recipe: Recipe) -> Way:
         return "training"
     if learns:
         return "blocks"
-    inverts = "rounding" in method.roles or hasattr(method, "damping")  # X^T X of each site
-    return (method.reads or "sites") if inverts else "stream"
+    sums = "rounding" in method.roles or method.inverts  # X^T X of each site
+    return (method.reads or "sites") if sums else "stream"
 
 
 def text_of(method: Method, recipe: Recipe) -> Calibration | None:

@@ -74,6 +74,9 @@ class Method(Frozen):
         into a `codebook` for each group.
     rates: fields that are learning rates, where it has them; with `steps` and `batch_size` they say how it learns.
     acts_at_run_time: whether its module has `runtime` or `attach`.
+    inverts: whether it inverts X^T X, the second moments of each site's inputs: to spread errors of rounding by it, or
+        for matrices that it stores.
+    mixes: the field with the number of features that each of its matrices mixes, which is a group of 4-bit floats.
     clipping: how it chooses clips of weights, where the settings do not change that: `clips_weights`.
     quantized_inputs: whether it always learns with the quantizers of activations and KV cache at work.
     fp4: settings that it needs where weights and inputs are 4-bit floats; None where it knows integers alone.
@@ -99,6 +102,8 @@ class Method(Frozen):
     fp4: ClassVar[Mapping[str, Any] | None] = None
     short: ClassVar[Mapping[str, Any]] = {}
     reads: ClassVar[Literal["sites", "layers"] | None] = None
+    inverts: ClassVar[bool] = False
+    mixes: ClassVar[str | None] = None
     clipping: ClassVar[str | None] = None
 
     @classmethod

@@ -5,14 +5,20 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from rotquant import api
 from rotquant import frontier as work
 from rotquant.foundation.errors import RecipeError
 from rotquant.frontier import Tried, class_of, frontier, recipes_of
+from rotquant.models.architectures import architecture_of
+from rotquant.models.checkpoints import load_config
+from rotquant.models.fitting import fitted
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
+from rotquant.weights.bits import bits_per_weight
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import rotquant
 from tests.helpers.models import outlier_model
@@ -48,6 +54,21 @@ def test_methods_are_ranked_and_the_simplest_of_those_alike_is_taken(model: Path
     assert found.taken in found.alike
     assert found.taken in found.reason
     assert found.metric.split == "validation"
+
+
+def test_stored_matrices_and_orders_count_in_the_bits_of_a_weight(model: Path, text: CorpusSpec) -> None:
+    (found,) = frontier(model, "W4A4KV4", text, methods=["duquant"], **SMALL).tried
+    recipe = fitted(preset("duquant"), architecture_of(load_config(model)))[0]
+    recipe = override(recipe, {"calibration": {"corpus": "words", "samples": 4, "sequence_length": 16}}, "test")
+    stored = api.quantize(model, recipe, corpus=text).stored
+    assert stored is not None
+    (tensors,) = stored.state.tensors.values()
+    assert any(tensor.dtype == torch.int64 for tensor in tensors.values())  # orders of features
+    assert any(tensor.is_floating_point() for tensor in tensors.values())  # rotations
+    shapes = stored.manifest.quantized
+    numbers = sum(rows * columns for rows, columns in shapes.values())
+    without = bits_per_weight(recipe, architecture_of(load_config(model)), shapes)["total"]
+    assert found.bits == pytest.approx(without + 8 * sum(one.nbytes for one in tensors.values()) / numbers)
 
 
 def test_no_method_begins_after_the_time(model: Path, text: CorpusSpec) -> None:

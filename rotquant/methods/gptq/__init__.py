@@ -18,6 +18,7 @@ class GPTQ(Method):
     source: ClassVar[str] = "Frantar et al. 2022, Eqs. 2-3"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding"})
     calibrates: ClassVar[bool] = True
+    inverts: ClassVar[bool] = True
     fp4: ClassVar[Mapping[str, Any] | None] = {"group_scales": "static"}
 
     block_size: Annotated[int, Field(gt=0)] = 128

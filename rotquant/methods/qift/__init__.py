@@ -23,6 +23,7 @@ class Qift(Method):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "codebook"
     groups: ClassVar[str] = "table_groups"
     calibrates: ClassVar[bool] = True
+    inverts: ClassVar[bool] = True
     clipping: ClassVar[str | None] = "search"
 
     rounding: Literal["gptq", "nearest"] = "gptq"

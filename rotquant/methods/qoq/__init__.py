@@ -26,6 +26,7 @@ class QoQ(Method):
     roles: ClassVar[frozenset[Role]] = frozenset({"transformation", "rounding"})
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
+    inverts: ClassVar[bool] = True
     reads = "layers"
 
     attention_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5

@@ -21,6 +21,7 @@ class QuIP(Method):
     stored_as: ClassVar[Literal["integers", "lattice", "codebook"]] = "lattice"
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
     calibrates: ClassVar[bool] = True
+    inverts: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
 
     damping: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01

@@ -27,6 +27,8 @@ class WUSH(Method):
     acts_at_run_time: ClassVar[bool] = True
     excludes: ClassVar[frozenset[Role]] = frozenset({"prefix", "selection"})
     calibrates: ClassVar[bool] = True
+    inverts: ClassVar[bool] = True
+    mixes: ClassVar[str | None] = "block"
     fp4: ClassVar[Mapping[str, Any] | None] = {}
 
     block: Annotated[int, Field(gt=1)] = 16

@@ -123,16 +123,12 @@ def _peer(a: TransformArguments) -> Callable[[Tensor], Tensor]:
     except ImportError as error:
         raise KernelError(f"{a.implementation} is not installed here: {error}.") from None
     factor, _ = decompose(a.features)
-    name = "hadamard_transform" if factor == 1 else f"hadamard_transform_{factor}N"
-    if a.implementation == "hadacore":
-        name = "hadacore_transform" if factor == 1 else ""
-    if a.heads or not hasattr(peer, name):
+    suffix, in_place = "" if factor == 1 else f"_{factor}N", a.implementation == "hadacore"
+    function = getattr(peer, f"{'hadacore' if in_place else 'hadamard'}_transform{suffix}", None)
+    if a.heads or function is None:
         raise KernelError(f"{a.implementation} has no transform of {a.features} features and {a.heads} heads.")
-    function = getattr(peer, name)
-    if a.implementation == "hadacore":
-        return function  # in place
     scale = a.features**-0.5
-    return lambda x: function(x, scale)
+    return function if in_place else lambda x: function(x, scale)
 
 
 #: Weights that a phase reads and writes.
