@@ -3,7 +3,7 @@
 from typing import Any
 
 from reproduction.identity.run import signed
-from rotquant.foundation.environment import environment
+from tests.helpers.circumstances import circumstances
 
 LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"methods": {"gptq": None}}}
 
@@ -11,7 +11,7 @@ LEARNED = {"name": "Learned", "method": "spinquant-easy", "recipe": {"methods": 
 def learned_record(run: Any, loss: float = 3.0) -> dict[str, Any]:
     settings = run.recipe.methods["spinquant"].model_dump(mode="json")
     made = {
-        **environment(),
+        **circumstances(),
         "code_digest": "0123456789abcdef",
         "checkpoint": run.checkpoint,
         "checkpoint_digest": run.checkpoint_digest,

@@ -1,6 +1,5 @@
 """Small tables of every kind with their run files, for the tests of pages and figures."""
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
-from rotquant.foundation.environment import environment
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import CONFIG, PUBLISHED, TABLES, Copy, checkpoints_by_name
 
 VALUES = {"Baseline": 10.0, "QuaRot": 11.0}
@@ -119,12 +118,6 @@ KINDS = [
     ),
     table("figure1", metrics=[{"kind": "magnitudes"}], columns=["Llama-2-7B"], published=None, claims=[], figure=None),
 ]
-
-
-@functools.cache
-def circumstances() -> dict[str, Any]:
-    """The environment, found out once: it asks git."""
-    return environment()
 
 
 def provenance(**more: Any) -> dict[str, Any]:

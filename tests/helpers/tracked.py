@@ -14,7 +14,7 @@ from reproduction.run.results import RunResult, write_result
 from reproduction.run.tracking.store import opened
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
-from rotquant.foundation.environment import environment
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import Copy, checkpoints_by_name
 
 ROWS = [
@@ -61,7 +61,7 @@ def compute(project: Project, value: float = 11.0, row: str | None = None) -> No
         if row in (None, cell.row):
             for run in cell.runs:
                 numbers = metrics(run, value + run.seed / 10)
-                record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
+                record = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.5}
                 write_result(project.results.run(run.key), RunResult(run, numbers, record, None))
 
 

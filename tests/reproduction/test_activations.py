@@ -15,12 +15,12 @@ from reproduction.render.figures import draw as figures
 from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import CorpusError, ResultError
 from rotquant.models.rotation.fusing import fuse_norms, rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.text import Tokens
+from tests.helpers.circumstances import circumstances
 from tests.helpers.models import FAMILIES, tiny_model, tiny_tokens
 from tests.helpers.project import Copy, checkpoints_by_name
 
@@ -195,7 +195,7 @@ def compute(project: Project, arrays: dict) -> None:
     """Write the figure's run files, all with the same arrays."""
     numbers = {"peak_ratio": 8.0, "largest": 4.0, "median": 0.5}
     for run in project.runs.values():
-        record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0}
+        record = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.0}
         write_result(project.results.run(run.key), RunResult(run, numbers, record, None, arrays))
 
 

@@ -358,7 +358,7 @@ def test_without_lm_eval_all_but_the_papers_tasks_is_computed(tmp_path: Path) ->
     paper = {"slots": {"Llama-2-13B": {"compute": False}}, "zero_shot": {"suite": "paper", "corpus": None}}
     project.set_config(merge(CONFIG, paper))
     for path in (tmp_path / "workflow/reproduction/tasks").glob("*.py"):
-        path.write_text(path.read_text().replace('"lm_eval"', '"no_such_package"'))
+        project.write(str(path.relative_to(tmp_path)), path.read_text().replace('"lm_eval"', '"no_such_package"'))
     status, output = project.rotquant(*EXECUTE[1:])
     assert status == 2
     assert re.search(r"4 results could not be computed; the first, zero-shot tasks: .*lm-eval", output.splitlines()[-1])

@@ -22,9 +22,9 @@ from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
 from reproduction.words import templates
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_text
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import Copy, checkpoints_by_name
 from tests.helpers.reports import page as markdown_page
 
@@ -149,7 +149,7 @@ def render(project: Project, name: str, table: Any) -> None:
         for run in cell.runs:
             value = 40.0 + run.seed / 10 + (3 if (cell.row == "QuaRot") == (run.metric.kind == "perplexity") else 0)
             numbers = {quantity.name: value for quantity in quantities(run.metric)}
-            record = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.5}
+            record = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.5}
             write_result(project.results.run(run.key), RunResult(run, numbers, record, None))
     values, _ = tables.collect(project, table)
     write_frame(project.root / table_path(name), values.frame)

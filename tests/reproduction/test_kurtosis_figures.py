@@ -16,8 +16,8 @@ from reproduction.run.stages import measures
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import RecipeError
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import CONFIG, REPOSITORY, Copy, checkpoints_by_name
 from tests.helpers.reports import drawn, page
 
@@ -48,7 +48,7 @@ def compute(project: Project, **numbers: float) -> None:
     """Write run files; with the seed numbers rise by a thousandth."""
     for run in project.runs.values():
         found = {one.name: (NUMBERS | numbers).get(one.name, 1.0) + run.seed / 1000 for one in quantities(run.metric)}
-        made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
+        made = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
         weights = made if run.weights_key else None
         write_result(project.results.run(run.key), RunResult(run, found, made, weights, arrays(run)))
 

@@ -17,9 +17,9 @@ from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import SNR_DB, quantities
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import write_json
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import CONFIG, Copy, checkpoints_by_name
 from tests.helpers.reports import changed, drawn, page
 
@@ -112,7 +112,7 @@ def compute(project: Project, run: Any) -> None:
     """Write a run file; learned rotations vary less with the seed."""
     spread = 0.01 if run.rotation_key else 0.1
     numbers = {quantity.name: 6.0 + spread * run.seed for quantity in quantities(run.metric)}
-    made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
+    made = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
     weights = {**made, "rotation": rotation(run.rotation_key)} if run.rotation_key else None
     arrays = ARRAYS.get(run.metric.kind, {})
     if run.metric.kind == "range_use":
@@ -126,7 +126,7 @@ def compute(project: Project, run: Any) -> None:
 def rotation(key: str) -> dict[str, Any]:
     """What a record of learned rotations says."""
     learning = {"network": "all", "steps": 20, "batch_size": 2, "text": {"sequence_length": 16}}
-    made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}, "checkpoint": "small"}
+    made = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}, "checkpoint": "small"}
     return {**made, "key": key, "seed": 0, "learning": learning, "first": {"loss": 4.0}, "last": {"loss": 3.0}}
 
 

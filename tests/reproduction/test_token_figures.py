@@ -16,8 +16,8 @@ from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import TENSOR_WORDS, quantities
-from rotquant.foundation.environment import environment
 from rotquant.foundation.errors import ResultError
+from tests.helpers.circumstances import circumstances
 from tests.helpers.project import Copy, checkpoints_by_name
 
 LAYERS = 3
@@ -100,7 +100,7 @@ def compute(project: Project, **arrays: Any) -> None:
             usual["token_maxima"] = {"maxima": {name: maxima() for name in TENSORS[run.metric.tensors]}}
         if run.metric.kind == "magnitudes":
             usual["magnitudes"] = {"panels": [panel(1000.0 if run.recipe.rotation is None else 1.0)]}
-        made = {**environment(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
+        made = {**circumstances(), "code_digest": "0123456789abcdef", "seconds": 1.0, "corpora": {}}
         found = arrays.get(run.metric.kind, usual[run.metric.kind])
         write_result(project.results.run(run.key), RunResult(run, numbers, made, None, found))
 
