@@ -11,9 +11,11 @@ import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 
+from tests.helpers.project import Copy
 from tests.trials import faults, namespaces, projects, sockets
 from tests.trials.faults import ALL, SNAKEMAKE, VICTIMS, Clock, Job
 from tests.trials.sockets import Seen
@@ -222,13 +224,23 @@ def at_once(trial: Trial, calm: Undisturbed, folder: Path) -> None:
 def read_only(trial: Trial, calm: Undisturbed, folder: Path) -> None:
     """Let results be read-only, before anything is computed and after all is."""
     project = calm.make(folder / "readonly")
+    refuse_read_only(trial, project)
+    ends_well(trial, "read-only results", project, calm)
+    take_read_only(trial, project)
+
+
+def refuse_read_only(trial: Trial, project: Copy) -> None:
+    """Start on results that are read-only before anything is computed."""
     for what, command in (("Snakemake", WORKFLOW), ("`rotquant runs execute`", EXECUTE)):
         with faults.read_only(project.root / "results"):
             status, output = Job(project, *command).ends()
         good = status != 0 and output.count("Read-only file system") == 1 and in_sentences(output)
         trial.check(f"{what} on results that are read-only ends in one sentence", good, output[-3000:])
         trial.check("Nothing is computed for results that are read-only", not finished(project.root))
-    ends_well(trial, "read-only results", project, calm)
+
+
+def take_read_only(trial: Trial, project: Copy) -> None:
+    """Start on results that are read-only and complete."""
     with faults.read_only(project.root / "results"):
         trial.check("Complete results that are read-only are no error", completes(project))
 
@@ -272,14 +284,15 @@ def body(trial: Trial) -> None:
     namespaces.enter("mount")
     with tempfile.TemporaryDirectory() as made, faults.ending():
         folder = Path(made)
-        small = undisturbed(trial, mechanics, folder / "mechanics")
         so_far = Kills()
         if trial.quick:
+            small = undisturbed(trial, mechanics, folder / "mechanics", partial(refuse_read_only, trial))
+            take_read_only(trial, small.project)
             kills(trial, small, 2, 2, folder / "killed", so_far)
             so_far.tell(trial)
             full_disks(trial, small, ["results"], folder)
-            read_only(trial, small, folder)
             return
+        small = undisturbed(trial, mechanics, folder / "mechanics")
         whole = undisturbed(trial, shipped, folder / "shipped")
         real = undisturbed(trial, tiny, folder / "tiny")
         localhost(trial, whole, folder / "network")

@@ -32,6 +32,7 @@ LEFT = ("results", "reports", "logs", ".snakemake", "mlartifacts", "mlflow.db", 
 class Undisturbed:
     """A project, how it is set up, and what an undisturbed run of it computed in how many seconds."""
 
+    project: Copy
     make: Callable[[Path], Copy]
     digests: dict[str, str]
     shown: list[tuple[str, str]]
@@ -69,15 +70,22 @@ def changed(project: Copy, changes: dict[str, Any]) -> Copy:
     return project
 
 
-def undisturbed(trial: Trial, make: Callable[[Path], Copy], place: Path) -> Undisturbed:
-    """Compute a project without any fault."""
+def undisturbed(
+    trial: Trial, make: Callable[[Path], Copy], place: Path, before: Callable[[Copy], None] = lambda project: None
+) -> Undisturbed:
+    """Compute a project without any fault.
+
+    Args:
+        before: what happens to it before it is computed.
+    """
     project = make(place)
+    before(project)
     started = time.monotonic()
     status, output = Job(project, *WORKFLOW).ends()
     seconds = time.monotonic() - started
     trial.check("An undisturbed run completes", status == 0 and completes(project), output[-1000:])
     trial.say(f"the undisturbed run of {place.name} took {seconds:.0f} s")
-    return Undisturbed(make, projects.digests(place), shown_in_mlflow(place), seconds)
+    return Undisturbed(project, make, projects.digests(place), shown_in_mlflow(place), seconds)
 
 
 def completes(project: Copy, *around: str) -> bool:
