@@ -30,10 +30,10 @@ def some_tables(count: int, row: str = "QuaRot") -> dict[str, Any]:
     return {**TABLES, "tables": made}
 
 
-def computed(root: Path, writers: Writers, tables: int) -> Copy:
-    """A project with that many tables, all of it computed and no page rendered."""
+def computed(root: Path, writers: Writers, tables: int, seeds: int) -> Copy:
+    """A project with that many tables and seeds, all of it computed and no page rendered."""
     project = projects.mechanics(root)
-    project.set_config({**CONFIG, "tracking": "group"})
+    project.set_config({**CONFIG, "tracking": "group", "seeds": [*range(seeds)]})
     project.set_tables(some_tables(tables))
     compute(project, writers)
     return project
@@ -61,10 +61,9 @@ def alone(project: Copy, writers: Writers) -> Shown:
 def clone(project: Copy, root: Path) -> Copy:
     """A copy of the computed project in a folder of its own."""
     made = projects.mechanics(root)
-    made.set_config({**CONFIG, "tracking": "group"})
     made.set_tables(some_tables(len(tables_of(project))))
-    for part in ("results", "reports"):
-        shutil.copytree(project.root / part, made.root / part)
+    for part in ("config", "results", "reports"):
+        shutil.copytree(project.root / part, made.root / part, dirs_exist_ok=True)
     return made
 
 

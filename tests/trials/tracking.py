@@ -74,7 +74,7 @@ class Stage:
 
 
 def main(trial: Trial) -> None:
-    """Try all of it; the quick form has fewer writers and less of what is killed."""
+    """Try all of it; the quick form has fewer runs and writers, and less of what is killed."""
     draw = random.Random(trial.seed)
     postgresql.programs()
     try:
@@ -86,7 +86,8 @@ def main(trial: Trial) -> None:
         with postgresql.running() as server:
             trial.versions |= {"postgresql": server.version.split()[0]}
             trial.versions |= {name: version(name) for name in ("mlflow", "SQLAlchemy", "psycopg2-binary")}
-            project = computed(folder / "project", writers, 2 if trial.quick else 10)
+            tables, seeds = (2, 1) if trial.quick else (10, 2)
+            project = computed(folder / "project", writers, tables, seeds)
             stage = Stage(trial, folder, server, writers, project, alone(project, writers))
             trial.figure("tables", len(tables_of(project)))
             trial.figure("MLflow runs that are to be shown", len(stage.reference.runs))
