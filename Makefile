@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: all setup test test-long test-machines trials speed lint format lock site gallery clean FORCE
+PARTS := part-0 part-1 part-2
+.PHONY: all setup $(PARTS) test test-long test-machines trials speed lint format lock site gallery clean FORCE
 
 all: setup
 	snakemake --cores all
@@ -16,10 +17,17 @@ setup: $(READY)
 $(READY): requirements.lock pyproject.toml workflow/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rotquant needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(MAKE) --no-print-directory --jobs=$(words $(PARTS)) $(PARTS)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 		--editable . --editable workflow
 	touch $@
+
+# pip unpacks on one core, so several share the lock, of which nothing has to be resolved. The call after them adds what no
+# two may replace, and where torch is a CUDA build the wheels that the lock leaves to it.
+$(PARTS): part-%:
+	awk '/==/ && !/^(pip|setuptools)==/ && n++ % $(words $(PARTS)) == $*' requirements.lock \
+		| $(BIN)/python -m pip install --quiet --no-deps --requirement /dev/stdin
 
 # FORCE: whether a report is up to date is for Snakemake to decide, not for make.
 reports/%: $(READY) FORCE
