@@ -1,7 +1,6 @@
 """Every cell of every speed table runs on the meta device: shapes, types and operators fit, and nothing is computed."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,11 @@ from reproduction.benchmarks.arguments import (
     RoundRowsArguments,
 )
 from reproduction.benchmarks.shapes import decoder_config, shape_config
-from reproduction.sources import load_tables
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import KernelError
+from tests.helpers.project import shipped_project
 
-ROOT = Path(__file__).parents[2]
-TABLES = {name: table for name, table in load_tables(ROOT).items() if isinstance(table, SpeedTable)}
+TABLES = {name: table for name, table in shipped_project().tables.items() if isinstance(table, SpeedTable)}
 META = torch.device("meta")
 
 
