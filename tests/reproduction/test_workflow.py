@@ -257,11 +257,12 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     assert not (tmp_path / "results/runs").exists()
 
 
-def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path) -> None:
+def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Path, fresh_database: Path) -> None:
     one = {"Llama-2-13B": {"compute": False}}
     long = {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}}
     rows = {"quarot_table1": [long]}
-    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 300}}, slots=one, rows=rows)
+    project = tiny(tmp_path, seeds=[1], tracking=True, methods={"spinquant": {"steps": 100}}, slots=one, rows=rows)
+    shutil.copy(fresh_database, tmp_path)
 
     status, output = project.snakemake(REPORT, "reports/index.md", "--notemp")
     assert status == 0, output + logs(project)
@@ -275,7 +276,7 @@ def test_tiny_models_go_from_checkpoint_to_report_with_real_numbers(tmp_path: Pa
     assert DONE in project.snakemake(REPORT)[1]
     text = (tmp_path / REPORT).read_text()
     rotation, *others = shown_in_mlflow(tmp_path)
-    assert rotation == ("rotation: SpinQuant on Llama-2-7B, seed 1", "FINISHED", 300)
+    assert rotation == ("rotation: SpinQuant on Llama-2-7B, seed 1", "FINISHED", 100)
     assert {status for _, status, _ in others} == {"FINISHED"}
     assert len(others) == 3 + 2 + 1  # runs, weights, the table
     assert all(f"{result.value:.2f}" in text for result in results.values())
