@@ -259,10 +259,13 @@ def alive(group: int) -> bool:
 
 
 class Copy:
-    """The copied project; `fake` replaces the computing stages, `small` the tables and the configuration."""
+    """The copied project; `fake` replaces the computing stages, `small` the tables and the configuration.
+
+    edited: whether a file was, so that it may have other code than another copy.
+    """
 
     def __init__(self, root: Path, *, fake: bool = True, small: bool = True) -> None:
-        self.root = root
+        self.root, self.edited = root, False
         ignore = shutil.ignore_patterns("__pycache__", "models", "reproduction")
         shutil.copytree(REPOSITORY / "workflow", root / "workflow", ignore=ignore)
         shutil.copytree(REPOSITORY / "profiles", root / "profiles")
@@ -298,6 +301,7 @@ class Copy:
         """Replace text in a file of the copy, which must hold it."""
         text = (self.root / path).read_text(encoding="utf-8")
         assert old in text
+        self.edited = True
         self.write(path, text.replace(old, new))
 
     def set_config(self, config: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Commands of the project that begin at the same moment, forked from one process that has imported MLflow.
+"""Commands of the project that begin at the same moment, forked from one process that has imported MLflow and a project.
 
-Each is a process of its own, with its own package, environment and output, as Snakemake's jobs are; only the seconds of
-importing are spent once.
+Each is a process of its own, with its own environment and output, as Snakemake's jobs are; only the seconds of importing
+are spent once. Copies of the project have the same code until one is edited, which then imports its own.
 """
 
 import json
@@ -17,17 +17,32 @@ from pathlib import Path
 from tests.helpers.project import Copy
 
 _WAITING = """
-import json, os, sys
+import gc, json, os, sys
 import alembic.command, jinja2, mlflow, pandas, psycopg2, pydantic, pyarrow.parquet, rich.console, rich.table
 import scipy.optimize, scipy.stats, sqlalchemy, typer, yaml
 import mlflow.store.tracking.sqlalchemy_store
 
 sys.dont_write_bytecode = True
+gc.set_threshold(20_000, 20, 100)
+
+
+def load(path):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rotquant", "reproduction")]:
+        del sys.modules[name]
+    sys.path[:1] = path.split(":")
+    import rotquant.cli, rotquant.commands.root, reproduction.commands.tracking
+    rotquant.cli.tree()
+    gc.collect()
+    gc.freeze()  # no child looks through what is imported here, nor copies it thereby
+
+
 for line in sys.stdin:
+    if "rotquant" not in sys.modules:
+        load(json.loads(line)[0][1]["PYTHONPATH"])
     ready, is_ready = os.pipe()
     wait, go = os.pipe()
     processes = []
-    for folder, environment, arguments, output in json.loads(line):
+    for folder, environment, arguments, output, edited in json.loads(line):
         process = os.fork()
         processes.append(process)
         if process == 0:
@@ -38,12 +53,12 @@ for line in sys.stdin:
             said = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), said, said)):
                 os.dup2(file, stream)
-            sys.path[:1] = environment["PYTHONPATH"].split(":")
             sys.argv = arguments
-            import rotquant.cli, rotquant.commands.root, reproduction.commands.tracking
+            if edited:
+                load(environment["PYTHONPATH"])
             os.write(is_ready, b".")
             os.read(wait, 1)
-            rotquant.cli.app()
+            sys.modules["rotquant.cli"].app()
     for _ in processes:
         os.read(ready, 1)
     print(json.dumps(processes), flush=True)
@@ -87,6 +102,7 @@ class Writers:
                 {**copy.environment(), **environment},
                 ["rotquant", *command.split()],
                 str(self._log(place)),
+                copy.edited,
             ]
             for place, (copy, command) in enumerate(writers)
         ]
