@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from reproduction.frame.values import Number, Place, Values, printed
+from reproduction.identity.names import key_in
 from reproduction.identity.run import Run
 from reproduction.metrics.token_maxima import STATISTICS, TENSORS
 from reproduction.render.figures import arrays, style
@@ -82,7 +83,7 @@ def replace_files(monkeypatch: pytest.MonkeyPatch, project: Project) -> None:
     runs = {run.key: run for name in project.tables for cell in project.cells(name) for run in cell.runs}
 
     def read(path: Any) -> SimpleNamespace:
-        return SimpleNamespace(arrays=_arrays(runs[path.stem]), rotation={"key": "0"})
+        return SimpleNamespace(arrays=_arrays(runs[key_in(path.stem)]), rotation={"key": "0"})
 
     monkeypatch.setattr(arrays, "read_result", read)
     monkeypatch.setattr(arrays, "read_json", lambda *_: _history(40))

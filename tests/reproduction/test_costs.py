@@ -17,6 +17,7 @@ from rotquant.foundation.files import folder_size, read_object
 from rotquant.models.checkpoints import load_config
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.text import corpus_spec
 from tests.helpers.checkpoints import with_few_layers
 from tests.helpers.project import REPOSITORY
 
@@ -69,7 +70,9 @@ def test_predicted_disk_space_is_what_a_shipped_model_takes(model: str, recipe: 
     if recipe.methods:  # slow on a CPU
         folder = with_few_layers(folder, 1 if "quip" in recipe.methods else 3, tmp_path / "short")
     recipe, _ = api.fit(folder, recipe)
-    api.quantize(folder, recipe, dtype=torch.bfloat16).save(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text((REPOSITORY / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    api.quantize(folder, recipe, corpus=corpus_spec(str(text)), dtype=torch.bfloat16).save(tmp_path / "model")
     work = Work(shapes_of(load_config(folder)), recipe, "bfloat16", "cpu")
     predicted = sum(part.bytes for part in disk(work, folder))
     assert predicted == pytest.approx(folder_size(tmp_path / "model"), rel=OF_DISK)
