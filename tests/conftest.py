@@ -29,8 +29,6 @@ LONG_FILES = frozenset(
     f"test_{name}.py"
     for name in (
         "all_figures",
-        "finetuning",
-        "tracking_store",
         "zeroshot_items",
     )
 )
@@ -45,8 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of files that use torch as `numeric`; skip those marked `gpu` on a machine without one."""
+    for item in items:
+        if item.path.name in LONG_FILES:
+            item.add_marker("long")
     if not config.getoption("--long"):
-        long = {item for item in items if "long" in item.keywords or item.path.name in LONG_FILES}
+        long = {item for item in items if "long" in item.keywords}
         config.hook.pytest_deselected(items=[*long])
         items[:] = [item for item in items if item not in long]
     _keep_every(config.option.every, config, items)
