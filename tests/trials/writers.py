@@ -1,6 +1,6 @@
-"""Commands of the project that begin at the same moment, forked from one process that has imported MLflow and a project.
+"""Commands of projects that begin at the same moment, forked from a process that has imported MLflow and the first one.
 
-Each is a process of its own, with its own environment and output, as Snakemake's jobs are; only the seconds of importing
+Each is a process of its own, with its own environment and output, as Snakemake's jobs are; only the seconds of imports
 are spent once. Copies of the project have the same code until one is edited, which then imports its own.
 """
 
