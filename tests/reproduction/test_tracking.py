@@ -16,7 +16,7 @@ from reproduction.planning.current import current_plan
 from reproduction.run.plan import Plan
 from reproduction.run.results import read_result, write_result
 from reproduction.run.tracking import entries
-from reproduction.run.tracking.store import KEY, LOGGER, PaperExperiment, TrackingError, opened, printable
+from reproduction.run.tracking.store import KEY, LOGGER, PARENT, PaperExperiment, TrackingError, opened, printable
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from rotquant.foundation.errors import ResultError
@@ -213,6 +213,23 @@ def test_what_a_dead_process_left_running_is_killed_and_then_gives_way(project: 
     assert client.get_run(left).info.status == "KILLED"
     assert one(f"tags.`{KEY}` = '{key}'").info.run_id == run  # it goes on, and ends
     assert client.get_run(run).info.status == "FINISHED"
+
+
+def test_of_two_runs_of_a_table_that_were_made_at_once_one_is_left_with_all_results(
+    project: Project, plan: Plan
+) -> None:
+    (project.root / "reports").mkdir()
+    (project.root / "reports/quarot_table1.md").write_text("# Table 1")
+    *results, table = entries.entries_of(plan, "quarot_table1", plan.results(), set())
+    ours = PaperExperiment(opened(), True, "quarot")
+    for entry in results:
+        ours.record(entry)
+    tags = {KEY: table.key, entries.KIND: "table", LOGGER: "another-machine 1 1"}
+    opened().create_run(ours.id, 1, tags, table.key)  # begun before ours, and not there yet when ours was made
+    ours.record(table)
+    (left,) = search(f"tags.`{KEY}` = '{table.key}'")
+    assert {run.data.tags[PARENT] for run in search()} == {left.info.run_id}
+    assert len(search()) == len(results)
 
 
 @pytest.mark.long

@@ -234,6 +234,17 @@ class PaperExperiment:
             self.parents[table] = found[0].info.run_id
         return self.parents[table]
 
+    def _move(self, table: str, first: str) -> None:
+        """Let results that were put below a run of a table stand below the first one, where another process made that.
+
+        Neither of two that make one at the same time need see the other's.
+        """
+        mine = self.parents.get(table, first)
+        if mine != first:
+            for run in self.runs(f"tags.`{PARENT}` = '{mine}'"):
+                self.client.set_tag(run.info.run_id, PARENT, first)
+            self.parents[table] = first
+
     def record(self, entry: Entry) -> None:
         """Log a result whose files are there."""
         self.log(*self.begin(entry), entry)
@@ -244,6 +255,8 @@ class PaperExperiment:
         A run of the same code that was broken off goes on. None: a run has the result, or one that was found later.
         """
         tags, found = self._tags(entry), self.of(entry.key, fresh=entry.kind == "table")
+        if entry.kind == "table" and found:
+            self._move(entry.key, found[0].info.run_id)
         if entry.status == "FINISHED" and found and found[0].info.status == "FINISHED":
             first = found[0]
             same = first.data.tags.get(RESULT) == entry.digest
