@@ -122,10 +122,15 @@ def own_intervals() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database without runs. Making its tables takes seconds, so tests start with copies of it."""
+    """An MLflow database without runs. Making its tables takes seconds, so tests start with copies of it.
+
+    All workers of pytest-xdist have the same one, which the first of them makes.
+    """
     from reproduction.run.tracking.store import opened
 
-    root = tmp_path_factory.mktemp("fresh")
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fresh"
+    root.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.chdir(root)
