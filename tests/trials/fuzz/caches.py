@@ -1,19 +1,25 @@
 """Formats of what is kept, in the user's cache or in the project, so that it is not made twice."""
 
 import hashlib
+import json
 from pathlib import Path
 
 from reproduction.corpora import Corpus
 from reproduction.corpora.packages import cached
 from reproduction.identity.code import _read_python, _rules
+from reproduction.planning.fits import read_fits
 from reproduction.run.stages.text import TOKENS, token_ids
+from reproduction.tables.fitting import Fitting
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
+from rotquant.recipes.presets import preset
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
 KEPT = "kept"
 SOURCE = b"A = 'kernel.cu'\n"
+FITS = {"0123": None, "4567": Fitting(recipe=None, sentence="no").model_dump()}
+FITS["89ab"] = Fitting(recipe=preset("quarot"), sentence="adapted").model_dump(mode="json")
 TEXT = " ".join(f"w{number}" for number in range(3, 60))
 
 
@@ -22,6 +28,7 @@ def formats(root: Path) -> list[Format]:
     return [
         Format("digests of contents", {KEPT: b"[]\n" + b"0" * 64}, {KEPT: "lines"}, _contents),
         Format("digests of syntax", {KEPT: b'["0123", ["a.cu"]]'}, {KEPT: "json"}, _syntax),
+        Format("fits of recipes", {KEPT: json.dumps(FITS).encode()}, {KEPT: "json"}, _fits),
         Format(
             "kept corpora",
             {"corpora/kept.json": b'["row", "other"]'},
@@ -65,6 +72,11 @@ def _syntax(folder: Path) -> None:
     source.write_bytes(SOURCE)
     _place(_cache("syntax") / hashlib.sha256(SOURCE + _rules()).hexdigest(), folder)
     _read_python.__wrapped__(source) if hasattr(_read_python, "__wrapped__") else _read_python(source)
+
+
+def _fits(folder: Path) -> None:
+    for one in read_fits(folder / KEPT).values():
+        repr(one and (one.sentence, one.recipe))
 
 
 def _corpora(folder: Path) -> None:

@@ -20,6 +20,15 @@ from rotquant.recipes.recipe import find_method
 from rotquant.recipes.registry import method_names
 
 
+def read_fits(file: Path) -> dict[str, Fitting | None]:
+    """What a file has, by name; nothing where it is missing or damaged, since it is only found out anew."""
+    with suppress(OSError, ValueError, AttributeError, RotquantError):
+        check_regular(file)
+        data = parse_json(file.read_bytes())
+        return {name: None if one is None else Fitting.model_validate(one) for name, one in data.items()}
+    return {}
+
+
 class KnownFits:
     """What is known of how recipes fit models, in a file named by the code that decides it."""
 
@@ -28,11 +37,7 @@ class KnownFits:
         modules = {module for method in methods for module in (method.__module__, method.actions)}
         code = code_digest("reproduction.tables.fitting", *sorted(modules))
         self._file = root / PLANS / f"{short_hash(canonical_json([code, versions()]))}.fits"
-        self.found: dict[str, Fitting | None] = {}
-        with suppress(OSError, ValueError, AttributeError, RotquantError):
-            check_regular(self._file)
-            data = parse_json(self._file.read_bytes())
-            self.found = {name: None if one is None else Fitting.model_validate(one) for name, one in data.items()}
+        self.found = read_fits(self._file)
 
     def write(self, found: Mapping[str, Fitting | None]) -> None:
         """Write what is known and what was found, where that is more."""
