@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 #: Name in transformers of the function by which experts run.
 _NAME = "rotquant_experts"
@@ -55,7 +54,15 @@ def open_experts(layers: nn.ModuleList) -> None:
             for part in _PARTS:
                 expert.add_module(part, ExpertLinear(experts, part, index))
             experts.add_module(str(index), expert)
+        _register()
         experts.config._experts_implementation = _NAME
+
+
+def _register() -> None:
+    """Make the function known to transformers, whose models take a second to import."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(_NAME, _run)
 
 
 def _run(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -72,9 +79,6 @@ def _run(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tenso
         weighted = output * top_k_weights[tokens, choice, None]
         result.index_add_(0, tokens, weighted.to(result.dtype))
     return result
-
-
-ALL_EXPERTS_FUNCTIONS.register(_NAME, _run)
 
 
 def stacked_names(names: Iterable[str]) -> set[str]:

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import task, tell
@@ -150,6 +149,8 @@ def recomputed(model: nn.Module, active: bool = True, **settings: Any) -> Iterat
     Args:
         settings: of `torch.utils.checkpoint.checkpoint`, for example `context_fn` for modes that the second pass needs.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     names = ("gradient_checkpointing", "_gradient_checkpointing_func", "training")
     layers = [module for module in model.modules() if active and isinstance(module, GradientCheckpointingLayer)]
     before = [{name: vars(layer)[name] for name in names if name in vars(layer)} for layer in layers]

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.models.architectures import architecture_of, config_of, decoder_layers
@@ -53,6 +50,8 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled dot-product attention, as transformers calls it, of what the module's function makes of queries."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     return sdpa_attention_forward(module, _changed(module, query, key, value, kwargs), key, value, *args, **kwargs)
 
 
@@ -64,10 +63,15 @@ def attend_eagerly(
     return eager(module, _changed(module, query, key, value, kwargs), key, value, *args, **kwargs)
 
 
-AttentionInterface.register(_NAMES["sdpa"], attend)
-AttentionMaskInterface.register(_NAMES["sdpa"], sdpa_mask)
-AttentionInterface.register(_NAMES["eager"], attend_eagerly)
-AttentionMaskInterface.register(_NAMES["eager"], eager_mask)
+def _register() -> None:
+    """Make the functions known to transformers, whose models take a second to import."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    AttentionInterface.register(_NAMES["sdpa"], attend)
+    AttentionMaskInterface.register(_NAMES["sdpa"], sdpa_mask)
+    AttentionInterface.register(_NAMES["eager"], attend_eagerly)
+    AttentionMaskInterface.register(_NAMES["eager"], eager_mask)
 
 
 class ChangedQueries:
@@ -82,6 +86,7 @@ class ChangedQueries:
         self._before = self._config._attn_implementation
         if self._before not in _NAMES:
             raise RecipeError("queries are changed in models with sdpa or eager attention: load the model with one.")
+        _register()
         self._modules = [layer.get_submodule(path) for layer in decoder_layers(model)]
         for module in self._modules:
             object.__setattr__(module, _FUNCTION, function)

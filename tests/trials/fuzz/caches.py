@@ -1,15 +1,14 @@
 """Formats of what is kept, in the user's cache or in the project, so that it is not made twice."""
 
 import hashlib
-import json
 from pathlib import Path
 
 from reproduction.corpora import Corpus
 from reproduction.corpora.packages import cached
 from reproduction.identity.code import _read_python, _rules
-from reproduction.planning.fits import read_fits
+from reproduction.planning.fits import KnownFits, read_fits
 from reproduction.run.stages.text import TOKENS, token_ids
-from reproduction.tables.fitting import Fitting
+from reproduction.tables.fitting import Fitting, model_of
 from rotquant.foundation.contents import content_digest, stamp
 from rotquant.foundation.files import canonical_json, short_hash
 from rotquant.recipes.presets import preset
@@ -18,8 +17,8 @@ from tests.trials.fuzz.formats import Format, content_of
 
 KEPT = "kept"
 SOURCE = b"A = 'kernel.cu'\n"
-FITS = {"0123": None, "4567": Fitting(recipe=None, sentence="no").model_dump()}
-FITS["89ab"] = Fitting(recipe=preset("quarot"), sentence="adapted").model_dump(mode="json")
+ADAPTED = Fitting(recipe=preset("quarot"), sentence="adapted").model_dump(mode="json")
+SHIPPED = "workflow/resources/models/rq-7b"
 TEXT = " ".join(f"w{number}" for number in range(3, 60))
 
 
@@ -28,7 +27,7 @@ def formats(root: Path) -> list[Format]:
     return [
         Format("digests of contents", {KEPT: b"[]\n" + b"0" * 64}, {KEPT: "lines"}, _contents),
         Format("digests of syntax", {KEPT: b'["0123", ["a.cu"]]'}, {KEPT: "json"}, _syntax),
-        Format("fits of recipes", {KEPT: json.dumps(FITS).encode()}, {KEPT: "json"}, _fits),
+        Format("fits of recipes", {KEPT: _known_fits(root)}, {KEPT: "json"}, _fits),
         Format(
             "kept corpora",
             {"corpora/kept.json": b'["row", "other"]'},
@@ -74,9 +73,21 @@ def _syntax(folder: Path) -> None:
     _read_python.__wrapped__(source) if hasattr(_read_python, "__wrapped__") else _read_python(source)
 
 
+def _known_fits(root: Path) -> bytes:
+    known = KnownFits(root)
+    model = model_of(SHIPPED, "0123")
+    assert model is not None
+    known.write({"4567": None, "89ab": Fitting.model_validate(ADAPTED)}, {"0123": model})
+    (file,) = root.glob("results/plans/*.fits")
+    return file.read_bytes()
+
+
 def _fits(folder: Path) -> None:
-    for one in read_fits(folder / KEPT).values():
+    known = read_fits(folder / KEPT)
+    for one in known.fits.values():
         repr(one and (one.sentence, one.recipe))
+    for architecture, limits in known.models.values():
+        repr((architecture.linears, limits.length()))
 
 
 def _corpora(folder: Path) -> None:

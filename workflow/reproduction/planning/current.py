@@ -48,11 +48,11 @@ def current_plan(
     from reproduction.tables.configuration import load_config
 
     fits = KnownFits(root)
-    project = load_project((), root, load_config(overrides, root, options), known=fits.found)
+    project = load_project((), root, load_config(overrides, root, options), known=fits.known)
     seen = places_seen(project)
     plan = make_plan(project, _inputs(root, said, seen), code)
     if write:
-        fits.write(project.fittings)
+        fits.write(project.fittings, project.models)
         write_plan(root, plan)
         write_text(root / PLANS / f"{said}.seen", seen.model_dump_json())
     return plan

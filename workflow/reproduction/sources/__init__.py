@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 from reproduction.run.plan import Output
 from reproduction.tables.configuration import Config, find_root, load_config
-from reproduction.tables.fitting import Fitting
+from reproduction.tables.fitting import Fitting, Known
 from reproduction.tables.project import Project, no_slot
 from reproduction.tables.resolution import check_names
 from reproduction.tables.tables import RunTable, Table, in_order, with_rows
@@ -151,13 +151,13 @@ def load_project(
     config: Config | None = None,
     fits: Mapping[str, Fitting] | None = None,
     named: Mapping[str, str] | None = None,
-    known: Mapping[str, Fitting | None] | None = None,
+    known: Known | None = None,
 ) -> Project:
     """Load the project around the working folder: its configuration (unless given) and the tables of all papers, with
     those of the configuration's own folders.
 
     Args:
-        fits: how recipes fit their models, where a plan says it. known: the same of earlier projects.
+        fits: how recipes fit their models, where a plan says it. known: what earlier projects found out.
 
     Raises:
         ConfigError: no project here, or a file that does not satisfy its schema.
@@ -174,7 +174,7 @@ def load_project(
         if not any(column.slot in config.slots for column in table.columns):
             left_out[name] = no_slot(config, table.columns[0].slot)
             del tables[name]
-    return Project(root, config, tables, left_out, fits, named, known or {})
+    return Project(root, config, tables, left_out, fits, named, known or Known())
 
 
 def load_tables(root: Path, folders: Sequence[Path] = ()) -> dict[str, Table]:

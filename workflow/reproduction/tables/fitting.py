@@ -7,8 +7,9 @@ commands agree. They need a checkpoint's config.json alone; torch is imported on
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,31 +38,57 @@ class Fitting(Frozen):
     sentence: str = ""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What earlier projects found out.
+
+    fits: how recipes fit models, by the name that `Project.fitted` gives; None where they do as they are.
+    models: layers and limits of checkpoints by their digests.
+    """
+
+    fits: Mapping[str, Fitting | None] = field(default_factory=dict)
+    models: Mapping[str, tuple[Architecture, ModelLimits]] = field(default_factory=dict)
+
+
 @functools.cache
-def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None:
-    """Layers and limits of a checkpoint; None where it is not here, whose jobs then say what does not fit.
+def settings_folder(place: str, digest: str) -> Path | None:
+    """The folder with a checkpoint's config.json; None where it is not here.
 
     Args:
         place: a folder, or a hub id. digest: the checkpoint's, which has the commit of a hub id.
 
     Raises:
-        CheckpointError, UnsupportedArchitectureError: its config.json is damaged, or no adapter knows its family.
+        CheckpointError: low-rank deltas, or a GGUF file, are damaged.
     """
     local = is_gguf(place) or any((Path(place) / name).is_file() for name in ("config.json", DELTA_CONFIG))
     if digest.endswith(f"@{UNRESOLVED}") or not (local or "@" in digest):
+        return None
+    if local:
+        base = base_folder(place)
+        return None if base is None and is_delta(Path(place)) else described(base or place)
+    file = settings_of(*digest.rsplit("@", 1))
+    return file and file.parent
+
+
+@functools.cache
+def model_of(place: str, digest: str) -> tuple[Architecture, ModelLimits] | None:
+    """Layers and limits of a checkpoint; None where it is not here, whose jobs then say what does not fit.
+
+    Args:
+        place, digest: see `settings_folder`.
+
+    Raises:
+        CheckpointError, UnsupportedArchitectureError: its config.json is damaged, or no adapter knows its family.
+    """
+    folder = settings_folder(place, digest)
+    if folder is None:
         return None
     from rotquant.models.architectures import architecture_of
     from rotquant.models.checkpoints import load_config
     from rotquant.models.limits import ModelLimits
 
-    if local:
-        base = base_folder(place)
-        folder = None if base is None and is_delta(Path(place)) else described(base or place)
-    else:
-        file = settings_of(*digest.rsplit("@", 1))
-        folder = file and file.parent
-    config = folder and load_config(folder)
-    return config and (architecture_of(config), ModelLimits.of(config))
+    config = load_config(folder)
+    return architecture_of(config), ModelLimits.of(config)
 
 
 def fit(

@@ -20,7 +20,7 @@ from reproduction.identity.names import DIGITS, RESULTS, Results, names_of
 from reproduction.identity.run import Portion, Run, corpora_of, named
 from reproduction.metrics.settings import Metric
 from reproduction.tables.configuration import Config, Slot
-from reproduction.tables.fitting import Fitting, fit, model_of
+from reproduction.tables.fitting import Fitting, Known, fit, model_of, settings_folder
 from reproduction.tables.quantities import Quantity, called, endpoints
 from reproduction.tables.resolution import resolve, resolve_metric, with_less_text
 from reproduction.tables.tables import Column, Published, Row, RunTable, Table, name_of, published_values
@@ -37,8 +37,10 @@ from rotquant.foundation.errors import (
     nearest,
 )
 from rotquant.foundation.files import canonical_json, folder_size, short_hash
+from rotquant.models.architectures import Architecture
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.gguf.importing import described
+from rotquant.models.limits import ModelLimits
 from rotquant.recipes.corpus import portion as text_portion
 from rotquant.recipes.recipe import Recipe
 from rotquant.text import UNREAD, load_text, text_digest
@@ -105,7 +107,7 @@ class Project:
 
     left_out: tables that have no column under this configuration, by id, and why.
     fits, named: of a plan, how recipes fit their models (what is not in it fits) and the names of results. None finds
-        them out. known: `fittings` of an earlier project. place: the folder of results, by default `results`.
+        them out. known: what earlier projects found out. place: the folder of results, by default `results`.
     """
 
     root: Path
@@ -114,7 +116,7 @@ class Project:
     left_out: Mapping[str, str] = field(default_factory=dict)
     fits: Mapping[str, Fitting] | None = None
     named: Mapping[str, str] | None = None
-    known: Mapping[str, Fitting | None] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     place: Path | None = None
 
     def table(self, name: str) -> Table:
@@ -221,6 +223,11 @@ class Project:
     @cached_property
     def fittings(self) -> dict[str, Fitting | None]:
         """How the recipes expanded so far fit their models; None where they fit as they are."""
+        return {}
+
+    @cached_property
+    def models(self) -> dict[str, tuple[Architecture, ModelLimits]]:
+        """Layers and limits of the checkpoints that were asked for that, by digest."""
         return {}
 
     @cached_property
@@ -351,16 +358,18 @@ class Project:
         name = short_hash(canonical_json(data))
         if self.fits is not None:
             return self.fits.get(name) or Fitting(recipe=recipe)
-        if name in self.known:
-            found = self.known[name]
-        else:
-            try:
-                model = model_of(self.checkpoint_path(slot.checkpoint), digest)
-            except (CheckpointError, UnsupportedArchitectureError) as error:
-                raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
-            if model is None:  # the next plan asks again
+        place = self.checkpoint_path(slot.checkpoint)
+        try:
+            if settings_folder(place, digest) is None:  # the next plan asks again
                 return Fitting(recipe=recipe)
-            found = fit(recipe, metric, model, fixed)
+            if name in self.known.fits:
+                found = self.known.fits[name]
+            else:
+                model = self.known.models.get(digest) or model_of(place, digest)
+                self.models.update({digest: model} if model else {})
+                found = fit(recipe, metric, model, fixed)
+        except (CheckpointError, UnsupportedArchitectureError) as error:
+            raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
         self.fittings[name] = found if found and found.sentence else None
         return found or Fitting(recipe=recipe)
 
