@@ -7,8 +7,9 @@
 // Warpgroups wait for one another only where codes need the largest magnitude of the row.
 // Architecture: sm_90a.
 #include "hadamard/tile.cuh"
-#include "epilogue/codes.cuh"
+#include "epilogue/floats.cuh"
 #include "values/reduce.cuh"
+#include "pipeline/row_kind.cuh"
 #include "pipeline/row_share.cuh"
 #include "mma/warpgroup_across.cuh"
 
@@ -21,19 +22,22 @@ struct Problem {
     Share share;
     int rows;
     float norm;        // 1 / sqrt(n)
+    RowNorm row_norm;
 };
 
-template <class Type, int RowOrder, int RowChunks, int RingSlots, Output Result>
+template <class Type, int RowOrder, int RowChunks, int RingSlots, Output Result, Kind What>
 struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kChunks = RowChunks, kSlots = RingSlots;
     static constexpr Output kOutput = Result;
+    static constexpr bool kNormed = What == kNorm;
+    static_assert(What == kPlain || What == kNorm);
     static constexpr int kSteps = (kOrder + kTile - 1) / kTile, kSignWords = (kSteps + 3) / 4;
     static constexpr int kGroups = (kOrder + 63) / 64, kWarps = 4 * kGroups;
     static constexpr int kWidth = kChunk * kChunks, kElements = kOrder * kWidth;
     static constexpr int kChunkBytes = kSteps * kTile * 128, kSlotBytes = kChunks * kChunkBytes;
-    static constexpr int kTwo = kOutput == kSame ? 4 : kOutput == kInt8 ? 2 : 1;  // bytes of two results
-    static constexpr int kStaging = kTile * kChunk / 2 * kTwo;                    // of a warp: a tile of results
+    static constexpr int kTwo = kBytesOfTwo<kOutput>;
+    static constexpr int kStaging = kTile * kChunk / 2 * kTwo;  // of a warp: a tile of results
     static constexpr int kSharedBytes = 1024 + kSlots * kSlotBytes + kWarps * kStaging;  // the ring aligned to 1024
     // Slots are filled again when all warps have read them: at once where these go in step, else a row later.
     static constexpr int kDelay = kGroups > 1 ? 1 : 0;
@@ -88,6 +92,11 @@ __device__ __forceinline__ void multiply_right(Sums<S>& sums, const RightFactor<
     }
 }
 
+__device__ __forceinline__ uint4 even_bytes_first(const uint4& x) {
+    return {__byte_perm(x.x, x.y, 0x6420), __byte_perm(x.z, x.w, 0x6420), __byte_perm(x.x, x.y, 0x7531),
+            __byte_perm(x.z, x.w, 0x7531)};
+}
+
 // Pieces of 16 bytes of a tile of results on their way out, `kPieces` to a line, where neither eight lines of a piece
 // nor eight neighbouring pieces meet in a bank.
 template <class S>
@@ -105,7 +114,8 @@ struct Staging {
 #pragma unroll
         for (int i = 0; i < kTile * kPieces; i += 32) {
             const int line = (i + lane) / kPieces, piece = lane % kPieces;
-            const uint4 x = *reinterpret_cast<const uint4*>(at(line, piece));
+            uint4 x = *reinterpret_cast<const uint4*>(at(line, piece));
+            if constexpr (kInGroups<S::kOutput>) x = even_bytes_first(x);
             ptx::store_if(out + line * (S::kWidth / 2 * S::kTwo) + piece * 16, x, first_line + line < S::kOrder);
         }
         __syncwarp();
@@ -127,6 +137,74 @@ __device__ __forceinline__ void stage_values(const float (&tile)[8][4], const St
         }
 }
 
+// Words for four matrices of packed codes, which half h and column 32 P of a tile are: word(P, h).
+template <class S, class Word>
+__device__ __forceinline__ void stage_packed(const Staging<S>& staging, int lane, Word word) {
+    store_across(staging.at(lane / 16 * 8 + lane % 8, lane / 8 % 2), {word(0, 0), word(1, 0), word(0, 1), word(1, 1)});
+}
+
+// Codes in bytes: as below.
+template <class S, class Word>
+__device__ __forceinline__ void stage_held(const Staging<S>& staging, int lane, Word word) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        store_across(staging.at(8 * h + lane % 8, lane / 8), {word(0, h), word(2, h), word(4, h), word(6, h)});
+}
+
+template <class S>
+__device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Staging<S>& staging, int lane,
+                                            const E4m3Codes& codes) {
+    stage_held<S>(staging, lane, [&](int j, int h) {
+        return codes.pair(tile[j][2 * h], tile[j + 1][2 * h]) |
+               codes.pair(tile[j][2 * h + 1], tile[j + 1][2 * h + 1]) << 16;
+    });
+}
+
+// Floats of 4 bits, and the scales of the tile's groups to `scales`, of its first line there. Neighbouring columns share
+// a byte, so a 16-bit element has bytes of two columns that lie 16 apart, which `Staging::flush` sorts.
+template <class S, Output Out>
+__device__ __forceinline__ void stage_groups(const float (&tile)[8][4], const Staging<S>& staging, int first_line,
+                                             int lane, const GroupRange<Out>& range, char* scales) {
+    constexpr int kGroups = kChunk / GroupRange<Out>::kSize, kEach = 8 / kGroups;  // of a line; columns of a lane in a group
+    const int g = lane / 4, t = lane % 4;
+    float slopes[4][kGroups];
+    u32 own = 0;  // the scales of one of four lines, those of a line in one word
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 stored = 0;
+#pragma unroll
+        for (int q = 0; q < kGroups; ++q) {
+            float largest = 0.0f;
+#pragma unroll
+            for (int j = kEach * q; j < kEach * q + kEach; ++j) largest = fmaxf(largest, fabsf(tile[j][i]));
+#pragma unroll
+            for (int mask = 4; mask < 32; mask *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+            const GroupScale scale = range.scale(largest);
+            slopes[i][q] = scale.slope;
+            stored |= scale.stored << 8 * q;
+        }
+        if (g == i) own = stored;
+    }
+    const int line = 8 * (g / 2 % 2) + 2 * t + g % 2;
+    const bool valid = g < 4 && first_line + line < S::kOrder;
+    char* to = scales + line * (S::kWidth / range.kSize);
+    if constexpr (kGroups == 4)
+        ptx::store_if(to, own, valid);
+    else
+        ptx::store_if(to, static_cast<unsigned short>(own), valid);
+
+    const auto codes = [&](int j, int i) {  // of columns 16 apart
+        return e2m1_pair(Float16<__half>::pack(tile[j][i] * slopes[i][j / kEach],
+                                               tile[j + 2][i] * slopes[i][(j + 2) / kEach]));
+    };
+    stage_packed<S>(staging, lane, [&](int P, int h) {
+        const int j = 4 * P, i = 2 * h;
+        return __byte_perm(codes(j, i), codes(j, i + 1), 0x6420) +
+               16 * __byte_perm(codes(j + 1, i), codes(j + 1, i + 1), 0x6420);
+    });
+}
+
 // Codes: sums[2p + top][2h + e] is column 16p + 2g + top, and a piece holds 16 columns, or with packed codes 32.
 template <class S, int Bits>
 __device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Staging<S>& staging, int lane,
@@ -139,14 +217,10 @@ __device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Sta
         const u32 first = byte(j, 2 * h), second = byte(j + 1, 2 * h);
         return gather_bytes(first, second, byte(j, 2 * h + 1), byte(j + 1, 2 * h + 1)) ^ codes.kFlip;
     };
-    if constexpr (Bits == 8) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            store_across(staging.at(8 * h + lane % 8, lane / 8), {word(0, h), word(2, h), word(4, h), word(6, h)});
-    } else {
-        store_across(staging.at(lane / 16 * 8 + lane % 8, lane / 8 % 2),
-                     {word(0, 0), word(4, 0), word(0, 1), word(4, 1)});
-    }
+    if constexpr (Bits == 8)
+        stage_held<S>(staging, lane, word);
+    else
+        stage_packed<S>(staging, lane, [&](int P, int h) { return word(4 * P, h); });
 }
 
 // A ring of rows as the tensor map brings them, and for each slot two barriers: the row is there, all warps have read
@@ -186,6 +260,36 @@ struct Ring {
     }
 };
 
+// The row in a slot becomes its RMSNorm, where it is. All threads of the block; `scratch`: a float for each warp.
+template <class S>
+__device__ __forceinline__ void norm_in_place(char* slot, const RowNorm& norm, float* scratch) {
+    using T = typename S::T;
+    constexpr int kInChunk = S::kOrder * 8, kAll = S::kChunks * kInChunk, kThreads = 32 * S::kWarps;
+    constexpr int kOwn = (kAll + kThreads - 1) / kThreads;  // pieces of 16 bytes
+    uint4 x[kOwn];
+    const auto each_piece = [&](auto operation) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int piece = threadIdx.x + i * kThreads, c = piece / kInChunk, at = piece % kInChunk;
+            if (kAll % kThreads && piece >= kAll) break;
+            // The swizzle: the eight pieces of a line lie in another order in each of eight lines.
+            const int element = at / 8 * S::kWidth + c * kChunk + (at % 8 ^ at / 8 % 8) * 8;
+            operation(x[i], reinterpret_cast<uint4*>(slot + c * S::kChunkBytes + at * 16), element);
+        }
+    };
+    float squares = 0.0f;
+    each_piece([&](uint4& piece, const uint4* place, int) {
+        piece = *place;
+        squares = add_squares<T>(piece, squares);
+    });
+    const float factor = norm_factor(norm, block_sum(squares, scratch), S::kElements);
+    each_piece([&](const uint4& piece, uint4* place, int element) {
+        *place = normed<T>(piece, factor, norm, element);
+    });
+    ptx::fence_async_shared();
+    __syncthreads();
+}
+
 // This warp's tile of the left factor times the row in a slot.
 template <class S>
 __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Signs (&left)[S::kSteps], u32 row) {
@@ -201,17 +305,19 @@ __device__ __forceinline__ void multiply_left(Sums<S>& sums, const Signs (&left)
     ptx::wgmma_finish(sums);
 }
 
-// The results of a warp's tile to memory, values or codes.
-template <class S>
+// The results of a warp's tile to memory, values or codes. `codes`: what makes them, with groups what finds scales.
+template <class S, class Codes>
 __device__ __forceinline__ void write_tile(const Sums<S>& sums, const Problem& p, int row, int first_line, int lane,
-                                           const Staging<S>& staging,
-                                           const ScaledCodes<S::kOutput == kInt8 ? 8 : 4>& codes) {
-    char* out = static_cast<char*>(S::kOutput == kSame ? p.y : p.codes.codes) +
-                ((long long)row * S::kElements + first_line * S::kWidth) / 2 * S::kTwo;
+                                           const Staging<S>& staging, const Codes& codes) {
+    const long long start = (long long)row * S::kElements + first_line * S::kWidth;
+    char* out = static_cast<char*>(S::kOutput == kSame ? p.y : p.codes.codes) + start / 2 * S::kTwo;
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c) {
         if constexpr (S::kOutput == kSame)
             stage_values<S>(sums[c], staging, lane);
+        else if constexpr (kInGroups<S::kOutput>)
+            stage_groups<S>(sums[c], staging, first_line, lane, codes,
+                            reinterpret_cast<char*>(p.codes.scale) + (start + c * kChunk) / codes.kSize);
         else
             stage_codes<S>(sums[c], staging, lane, codes);
         staging.flush(out + c * (kChunk / 2 * S::kTwo), first_line, lane);
@@ -219,10 +325,10 @@ __device__ __forceinline__ void write_tile(const Sums<S>& sums, const Problem& p
 }
 
 // Blocks take one row after another. Dynamic shared memory: a ring of rows, 1024-byte aligned, then staging.
-template <class Type, int Order, int Chunks, int Slots, Output Result, int MinBlocks>
-__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>::kWarps, MinBlocks)
+template <class Type, int Order, int Chunks, int Slots, Output Result, Kind What, int MinBlocks>
+__global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result, What>::kWarps, MinBlocks)
     hadamard_across(const Problem p, const __grid_constant__ ptx::TensorMap map) {
-    using S = Shape<Type, Order, Chunks, Slots, Result>;
+    using S = Shape<Type, Order, Chunks, Slots, Result, What>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[2][32];  // rows take turns, so that one barrier to a row suffices
     __shared__ u64 barriers[2][Slots];
@@ -243,12 +349,16 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>
     for (int k = 0; k < S::kSteps; ++k)
         left[k] = left_operand(__ldg(p.signs + (warp * S::kSignWords + k / 4) * 32 + lane), k % 4, ones);
     const RightFactor<true> right = across_factor<Result>(lane / 4, lane % 4);
-    const CodeRange<Result == kInt8 ? 8 : 4> range(p.codes, p.norm);
+    const RangeOf<Result> range(p.codes, p.norm);
 
     int use = 0;
     for (int row = rows.first; row < rows.end; row += rows.step, ++use) {
         Sums<S> sums;
         ptx::mbarrier_wait(ring.filled(use % Slots), use / Slots & 1);
+        if constexpr (S::kNormed) {
+            __shared__ float squares[S::kWarps];
+            norm_in_place<S>(ring.slots + use % Slots * S::kSlotBytes, p.row_norm, squares);
+        }
         multiply_left<S>(sums, left, ring.at(use % Slots));
         if (lane == 0) ptx::mbarrier_arrive(ring.emptied(use % Slots));
         const int emptied = use - S::kDelay, next = row + (Slots - S::kDelay) * rows.step;
@@ -256,12 +366,17 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result>
             ptx::mbarrier_wait(ring.emptied(emptied % Slots), emptied / Slots & 1);
             ring.fetch(emptied % Slots, map, next);
         }
-        float largest = 0.0f, scale = range.static_scale;
+        float largest = 0.0f;
         multiply_right<S>(sums, right, p.norm, largest);
-        if constexpr (Result != kSame) {
-            if (!range.is_static) scale = range.scale(block_largest<S::kWarps>(largest, scratch[use % 2]));
-            if (threadIdx.x == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
+        if constexpr (kInGroups<Result>) {
+            write_tile<S>(sums, p, row, kTile * warp, lane, staging, range);
+        } else {
+            float scale = range.static_scale;
+            if constexpr (Result != kSame) {
+                if (!range.is_static) scale = range.scale(block_largest<S::kWarps>(largest, scratch[use % 2]));
+                if (threadIdx.x == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
+            }
+            write_tile<S>(sums, p, row, kTile * warp, lane, staging, range.codes(scale));
         }
-        write_tile<S>(sums, p, row, kTile * warp, lane, staging, range.codes(scale));
     }
 }

@@ -7,17 +7,19 @@
 // in range.
 // Architectures: sm_80 and newer.
 #include "values/element.cuh"
-#include "epilogue/codes.cuh"
+#include "epilogue/floats.cuh"
+#include "pipeline/row_kind.cuh"
 #include "values/reduce.cuh"
 
 // What one launch computes.
 struct Problem {
-    const void* x;          // [rows, n * inner], or twice as wide = (gate | up) with Gated
+    const void* x;          // [rows, n * inner], or twice as wide = (gate | up) with kGated
     void* y;                // [rows, n * inner] in the type of x; unused with quantization
     const u32* signs;       // [core, ceil(core / 32)]: bit a of row b is set where output b takes input a negative
     Codes codes;
     int core, n, inner, columns;  // columns: n * inner padded to a multiple of 64, of the codes
     float norm;             // what is left to multiply by
+    RowNorm row_norm;
 };
 
 constexpr int kMaxOutputs = 8;  // of the dense factor, for each thread between two barriers
@@ -79,14 +81,49 @@ __device__ void apply_two(A* row, int elements, int stride) {
     __syncthreads();
 }
 
-template <class T, class A, bool Gated>
-__device__ void load_row(A* row, const Problem& p, int elements) {
-    const T* x = static_cast<const T*>(p.x) + (long long)blockIdx.x * elements * (Gated ? 2 : 1);
+template <class T, class A, Kind What>
+__device__ void load_row(A* row, const Problem& p, int elements, float* scratch) {
+    const T* x = static_cast<const T*>(p.x) + (long long)blockIdx.x * elements * (What == kGated ? 2 : 1);
+    float factor = 1.0f;
+    if constexpr (What == kNorm) {
+        float squares = 0.0f;
+        for (int i = threadIdx.x; i < elements; i += blockDim.x) {
+            const float value = static_cast<float>(x[i]);
+            squares = fmaf(value, value, squares);
+        }
+        factor = norm_factor(p.row_norm, block_sum(squares, scratch), elements);
+    }
+    const T* weight = static_cast<const T*>(p.row_norm.weight);
     for (int i = threadIdx.x; i < elements; i += blockDim.x) {
-        const float value = static_cast<float>(x[i]);
-        row[i] = A(Gated ? gated<T>(value, static_cast<float>(x[elements + i])) : value);
+        float value = static_cast<float>(x[i]);
+        if constexpr (What == kNorm) {
+            value = rounded<T>(value * factor);
+            if (weight) value = rounded<T>(value * static_cast<float>(weight[i]));
+        }
+        row[i] = A(What == kGated ? gated<T>(value, static_cast<float>(x[elements + i])) : value);
     }
     __syncthreads();
+}
+
+// Zeros beyond the row's end.
+template <class A>
+__device__ void load_values(float (&v)[8], const A* row, int at, int elements, float norm) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = at + i < elements ? float(row[at + i]) * norm : 0.0f;
+}
+
+template <class A, Output Out>
+__device__ void quantize_groups(const A* row, const Problem& p, int elements) {
+    const GroupRange<Out> range(p.codes, 1.0f);
+    for (int first = 0; first < p.columns; first += 8 * blockDim.x) {  // whole warps: groups cross lanes
+        const int at = first + 8 * threadIdx.x;
+        const long long place = (long long)blockIdx.x * p.columns + at;
+        float v[8];
+        load_values(v, row, at, elements, p.norm);
+        write_group<1>(range, v, static_cast<char*>(p.codes.codes) + place / 2,
+                       reinterpret_cast<char*>(p.codes.scale) + place / range.kSize, at % range.kSize == 0,
+                       at < p.columns);
+    }
 }
 
 template <class A, Output Out>
@@ -102,9 +139,17 @@ __device__ void quantize_row(const A* row, const Problem& p, int elements, float
     }
     if (threadIdx.x == 0 && (blockIdx.x == 0 || !p.codes.static_scale)) p.codes.scale[blockIdx.x] = scale;
     const float reciprocal = __frcp_rn(scale);
+    const E4m3Codes floats{reciprocal};
     for (int first = 0; first < p.columns; first += 8 * blockDim.x) {  // whole warps: packed codes cross lanes
         const int at = first + 8 * threadIdx.x;
         float v[8];
+        if constexpr (Out == kFp8) {
+            load_values(v, row, at, elements, p.norm);
+            if (at < p.columns)
+                __stcs(reinterpret_cast<uint2*>(static_cast<char*>(p.codes.codes) + (long long)blockIdx.x * p.columns +
+                                                at), floats.held(v));
+            continue;
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i)
             v[i] = at + i < elements ? quotient(float(row[at + i]) * p.norm, scale, reciprocal) : 0.0f;
@@ -114,13 +159,13 @@ __device__ void quantize_row(const A* row, const Problem& p, int elements, float
 }
 
 // One block to a row. A: the type of the arithmetic, float or __half. Dynamic shared memory: a row of A.
-template <class T, class A, Output Out, bool Gated>
+template <class T, class A, Output Out, Kind What>
 __global__ void __launch_bounds__(1024) hadamard_any(const Problem p) {
     extern __shared__ float4 shared[];
     __shared__ float scratch[32];
     A* row = reinterpret_cast<A*>(shared);
     const int elements = p.n * p.inner;
-    load_row<T, A, Gated>(row, p, elements);
+    load_row<T, A, What>(row, p, elements, scratch);
 
     int stride = p.inner;
     const A quarter = A(sizeof(A) == 2 ? 0.5f : 1.0f);
@@ -132,6 +177,8 @@ __global__ void __launch_bounds__(1024) hadamard_any(const Problem p) {
     if constexpr (Out == kSame) {
         T* y = static_cast<T*>(p.y) + (long long)blockIdx.x * elements;
         for (int i = threadIdx.x; i < elements; i += blockDim.x) y[i] = T(float(row[i]) * p.norm);
+    } else if constexpr (kInGroups<Out>) {
+        quantize_groups<A, Out>(row, p, elements);
     } else {
         quantize_row<A, Out>(row, p, elements, scratch);
     }

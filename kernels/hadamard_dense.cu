@@ -6,8 +6,9 @@
 // between registers (hadamard/tile.cuh). While one row is worked on, the next arrives.
 // Architectures: sm_80 and newer.
 #include "hadamard/tile.cuh"
-#include "epilogue/codes.cuh"
+#include "epilogue/floats.cuh"
 #include "values/reduce.cuh"
+#include "pipeline/row_kind.cuh"
 #include "pipeline/row_ring.cuh"
 #include "pipeline/row_share.cuh"
 
@@ -15,22 +16,23 @@
 
 // What one launch computes.
 struct Problem {
-    const void* x;     // [rows, n], or [rows, 2n] = (gate | up) with Gated
+    const void* x;     // [rows, n], or [rows, 2n] = (gate | up) with kGated
     void* y;           // [rows, n] in the type of x; unused with quantization
     const u32* signs;  // [tiles of all warps, ceil(tiles / 4), 32]: bit set where an entry of the left factor is -1
     Codes codes;
     Share share;
     int rows;
     float norm;        // 1 / sqrt(size of the transform)
+    RowNorm row_norm;
 };
 
 // How a row is cut up; every member is known to the compiler.
-template <class Type, int RowOrder, int RowChunks, int WarpTiles, bool TransformColumns, Output Result, bool IsGated,
+template <class Type, int RowOrder, int RowChunks, int WarpTiles, bool TransformColumns, Output Result, Kind What,
           bool IsHalf>
 struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kChunks = RowChunks, kTiles = WarpTiles;
-    static constexpr bool kColumns = TransformColumns, kGated = IsGated, kHalf = IsHalf;
+    static constexpr bool kColumns = TransformColumns, kGated = What == Kind::kGated, kNormed = What == kNorm, kHalf = IsHalf;
     static_assert(!kHalf || (kColumns && cuda::std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
     static constexpr ColumnOrder kColumnOrder = Result == kInt4 ? kPacked : kConsecutive;
     static constexpr Output kOutput = Result;
@@ -55,14 +57,37 @@ using Right = cuda::std::conditional_t<S::kHalf, HalfRightFactor<S::kColumnOrder
 // meet in a bank.
 __device__ __forceinline__ int operand_slot(int g, int t) { return 8 * t + (g ^ 2 * t); }
 
+// A row that has arrived; with kNorm also 1 / its root mean square, and what else the norm takes.
+struct Arrived {
+    const char* row;
+    float factor;
+    const RowNorm& norm;
+};
+
+// The block finds what it has to know of all values before it turns them into operands.
 template <class S>
-__device__ __forceinline__ uint4 load_piece(const char* row, int line, int piece) {
+__device__ __forceinline__ Arrived arrived(const char* row, const RowNorm& norm) {
+    if constexpr (S::kNormed) {
+        __shared__ float scratch[S::kWarps];
+        float squares = 0.0f;
+        for (int i = threadIdx.x; i < S::kElements / 8; i += 32 * S::kWarps)
+            squares = add_squares<typename S::T>(*reinterpret_cast<const uint4*>(row + 16 * i), squares);
+        return {row, norm_factor(norm, block_sum(squares, scratch), S::kElements), norm};
+    } else {
+        return {row, 1.0f, norm};
+    }
+}
+
+template <class S>
+__device__ __forceinline__ uint4 load_piece(const Arrived& x_row, int line, int piece) {
     if (line >= S::kOrder) return {0, 0, 0, 0};
-    const char* from = row + 16 * (line * S::kPieces + piece);
+    using T = typename S::T;
+    const int at = line * S::kPieces + piece;
+    const char* from = x_row.row + 16 * at;
     const uint4 x = *reinterpret_cast<const uint4*>(from);
+    if constexpr (S::kNormed) return normed<T>(x, x_row.factor, x_row.norm, 8 * at);
     if constexpr (!S::kGated) return x;
     const uint4 up = *reinterpret_cast<const uint4*>(from + S::kHalfBytes);
-    using T = typename S::T;
     return {gated_pair<T>(x.x, up.x), gated_pair<T>(x.y, up.y), gated_pair<T>(x.z, up.z), gated_pair<T>(x.w, up.w)};
 }
 
@@ -75,7 +100,7 @@ __device__ __forceinline__ uint4 right_operands(u32 row0, u32 row1, u32 row8, u3
 
 // Operands of the whole row: [step of k][chunk][two of eight columns][slot] of 16 bytes.
 template <class S>
-__device__ __forceinline__ void make_operands(uint4* operands, const char* row) {
+__device__ __forceinline__ void make_operands(uint4* operands, const Arrived& row) {
     constexpr int kItems = S::kSteps * S::kPieces * 4, kThreads = 32 * S::kWarps;
 #pragma unroll 2
     for (int i = threadIdx.x; i < kItems; i += kThreads) {
@@ -194,12 +219,13 @@ __device__ __forceinline__ void multiply_right_half(float (&tile)[S::kChunks][8]
     }
 }
 
-template <class S>
+// `codes`: what turns values into codes, with groups what finds their scales.
+template <class S, class Codes>
 __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p, int row, int first_tile, int lane,
-                                           const ScaledCodes<S::kOutput == kInt4 ? 4 : 8>* codes) {
+                                           const Codes* codes) {
     using F = Float16<typename S::T>;
     // Bytes of two values, and of what a thread writes at once; 16-byte pieces go out in memory order.
-    constexpr int kTwo = S::kOutput == kSame ? 4 : S::kOutput == kInt8 ? 2 : 1, kOwn = 4 * kTwo;
+    constexpr int kTwo = kBytesOfTwo<S::kOutput>, kOwn = 4 * kTwo;
     const int group = S::kOutput == kSame ? lane / 8 : lane % 4, word = S::kOutput == kSame ? lane % 8 : lane / 4;
     const int first_line = kTile * first_tile + 2 * group;
     char* out = static_cast<char*>(S::kOutput == kSame ? p.y : p.codes.codes) +
@@ -220,6 +246,11 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
                     const uint4 x = {F::pack(v[0], v[1]), F::pack(v[2], v[3]), F::pack(v[4], v[5]),
                                      F::pack(v[6], v[7])};
                     ptx::store_if(to, in_memory_order(x, lane), valid);
+                } else if constexpr (kInGroups<S::kOutput>) {
+                    constexpr int kSize = Codes::kSize;
+                    const long long at = (long long)row * S::kElements + (first_line + line) * S::kWidth + c * kChunk;
+                    char* scales = reinterpret_cast<char*>(p.codes.scale) + (at + 8 * word) / kSize;
+                    write_group<4>(*codes, v, to, scales, word % (kSize / 8) == 0, valid);
                 } else if constexpr (S::kOutput == kInt4) {
                     ptx::store_if(to, codes->packed(v), valid);
                 } else {
@@ -231,12 +262,12 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
 
 // A block takes one row after another. Columns: apply the right factor (else heads are mixed). Dynamic shared memory:
 // the row that arrives, then the operands of two rows, so that one barrier to a row suffices.
-template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Result, bool Gated, bool Half,
+template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Result, Kind What, bool Half,
           int MinBlocks>
 __global__ void
-__launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>::kWarps, MinBlocks)
+__launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, What, Half>::kWarps, MinBlocks)
     hadamard_dense(const Problem p) {
-    using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated, Half>;
+    using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, What, Half>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[32];
     const int lane = threadIdx.x % 32, first_tile = threadIdx.x / 32 * Tiles;
@@ -251,7 +282,7 @@ __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated,
         (&signs[0][0])[i] = __ldg(p.signs + (first_tile * S::kSignWords + i) * 32 + lane);
     const Signs ones = block_ones<Type>(S::kSteps * kTile, lane / 4, lane % 4);
     const Right<S> right(lane / 4, lane % 4);
-    const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
+    const RangeOf<Result> range(p.codes, Half ? 1.0f : p.norm);
 
     const Rows rows = rows_of_block(p.share, p.rows);
     const auto fetch = [&](int row) {
@@ -260,7 +291,7 @@ __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated,
     };
     fetch(rows.first);
     ring.wait(0, 0);
-    make_operands<S>(operands, ring.at(0));
+    make_operands<S>(operands, arrived<S>(ring.at(0), p.row_norm));
     int use = 0;
     for (int row = rows.first; row < rows.end; row += rows.step) {
         __syncthreads();  // this row's operands are complete, and the ring's row and the operands before have been read
@@ -276,7 +307,9 @@ __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated,
                 multiply_right<S>(sums[m], right, p.norm, largest);
         }
         if constexpr (Result == kSame) {
-            write_sums<S>(sums, p, row, first_tile, lane, nullptr);
+            write_sums<S, ScaledCodes<8>>(sums, p, row, first_tile, lane, nullptr);
+        } else if constexpr (kInGroups<Result>) {
+            write_sums<S>(sums, p, row, first_tile, lane, &range);
         } else {
             const float scale = range.scale(block_largest<S::kWarps>(largest, scratch));
             if (threadIdx.x == 0 && (row == 0 || !range.is_static)) p.codes.scale[row] = scale;
@@ -286,7 +319,7 @@ __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, Gated,
         ++use;
         if (row + rows.step < rows.end) {
             ring.wait(0, use);
-            make_operands<S>(operands + use % 2 * S::kOperands, ring.at(0));
+            make_operands<S>(operands + use % 2 * S::kOperands, arrived<S>(ring.at(0), p.row_norm));
         }
     }
 }

@@ -14,10 +14,10 @@
 
 // Each group of Warps warps takes one row after another. Dynamic shared memory: a ring of rows for each group, then,
 // with an exchange, the row as float32, or half of it with two passes.
-template <class Type, int Order, int Warps, int Strips, int Slots, int Passes, bool Columns, Output Result, bool Gated,
+template <class Type, int Order, int Warps, int Strips, int Slots, int Passes, bool Columns, Output Result, Kind What,
           bool Half, int MinBlocks>
 __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hadamard_strips(const Problem p) {
-    using S = Shape<Type, Order, Warps, Strips, Slots, Passes, Columns, Result, Gated, Half>;
+    using S = Shape<Type, Order, Warps, Strips, Slots, Passes, Columns, Result, What, Half>;
     extern __shared__ float4 shared[];
     alignas(16) __shared__ float scratch[32];
     // One for a warp, and known to be so.
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
     for (int i = 0; i < S::kTiles * S::kSignWords; ++i) (&signs[0][0])[i] = __ldg(p.signs + i * 32 + lane);
     const Signs ones = block_ones<Type>(p.blocks_of, lane / 4, lane % 4);
     const Right<S> right(lane / 4, lane % 4);
-    const CodeRange<Result == kInt4 ? 4 : 8> range(p.codes, Half ? 1.0f : p.norm);
+    const RangeOf<Result> range(p.codes, Half ? 1.0f : p.norm);
 
     const Rows units = rows_of_block(p.share, p.rows);
     const int offset = lane / 8 * 2 * S::kWidth + warp * Strips * kChunk + lane % 8 * 8;
@@ -52,10 +52,9 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
         if (row * S::kElements >= p.elements) break;  // a group beyond the last row
         const int slot = use % Slots;
         ring.wait(slot, use);
-        const char* from = ring.at(slot) + 2 * offset;
         const int available = S::kRagged ? (int)min((long long)S::kElements, p.elements - row * S::kElements) : 0;
         Pieces<S> pieces;
-        load_row<S>(pieces, from, available - offset, lane);
+        load_row<S>(pieces, ring.at(slot), offset, available, lane, p.row_norm);
         Sums<S> sums;
         multiply_left<S>(sums, pieces, signs, ones);
         Group<(Warps > 1)>::sync();  // this slot, and what the last row exchanged, have been read
@@ -77,6 +76,8 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
         }
         if constexpr (Result == kSame) {
             write_values<S>(values, p, place, lane);
+        } else if constexpr (kInGroups<Result>) {
+            write_groups<S>(values, p, place, range);
         } else {
             float scale = range.static_scale;
             if (!range.is_static) scale = range.scale(block_largest<Warps>(largest, scratch));

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "epilogue/codes.cuh"
-
-// How rows arise: as they are, as silu(gate) * up, as the RMSNorm of x, or as that of x + residual.
-enum Kind : int { kPlain, kGated, kNorm, kSumNorm };
+#include "pipeline/row_kind.cuh"
 
 struct Problem {
     const void* x;         // [rows, n], or [rows, 2n] = (gate | up) with kGated

@@ -3,15 +3,25 @@
 
 #include "ptx/instructions.cuh"
 
-enum Output : int { kSame, kInt8, kInt4 };  // the type of the input, codes in bytes, packed codes
+// What is written: the type of the input; integers in bytes, or packed; floats of 8 bits, or of 4 in groups
+// (epilogue/floats.cuh).
+enum Output : int { kSame, kInt8, kInt4, kFp8, kMxfp4, kNvfp4 };
+
+// Whether groups within a row have scales of their own.
+template <Output Out>
+constexpr bool kInGroups = Out == kMxfp4 || Out == kNvfp4;
+
+// Bytes of two results, of which the type of the input has 16 bits.
+template <Output Out>
+constexpr int kBytesOfTwo = Out == kSame ? 4 : Out == kInt8 || Out == kFp8 ? 2 : 1;
 
 // What every kernel needs to know about the codes.
 struct Codes {
-    void* codes;                // int8 [rows, columns] or packed uint8 [rows, columns / 2]
-    float* scale;               // [rows], or [1] if static
-    const float* static_scale;  // null: dynamic
+    void* codes;                // bytes [rows, columns], or packed [rows, columns / 2]
+    float* scale;               // [rows], or [1] if static; of groups bytes [rows, groups]
+    const float* static_scale;  // null: dynamic; of NVFP4 the scale of the whole tensor
     float clip_ratio;
-    int largest;  // 2^(bits - 1) - 1
+    int largest;  // 2^(bits - 1) - 1, or the largest float
 };
 
 constexpr float kSmallestScale = 1.17549435e-38f;  // the smallest normal float32, as in rotquant.tensors.quantization

@@ -1,12 +1,13 @@
-// The first half of a row's way through hadamard_strips.cu: from the ring to registers, SwiGLU, and the left factor.
-// sm_80 and newer.
+// The first half of a row's way through hadamard_strips.cu: from the ring to registers, SwiGLU or RMSNorm, and the left
+// factor. sm_80 and newer.
 #pragma once
 
 #include "hadamard/strips_shape.cuh"
+#include "values/reduce.cuh"
 
-// From a slot of the ring. `available`: values from `from` on that are there.
-template <class S>
-__device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from, int available, int lane) {
+// operation(piece, its first element after the lane's own) of each piece in memory order, where `valid`.
+template <class S, class Operation>
+__device__ __forceinline__ void each_piece(Pieces<S>& pieces, int lane, Operation operation) {
 #pragma unroll
     for (int s = 0; s < S::kStrips; ++s)
 #pragma unroll
@@ -15,10 +16,17 @@ __device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from,
             for (int r = 0; r < 4; ++r) {
                 const int line = kTile * m + 8 * (r / 2) + r % 2, at = line * S::kWidth + kChunk * s;
                 const bool valid = line + 6 < S::kOrder || line + lane / 8 * 2 < S::kOrder;
-                pieces[s][m][r] = {0, 0, 0, 0};
-                if (valid && (!S::kRagged || at < available))
-                    pieces[s][m][r] = *reinterpret_cast<const uint4*>(from + 2 * at);
+                operation(pieces[s][m][r], at, valid);
             }
+}
+
+// From a slot of the ring. `available`: values from `from` on that are there.
+template <class S>
+__device__ __forceinline__ void load_pieces(Pieces<S>& pieces, const char* from, int available, int lane) {
+    each_piece<S>(pieces, lane, [&](uint4& piece, int at, bool valid) {
+        piece = {0, 0, 0, 0};
+        if (valid && (!S::kRagged || at < available)) piece = *reinterpret_cast<const uint4*>(from + 2 * at);
+    });
 }
 
 // silu(gate) * up in place of the gate.
@@ -33,6 +41,22 @@ __device__ __forceinline__ void gate_pieces(Pieces<S>& gate, const Pieces<S>& up
     }
 }
 
+// The row's RMSNorm. `offset`: the lane's first element in the row. `scratch`: a float for each warp, used once between
+// two barriers.
+template <class S>
+__device__ __forceinline__ void norm_pieces(Pieces<S>& pieces, const RowNorm& norm, int offset, int lane,
+                                            float* scratch) {
+    using T = typename S::T;
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::kStrips * S::kTiles * 4; ++i) squares = add_squares<T>((&pieces[0][0][0])[i], squares);
+    squares = S::kWarps == 1 ? warp_reduce<Sum>(squares) : block_sum(squares, scratch);
+    const float factor = norm_factor(norm, squares, S::kElements);
+    each_piece<S>(pieces, lane, [&](uint4& piece, int at, bool valid) {
+        if (valid) piece = normed<T>(piece, factor, norm, offset + at);
+    });
+}
+
 // From memory order to that of a product.
 template <class S>
 __device__ __forceinline__ void order_for_product(Pieces<S>& pieces, int lane) {
@@ -44,10 +68,17 @@ __device__ __forceinline__ void order_for_product(Pieces<S>& pieces, int lane) {
     }
 }
 
-// A warp's strips of the row at `from`, as a product wants them.
+// A warp's strips of the row in a slot, as a product wants them.
 template <class S>
-__device__ __forceinline__ void load_row(Pieces<S>& pieces, const char* from, int available, int lane) {
+__device__ __forceinline__ void load_row(Pieces<S>& pieces, const char* slot, int offset, int available, int lane,
+                                         const RowNorm& norm) {
+    const char* from = slot + 2 * offset;
+    available -= offset;
     load_pieces<S>(pieces, from, available, lane);
+    if constexpr (S::kNormed) {
+        __shared__ float scratch[S::kWarps];
+        norm_pieces<S>(pieces, norm, offset, lane, scratch);
+    }
     if constexpr (S::kGated) {
         Pieces<S> up;
         load_pieces<S>(up, from + S::kHalfBytes, available, lane);

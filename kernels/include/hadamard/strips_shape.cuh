@@ -2,7 +2,8 @@
 #pragma once
 
 #include "hadamard/tile.cuh"
-#include "epilogue/codes.cuh"
+#include "epilogue/floats.cuh"
+#include "pipeline/row_kind.cuh"
 #include "pipeline/row_ring.cuh"
 #include "pipeline/row_share.cuh"
 
@@ -10,7 +11,7 @@
 
 // What one launch computes.
 struct Problem {
-    const void* x;       // [rows, n], or [rows, 2n] = (gate | up) with Gated
+    const void* x;       // [rows, n], or [rows, 2n] = (gate | up) with kGated
     void* y;             // [rows, n] in the type of x; unused with quantization
     const u32* signs;    // [tiles, ceil(tiles / 4), 32]: bit set where an entry of the left factor is -1
     Codes codes;
@@ -19,15 +20,16 @@ struct Problem {
     int rows;            // units
     int blocks_of;       // the left factor is block-diagonal with blocks of so many rows
     float norm;          // 1 / sqrt(size of the transform)
+    RowNorm row_norm;
 };
 
 // How a row is cut up; every member is known to the compiler.
 template <class Type, int RowOrder, int RowWarps, int WarpStrips, int RingSlots, int ExchangePasses,
-          bool TransformColumns, Output Result, bool IsGated, bool IsHalf>
+          bool TransformColumns, Output Result, Kind What, bool IsHalf>
 struct Shape {
     using T = Type;
     static constexpr int kOrder = RowOrder, kWarps = RowWarps, kStrips = WarpStrips;
-    static constexpr bool kColumns = TransformColumns, kGated = IsGated, kHalf = IsHalf;
+    static constexpr bool kColumns = TransformColumns, kGated = What == Kind::kGated, kNormed = What == kNorm, kHalf = IsHalf;
     static_assert(!kHalf || (kColumns && cuda::std::is_same_v<Type, __half>));  // mixing heads rounds once as it is
     static constexpr ColumnOrder kColumnOrder = Result == kInt4 ? kPacked : kConsecutive;
     static_assert(Result != kInt4 || ExchangePasses == 1);  // a word of codes takes columns of both passes

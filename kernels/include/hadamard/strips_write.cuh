@@ -78,7 +78,7 @@ __device__ __forceinline__ void write_halves(const HalfValues<S>& values, const 
 template <class S, class Codes>
 __device__ __forceinline__ void write_codes(const Values<S>& values, const Problem& p, const Place<S>& place,
                                             const Codes& codes) {
-    constexpr int kBytesPerTwo = S::kOutput == kInt4 ? 1 : 2, kOwn = S::kOutput == kInt4 ? 4 : 8;
+    constexpr int kBytesPerTwo = kBytesOfTwo<S::kOutput>, kOwn = 4 * kBytesPerTwo;
     char* out = static_cast<char*>(p.codes.codes) + place.row * (S::kElements / 2 * kBytesPerTwo) + kOwn * place.word;
 #pragma unroll
     for (int k = 0; k < S::kFinalLines; ++k) {
@@ -92,6 +92,27 @@ __device__ __forceinline__ void write_codes(const Values<S>& values, const Probl
             } else {
                 ptx::store_if(to + c * kChunk, codes.held(values[k][c]), valid);
             }
+        }
+    }
+}
+
+// Floats of 4 bits, and a scale for each group of neighbouring lanes' columns.
+template <class S, class Range>
+__device__ __forceinline__ void write_groups(const Values<S>& values, const Problem& p, const Place<S>& place,
+                                             const Range& range) {
+    constexpr int kNeighbour = S::kExchange ? 1 : 4, kLanes = Range::kSize / 8;
+    const long long start = place.row * S::kElements + 8 * place.word;
+    char* codes = static_cast<char*>(p.codes.codes) + start / 2;
+    char* scales = reinterpret_cast<char*>(p.codes.scale) + start / Range::kSize;
+    const bool leads = place.word % kLanes == 0;
+#pragma unroll
+    for (int k = 0; k < S::kFinalLines; ++k) {
+        const int line = place.line(k);
+        const bool valid = place.exists(line);
+#pragma unroll
+        for (int c = 0; c < S::kFinalChunks; ++c) {
+            const int at = line * S::kWidth + (place.first_chunk() + c) * kChunk;
+            write_group<kNeighbour>(range, values[k][c], codes + at / 2, scales + at / Range::kSize, leads, valid);
         }
     }
 }

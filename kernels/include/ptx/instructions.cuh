@@ -69,6 +69,19 @@ __device__ __forceinline__ void store_if(void* to, uint4 x, bool valid) {
                  : "memory");
 }
 
+__device__ __forceinline__ void store_if(void* to, unsigned short x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.u16 [%0], %1;\n}" ::"l"(to), "h"(x),
+                 "r"(static_cast<u32>(valid))
+                 : "memory");
+}
+
+// The low byte of x.
+__device__ __forceinline__ void store_byte_if(void* to, u32 x, bool valid) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.u8 [%0], %1;\n}" ::"l"(to), "r"(x),
+                 "r"(static_cast<u32>(valid))
+                 : "memory");
+}
+
 // ---- shared memory by address ----
 
 __device__ __forceinline__ void load_shared_16(u32 (&r)[4], u32 shared) {
@@ -134,6 +147,17 @@ __device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
     asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
     return result;
 }
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+
+// The nearest numbers of E4M3, `low` in the low byte; what is larger saturates (sm_89).
+__device__ __forceinline__ u32 e4m3x2(float low, float high) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+#endif
 
 // 1 / x of a normal x below 2^126, to one unit in the last place.
 __device__ __forceinline__ float fast_reciprocal(float x) {

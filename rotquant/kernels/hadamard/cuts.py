@@ -77,15 +77,15 @@ class Strips(LaunchGrid):
         """Rows that a thread block works on at once."""
         return 4 if self.warps == 1 else 1
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
-        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
-        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
+    def instance(self, dtype: torch.dtype, output: str, kind: str, half: bool) -> str:
+        """The kernel's C++ name; `output` of `OUTPUTS`; `kind` of `KINDS`; `half`: float16 arithmetic."""
+        flags = f"{str(self.columns).lower()},{output},{kind},{str(half).lower()}"
         shape = f"{self.order},{self.warps},{self.strips},{self.slots},{self.passes}"
         return f"hadamard_strips<{TYPES[dtype]},{shape},{flags},{self.blocks}>"
 
-    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
+    def shared_bytes(self, output: str, kind: str, half: bool) -> int:
         """Dynamic shared memory of a block: rings, and the row as summed if warps exchange rows for columns."""
-        rings = self.rows_per_block * _ring_bytes(self.slots, 2 * self.elements * (2 if gated else 1))
+        rings = self.rows_per_block * _ring_bytes(self.slots, 2 * self.elements * (2 if kind == "kGated" else 1))
         if self.warps == 1 or not self.columns:
             return rings
         exchanged = -(-self.order // 8) * 8 * self.warps * self.strips * CHUNK
@@ -141,15 +141,15 @@ class Dense(_Whole):
         """Rows of the left factor's table: those of all warps."""
         return self.warps * self.tiles * TILE
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
-        """The kernel's C++ name; `output` is kSame, kInt8 or kInt4; `half`: float16 arithmetic."""
-        flags = f"{str(self.columns).lower()},{output},{str(gated).lower()},{str(half).lower()}"
+    def instance(self, dtype: torch.dtype, output: str, kind: str, half: bool) -> str:
+        """The kernel's C++ name; `output` of `OUTPUTS`; `kind` of `KINDS`; `half`: float16 arithmetic."""
+        flags = f"{str(self.columns).lower()},{output},{kind},{str(half).lower()}"
         return f"hadamard_dense<{TYPES[dtype]},{self.order},{self.chunks},{self.tiles},{flags},{self.blocks}>"
 
-    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
+    def shared_bytes(self, output: str, kind: str, half: bool) -> int:
         """Dynamic shared memory of a block: the row that arrives, and the operands of two."""
         operands = 2 * -(-self.order // TILE) * TILE * self.chunks * CHUNK
-        return _ring_bytes(1, 2 * self.elements * (2 if gated else 1)) + 2 * operands
+        return _ring_bytes(1, 2 * self.elements * (2 if kind == "kGated" else 1)) + 2 * operands
 
 
 @dataclass(frozen=True)
@@ -174,14 +174,14 @@ class Across(_Whole):
         """Rows of the left factor's table: those of all warps."""
         return self.warps * TILE
 
-    def instance(self, dtype: torch.dtype, output: str, gated: bool, half: bool) -> str:
-        """The kernel's C++ name; it takes neither `gated` rows nor float16 arithmetic."""
-        return f"hadamard_across<{TYPES[dtype]},{self.order},{self.chunks},{self.slots},{output},{self.blocks}>"
+    def instance(self, dtype: torch.dtype, output: str, kind: str, half: bool) -> str:
+        """The kernel's C++ name; it takes neither gated rows nor float16 arithmetic."""
+        return f"hadamard_across<{TYPES[dtype]},{self.order},{self.chunks},{self.slots},{output},{kind},{self.blocks}>"
 
-    def shared_bytes(self, output: str, gated: bool, half: bool) -> int:
+    def shared_bytes(self, output: str, kind: str, half: bool) -> int:
         """Dynamic shared memory of a block: the ring at a multiple of 1024 bytes, and each warp's way out."""
         ring = self.slots * -(-self.order // TILE) * TILE * self.chunks * 2 * CHUNK
-        return 1024 + ring + {"kSame": 2048, "kInt8": 1024, "kInt4": 512}[output] * self.warps
+        return 1024 + ring + (2048, 1024, 512)[OUTPUTS[output]] * self.warps
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:
@@ -220,8 +220,10 @@ def signs(order: int, blocks_of: int, inverse: bool, rows: int, device: torch.de
     return torch.from_numpy(table.view(np.int32)).to(device)
 
 
-#: What kernels write, and the columns of the tables below.
-OUTPUTS = ("kSame", "kInt8", "kInt4")
+#: What kernels write, and the columns of the tables below: values as they come, a byte for each, half a byte.
+OUTPUTS = {"kSame": 0, "kInt8": 1, "kFp8": 1, "kInt4": 2, "kMxfp4": 2, "kNvfp4": 2}
+#: How rows arise: as they are, by SwiGLU, by RMSNorm (kernels/include/pipeline/row_kind.cuh).
+KINDS = ("kPlain", "kGated", "kNorm")
 
 # Measured on an H200 (kernels/notes/hadamard.md); other sizes follow `_default_cut`.
 _CUTS: dict[int, tuple[Cut, ...]] = {
@@ -252,13 +254,13 @@ def cut_of(n: int, inner: int, dtype: torch.dtype, output: str, *, across: bool 
     """How the middle axis of [rows, n, inner] is transformed on tensor cores; None where it is not.
 
     output: of `OUTPUTS`; codes and scales belong to rows, which therefore may not share a tile.
-    across: `Across` may be taken, on Hopper and for rows as they are.
+    across: `Across` may be taken, on Hopper and for rows that no gate makes.
     """
     if dtype not in (torch.float16, torch.bfloat16):
         return None
     if inner > 1:
         return _heads_cut(n, inner)
-    column = OUTPUTS.index(output)
+    column = OUTPUTS[output]
     if across and n in _ACROSS and (cut := _ACROSS[n][column]) is not None:
         return cut
     if n in _CUTS:

@@ -54,7 +54,7 @@ def sources(architecture: str) -> list[TranslationUnit]:
     return [TranslationUnit(_FILE_32, ("quantize_rows_32<kSumNorm,kInt8,4>",)), TranslationUnit(_FILE_16, names)]
 
 
-def _codes(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def quantize_reference(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Quantize x [rows, n] as it is: codes [rows, Kp] or packed [rows, Kp / 2], and scales [rows] or [1]."""
     scheme = QuantizationScheme(bits=rounding.bits, symmetric=True, granularity="token")
     static = rounding.static_scale
@@ -71,7 +71,7 @@ def _room(x: Tensor, rounding: Rounding, *, gated: bool = False) -> tuple[Tensor
 def _quantize_reference(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Rows as they are; on a GPU n is a multiple of 8."""
     rounding.check(x)
-    return _codes(x, rounding)
+    return quantize_reference(x, rounding)
 
 
 def _quantize_cuda(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def _hadamard_reference(x: Tensor, heads: int, half: bool, swiglu: bool, roundin
     """
     rounding.check(x)
     x = gated(x) if swiglu else x
-    return _codes(x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half), rounding)
+    return quantize_reference(x if heads == NO_TRANSFORM else transform_reference(x, heads, False, half), rounding)
 
 
 def _hadamard_cuda(x: Tensor, heads: int, half: bool, swiglu: bool, rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -115,6 +115,13 @@ hadamard_quantize = operator(
 )
 
 
+def norm_reference(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm of x [rows, n] in its type, with a weight [n] or none, as transformers computes it."""
+    values = x.float()
+    normal = (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return normal if weight is None else weight * normal
+
+
 def _norm_reference(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, rounding: Rounding
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,10 +132,8 @@ def _norm_reference(
     """
     rounding.check(x)
     hidden = x if residual is None else x + residual
-    values = hidden.float()
-    normal = (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    normal = normal if weight is None else weight * normal
-    return *_codes(normal, rounding), x.new_empty(0) if residual is None else hidden
+    codes = quantize_reference(norm_reference(hidden, weight, eps), rounding)
+    return *codes, x.new_empty(0) if residual is None else hidden
 
 
 def _norm_cuda(

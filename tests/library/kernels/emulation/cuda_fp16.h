@@ -74,6 +74,40 @@ struct __half2 {
 inline __half2 __floats2half2_rn(float low, float high) { return {__half(low), __half(high)}; }
 inline float2 __half22float2(__half2 pair) { return {static_cast<float>(pair.x), static_cast<float>(pair.y)}; }
 
+// Sums and products of 16-bit floats are exact in float64, so that one rounding is left.
+template <class Operation>
+inline __half2 each_half(__half2 a, __half2 b, __half2 c, Operation operation) {
+    const auto one = [&](__half x, __half y, __half z) {
+        const double exact = operation(static_cast<float>(x), static_cast<float>(y), static_cast<float>(z));
+        return __half{same_bits<__half>(static_cast<_Float16>(exact))};
+    };
+    return {one(a.x, b.x, c.x), one(a.y, b.y, c.y)};
+}
+inline double saturated(double x) { return x > 0. ? x < 1. ? x : 1. : 0.; }
+inline __half2 __habs2(__half2 a) {
+    return each_half(a, a, a, [](double x, double, double) { return std::fabs(x); });
+}
+inline __half2 __hadd2(__half2 a, __half2 b) {
+    return each_half(a, b, a, [](double x, double y, double) { return x + y; });
+}
+inline __half2 __hsub2(__half2 a, __half2 b) {
+    return each_half(a, b, a, [](double x, double y, double) { return x - y; });
+}
+inline __half2 __hadd2_sat(__half2 a, __half2 b) {
+    return each_half(a, b, a, [](double x, double y, double) { return saturated(x + y); });
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    return each_half(a, b, c, [](double x, double y, double z) { return x * y + z; });
+}
+
+// Bytes of two words, chosen by the digits of `order`.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(y) << 32 | x;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> 8 * (order >> 4 * i & 7) & 0xFF) << 8 * i;
+    return result;
+}
+
 template <class T>
 inline T __ldg(const T* from) {
     return *from;
