@@ -160,43 +160,60 @@ __device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Sta
     });
 }
 
+// The largest of each of `Count` values over the lanes that differ in g, Count / 8 of them to a lane in the end: lane
+// group g has those from g Count / 8 on. Each step halves what a lane is responsible for.
+template <int Count>
+__device__ __forceinline__ void deal_largest(float (&values)[Count], int lane) {
+#pragma unroll
+    for (int half = Count / 2, mask = 16; mask >= 4; half /= 2, mask /= 2)
+#pragma unroll
+        for (int k = 0; k < half; ++k) {
+            const bool upper = lane & mask;
+            const float kept = upper ? values[k + half] : values[k], given = upper ? values[k] : values[k + half];
+            values[k] = fmaxf(kept, __shfl_xor_sync(0xFFFFFFFFu, given, mask));
+        }
+}
+
 // Floats of 4 bits, and the scales of the tile's groups to `scales`, of its first line there. Neighbouring columns share
 // a byte, so a 16-bit element has bytes of two columns that lie 16 apart, which `Staging::flush` sorts.
 template <class S, Output Out>
 __device__ __forceinline__ void stage_groups(const float (&tile)[8][4], const Staging<S>& staging, int first_line,
                                              int lane, const GroupRange<Out>& range, char* scales) {
-    constexpr int kGroups = kChunk / GroupRange<Out>::kSize, kEach = 8 / kGroups;  // of a line; columns of a lane in a group
+    constexpr int kGroups = kChunk / GroupRange<Out>::kSize, kEach = 8 / kGroups;  // of a line; columns of a lane in one
+    constexpr int kOwn = kGroups / 2;  // groups of four lines that a lane finds the scales of
     const int g = lane / 4, t = lane % 4;
-    float slopes[4][kGroups];
-    u32 own = 0;  // the scales of one of four lines, those of a line in one word
+    float slopes[4 * kGroups];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        u32 stored = 0;
+    for (int i = 0; i < 4 * kGroups; ++i) {
+        slopes[i] = 0.0f;
 #pragma unroll
-        for (int q = 0; q < kGroups; ++q) {
-            float largest = 0.0f;
-#pragma unroll
-            for (int j = kEach * q; j < kEach * q + kEach; ++j) largest = fmaxf(largest, fabsf(tile[j][i]));
-#pragma unroll
-            for (int mask = 4; mask < 32; mask *= 2)
-                largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
-            const GroupScale scale = range.scale(largest);
-            slopes[i][q] = scale.slope;
-            stored |= scale.stored << 8 * q;
-        }
-        if (g == i) own = stored;
+        for (int j = i % kGroups * kEach; j < (i % kGroups + 1) * kEach; ++j)
+            slopes[i] = fmaxf(slopes[i], fabsf(tile[j][i / kGroups]));
     }
-    const int line = 8 * (g / 2 % 2) + 2 * t + g % 2;
-    const bool valid = g < 4 && first_line + line < S::kOrder;
-    char* to = scales + line * (S::kWidth / range.kSize);
-    if constexpr (kGroups == 4)
-        ptx::store_if(to, own, valid);
+    deal_largest(slopes, lane);
+    u32 stored = 0;
+    float own[kOwn];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+        const GroupScale scale = range.scale(slopes[k]);
+        own[k] = scale.slope;
+        stored |= scale.stored << 8 * k;
+    }
+    const int line = 8 * (g / 4) + 2 * t + g / 2 % 2;
+    const bool valid = first_line + line < S::kOrder;
+    char* to = scales + line * (S::kWidth / GroupRange<Out>::kSize) + g % 2 * kOwn;
+    if constexpr (kOwn == 2)
+        ptx::store_if(to, static_cast<unsigned short>(stored), valid);
     else
-        ptx::store_if(to, static_cast<unsigned short>(own), valid);
+        ptx::store_byte_if(to, stored, valid);
+#pragma unroll
+    for (int i = 0; i < 4 * kGroups; ++i)
+        slopes[i] = __shfl_sync(0xFFFFFFFFu, own[i % kOwn], i / kOwn * 4 + t);
 
     const auto codes = [&](int j, int i) {  // of columns 16 apart
-        return e2m1_pair(Float16<__half>::pack(tile[j][i] * slopes[i][j / kEach],
-                                               tile[j + 2][i] * slopes[i][(j + 2) / kEach]));
+        const float* const line_slopes = slopes + i * kGroups;
+        return e2m1_pair(Float16<__half>::pack(tile[j][i] * line_slopes[j / kEach],
+                                               tile[j + 2][i] * line_slopes[(j + 2) / kEach]));
     };
     stage_packed<S>(staging, lane, [&](int P, int h) {
         const int j = 4 * P, i = 2 * h;
