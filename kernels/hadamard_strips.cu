@@ -52,9 +52,10 @@ __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hada
         if (row * S::kElements >= p.elements) break;  // a group beyond the last row
         const int slot = use % Slots;
         ring.wait(slot, use);
+        const char* from = ring.at(slot) + 2 * offset;
         const int available = S::kRagged ? (int)min((long long)S::kElements, p.elements - row * S::kElements) : 0;
         Pieces<S> pieces;
-        load_row<S>(pieces, ring.at(slot), offset, available, lane, p.row_norm);
+        load_row<S>(pieces, from, offset, available - offset, lane, p.row_norm);
         Sums<S> sums;
         multiply_left<S>(sums, pieces, signs, ones);
         Group<(Warps > 1)>::sync();  // this slot, and what the last row exchanged, have been read

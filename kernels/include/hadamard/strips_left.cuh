@@ -68,12 +68,10 @@ __device__ __forceinline__ void order_for_product(Pieces<S>& pieces, int lane) {
     }
 }
 
-// A warp's strips of the row in a slot, as a product wants them.
+// A warp's strips of the row at `from`, `offset` values from its start, as a product wants them.
 template <class S>
-__device__ __forceinline__ void load_row(Pieces<S>& pieces, const char* slot, int offset, int available, int lane,
+__device__ __forceinline__ void load_row(Pieces<S>& pieces, const char* from, int offset, int available, int lane,
                                          const RowNorm& norm) {
-    const char* from = slot + 2 * offset;
-    available -= offset;
     load_pieces<S>(pieces, from, available, lane);
     if constexpr (S::kNormed) {
         __shared__ float scratch[S::kWarps];
