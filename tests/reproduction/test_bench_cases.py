@@ -165,7 +165,7 @@ def test_impossible_steps_are_refused_in_a_sentence(fields: dict[str, object], s
         step("fp16", **fields)
 
 
-@pytest.mark.parametrize("before", ["none", "hadamard", "rms-norm", "residual-rms-norm"])
+@pytest.mark.parametrize("before", ["none", "hadamard", "rms-norm", "residual-rms-norm", "rms-norm-hadamard"])
 @pytest.mark.parametrize("scale", ["dynamic", "static"])
 def test_eager_torch_and_the_fused_operators_quantize_alike(before: str, scale: str) -> None:
     asked = {"rows": 7, "features": 128, "before": before, "scale": scale, "output": "held"}
@@ -176,6 +176,24 @@ def test_eager_torch_and_the_fused_operators_quantize_alike(before: str, scale: 
     moved = (codes.short() - expected.short()).abs()
     assert moved.max() <= 1
     assert moved.float().mean() < 0.02
+
+
+@pytest.mark.parametrize("before", ["hadamard", "rms-norm-hadamard"])
+def test_floats_are_timed_as_outputs_of_the_transform(before: str) -> None:
+    asked = {"rows": 7, "features": 128, "before": before, "implementation": "ours"}
+    exact = {}
+    for output in ("fp8", "nvfp4", "mxfp4"):
+        case = quantize_case(arguments.QuantizeArguments(**asked, output=output), CPU)
+        codes, scale = case.run(*case.inputs)
+        exact[output] = codes.shape[1], scale.shape[1:]
+    assert exact == {"fp8": (128, ()), "nvfp4": (64, (8,)), "mxfp4": (64, (4,))}
+
+
+@pytest.mark.parametrize("change", [{"before": "none"}, {"implementation": "torch"}, {"scale": "static"}])
+def test_floats_of_anything_else_are_refused(change: dict[str, str]) -> None:
+    asked = {"rows": 7, "features": 128, "output": "fp8", "before": "hadamard", "implementation": "ours"}
+    with pytest.raises(ValidationError, match="output of our transform alone"):
+        arguments.QuantizeArguments.model_validate(asked | change)
 
 
 def weights(**fields: object) -> FakeQuantizeArguments:

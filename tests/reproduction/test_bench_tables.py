@@ -45,7 +45,7 @@ def test_every_cell_can_be_built_at_its_true_size(table: str, monkeypatch: pytes
             assert y.shape == (arguments.tokens, arguments.out_features), arguments
         elif isinstance(arguments, QuantizeArguments) and arguments.implementation != "copy":
             codes, *_ = rows.quantize_case(arguments, META)()
-            packed = arguments.output == "packed" and arguments.implementation == "ours"
+            packed = arguments.output in ("packed", "mxfp4", "nvfp4") and arguments.implementation == "ours"
             assert codes.shape == (arguments.rows, arguments.features // (2 if packed else 1)), arguments
         elif isinstance(arguments, DecodeAttentionArguments):
             if arguments.implementation.startswith("int4"):

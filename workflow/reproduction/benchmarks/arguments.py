@@ -152,19 +152,28 @@ class TransformArguments(Frozen):
 
 
 class QuantizeArguments(Frozen):
-    """Quantization of fp16 rows to 4 bits, with what a model does just before it fused in.
+    """Quantization of fp16 rows to 4 bits or to floats of 8 or 4, with what a model does just before it fused in.
 
-    scale: found for each row, or known for the tensor. output: two codes to the byte, or one. before: RMSNorm has no
-    weight, which models fold into the next layer; with a residual it also adds, and writes the sum. copy: a device copy
-    of the fp16 input.
+    scale: found for each row, or known for the tensor. output: integers, two codes to the byte or one, or floats in the
+    formats of `layouts.codes.FloatRounding`. before: RMSNorm has no weight, which models fold into the next layer; with
+    a residual it also adds, and writes the sum. Before a Hadamard transform it has one, since models that transform
+    there fold none. copy: a device copy of the fp16 input.
     """
 
     rows: Size
     features: Size
     scale: Literal["dynamic", "static"] = "dynamic"
-    output: Literal["packed", "held"] = "packed"
-    before: Literal["none", "hadamard", "rms-norm", "residual-rms-norm"] = "none"
+    output: Literal["packed", "held", "fp8", "mxfp4", "nvfp4"] = "packed"
+    before: Literal["none", "hadamard", "rms-norm", "residual-rms-norm", "rms-norm-hadamard"] = "none"
     implementation: Literal["ours", "torch", "copy"]
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "QuantizeArguments":
+        if self.output in ("packed", "held"):
+            return self
+        if not self.before.endswith("hadamard") or self.implementation == "torch" or self.scale == "static":
+            raise ValueError(f"{self.output} is an output of our transform alone, and has no static scales")
+        return self
 
 
 class BlockArguments(Frozen):

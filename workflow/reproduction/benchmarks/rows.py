@@ -28,6 +28,11 @@ from rotquant.kernels.rows.activations import hadamard_quantize, quantize_rows, 
 from rotquant.kernels.rows.partition import fake_quantize_groups, fake_quantize_groups_backward
 from rotquant.kernels.rows.partition_reference import WeightGroups, forward_reference
 from rotquant.kernels.rows.straight_through import fake_quantize as fake_quantize_rows
+from rotquant.kernels.rows.transformed import (
+    hadamard_quantize_float,
+    rms_norm_hadamard_quantize,
+    rms_norm_hadamard_quantize_float,
+)
 from rotquant.qat.quantizers import make_quantizer
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors import quantization
@@ -37,6 +42,8 @@ from rotquant.tensors.quantization import QParams, choose_qparams
 #: QuaRot's clip of activations and its bits; they do not change the time.
 _CLIP, _BITS = 0.9, 4
 _EPS = 1e-5
+#: NVFP4's of values whose largest is about 5; it does not change the time.
+_GLOBAL_SCALE = 500.0
 #: Names under which other libraries' transforms are imported.
 _PEERS = {"fast-hadamard-transform": "fast_hadamard_transform", "hadacore": "vllm._custom_ops"}
 
@@ -71,8 +78,11 @@ def quantize_case(a: QuantizeArguments, device: torch.device) -> Case:
     """The tensors and the call that `quantize` times."""
     x = torch.randn(a.rows, a.features, dtype=torch.float16, device=device)
     residual = (torch.randn_like(x),) if a.before.startswith("residual") else ()
+    weight = (torch.rand_like(x[0]),) if a.before == "rms-norm-hadamard" else ()
     static = (torch.full((1,), 0.5, device=device),) if a.scale == "static" else ()
-    return Case(_eager(a) if a.implementation == "torch" else _fused(a), (x, *residual, *static))
+    whole = (torch.full((1,), _GLOBAL_SCALE, device=device),) if a.output == "nvfp4" else ()
+    run = _eager if a.implementation == "torch" else _fused if a.output in ("packed", "held") else _floats
+    return Case(run(a), (x, *residual, *weight, *static, *whole))
 
 
 def _fused(a: QuantizeArguments) -> Callable[..., Any]:
@@ -80,6 +90,8 @@ def _fused(a: QuantizeArguments) -> Callable[..., Any]:
 
     def run(x: Tensor, *others: Tensor) -> Any:
         residual, scale = _others(a, others)
+        if a.before == "rms-norm-hadamard":
+            return rms_norm_hadamard_quantize(x, others[0], _EPS, *rest, scale)
         if a.before == "none":
             return quantize_rows(x, *rest, scale)
         if a.before.endswith("rms-norm"):
@@ -89,16 +101,26 @@ def _fused(a: QuantizeArguments) -> Callable[..., Any]:
     return run
 
 
+def _floats(a: QuantizeArguments) -> Callable[..., Any]:
+    def run(x: Tensor, *others: Tensor) -> Any:
+        rest = (_CLIP, a.output.upper(), others[-1] if a.output == "nvfp4" else None)
+        if a.before == "rms-norm-hadamard":
+            return rms_norm_hadamard_quantize_float(x, others[0], _EPS, *rest)
+        return hadamard_quantize_float(x, 0, False, False, *rest)
+
+    return run
+
+
 def _eager(a: QuantizeArguments) -> Callable[..., Any]:
     """Eager torch, one code to the byte; the transform is our kernel, so that only the rest differs."""
 
     def run(x: Tensor, *others: Tensor) -> Any:
         residual, scale = _others(a, others)
-        if a.before == "hadamard":
-            x = hadamard(x, 0, False, False)
         hidden = x if residual is None else x + residual
-        if a.before.endswith("rms-norm"):
-            x = rms_norm(hidden, (a.features,), eps=_EPS)
+        if "rms-norm" in a.before:
+            x = rms_norm(hidden, (a.features,), others[0] if a.before == "rms-norm-hadamard" else None, eps=_EPS)
+        if a.before.endswith("hadamard"):
+            x = hadamard(x, 0, False, False)
         if scale is None:
             scale = x.abs().amax(dim=-1, keepdim=True) * (_CLIP / 7)
         codes = (x / scale).round_().clamp_(-8, 7).to(torch.int8)
