@@ -282,14 +282,18 @@ def check_floats(
     codes_off: float,
     scales_off: float,
     close: float = 2e-6,
+    near: float = 1e-6,
 ) -> None:
     """Scales equal but for a share that moved to the next one, and codes of equal scales but for a share by one.
 
-    A float32 scale of FP8 differs by its rounding, `close`.
+    A float32 scale of FP8 differs by its rounding, `close`. Its steps near zero are a 200,000th of the largest value, so
+    that an error of all values, `near` of the largest, is several of them there.
     """
     difference = (steps(kind, result[0]) - steps(kind, expected[0])).abs()
     if kind == "FP8":
         torch.testing.assert_close(result[1], expected[1], rtol=close, atol=0)
+        distance = (result[0].float() - expected[0].float()).abs()
+        difference = torch.where(distance <= near * 448, difference.clamp(max=1), difference)
     else:
         moved = (result[1].view(torch.uint8).int() - expected[1].view(torch.uint8).int()).abs()
         assert moved.max() <= 1
@@ -339,7 +343,7 @@ def test_the_transform_becomes_floats(kind: str, dtype: torch.dtype, swiglu: boo
         with references():
             expected = hadamard_quantize_float(*arguments)
         off, close = (2e-2, 1e-3) if swiglu else (2e-3, 2e-6)
-        check_floats(kind, result, expected, codes_off=off, scales_off=off, close=close)
+        check_floats(kind, result, expected, codes_off=off, scales_off=off, close=close, near=close)
 
 
 @pytest.mark.gpu
@@ -358,13 +362,13 @@ def test_mixed_heads_become_floats(heads: int, head_dim: int, kind: str) -> None
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("n", [1024, 4096, 14336])
 def test_floats_of_float16_arithmetic(n: int, kind: str) -> None:
-    """Errors of 6e-4 of a value move one code in 50 at most to a neighbour, and as many scales."""
+    """Errors of 6e-4 of a typical value move one code in ten at most to a neighbour, and as many scales."""
     x = torch.randn(17, n, device="cuda").half()
     whole = scale_of_all(kind, hadamard_transform(x.float()))
     result = hadamard_quantize_float(x, 0, True, False, 1.0, kind, whole)
     with references():
         expected = hadamard_quantize_float(x.float(), 0, False, False, 1.0, kind, whole)
-    check_floats(kind, result, expected, codes_off=5e-2, scales_off=5e-2, close=3e-3)
+    check_floats(kind, result, expected, codes_off=1e-1, scales_off=5e-2, close=3e-3, near=3e-3)
 
 
 @pytest.mark.gpu
@@ -372,7 +376,11 @@ def test_floats_of_float16_arithmetic(n: int, kind: str) -> None:
 @pytest.mark.parametrize("magnitude", [0.0, 1e-6, 1e-3, 300.0])
 @pytest.mark.parametrize("n", [96, 2048, 4096, 11008])
 def test_rows_of_any_magnitude_become_floats(n: int, magnitude: float, kind: str) -> None:
-    """Zeros, subnormal inputs, and a scale of the whole tensor that values exceed three times: codes saturate."""
+    """Zeros, subnormal inputs, and a scale of the whole tensor that values exceed three times: codes saturate.
+
+    Subnormal inputs are whole multiples of 2^-24, and so is 96^0.5 times their transform: 49 / 96^0.5 = 5.001, say, is a
+    tie in float16. All codes of such a value move, one in a hundred at most.
+    """
     x = (torch.randn(150, n, device="cuda") * magnitude).half()
     x[::7] = 0
     whole = scale_of_all(kind, hadamard_transform(x.float()))
@@ -381,7 +389,7 @@ def test_rows_of_any_magnitude_become_floats(n: int, magnitude: float, kind: str
         result = hadamard_quantize_float(x, 0, False, False, 1.0, kind, given)
         with references():
             expected = hadamard_quantize_float(x, 0, False, False, 1.0, kind, given)
-        check_floats(kind, result, expected, codes_off=2e-3, scales_off=2e-3)
+        check_floats(kind, result, expected, codes_off=1e-2 if magnitude == 1e-6 else 2e-3, scales_off=2e-3)
         assert not steps(kind, result[0])[::7].any()
 
 
@@ -421,7 +429,7 @@ def test_norm_and_transform_become_floats(kind: str, dtype: torch.dtype, n: int,
         result = rms_norm_hadamard_quantize_float(x, weight, EPS, 1.0, kind, whole)
         with references():
             expected = rms_norm_hadamard_quantize_float(x, weight, EPS, 1.0, kind, whole)
-        check_floats(kind, result, expected, codes_off=3e-2, scales_off=3e-2, close=8e-3)
+        check_floats(kind, result, expected, codes_off=3e-2, scales_off=3e-2, close=8e-3, near=1e-3)
 
 
 @pytest.mark.gpu
