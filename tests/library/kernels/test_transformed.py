@@ -286,8 +286,8 @@ def check_floats(
 ) -> None:
     """Scales equal but for a share that moved to the next one, and codes of equal scales but for a share by one.
 
-    A float32 scale of FP8 differs by its rounding, `close`. Its steps near zero are a 200,000th of the largest value, so
-    that an error of all values, `near` of the largest, is several of them there.
+    A float32 scale of FP8 differs by its rounding, `close`. Its steps near zero are a 200,000th of the largest value,
+    so that an error of all values, `near` of the largest, is several of them there.
     """
     difference = (steps(kind, result[0]) - steps(kind, expected[0])).abs()
     if kind == "FP8":
@@ -378,8 +378,8 @@ def test_floats_of_float16_arithmetic(n: int, kind: str) -> None:
 def test_rows_of_any_magnitude_become_floats(n: int, magnitude: float, kind: str) -> None:
     """Zeros, subnormal inputs, and a scale of the whole tensor that values exceed three times: codes saturate.
 
-    Subnormal inputs are whole multiples of 2^-24, and so is 96^0.5 times their transform: 49 / 96^0.5 = 5.001, say, is a
-    tie in float16. All codes of such a value move, one in a hundred at most.
+    Subnormal inputs are whole multiples of 2^-24, and so is 96^0.5 times their transform: 49 / 96^0.5 = 5.001, say, is
+    a tie in float16. All codes of such a value move, one in a hundred at most.
     """
     x = (torch.randn(150, n, device="cuda") * magnitude).half()
     x[::7] = 0
