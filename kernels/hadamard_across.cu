@@ -42,6 +42,9 @@ struct Shape {
     // Slots are filled again when all warps have read them: at once where these go in step, else a row later.
     static constexpr int kDelay = kGroups > 1 ? 1 : 0;
     static_assert(kSlots > kDelay);
+    // A lane that waits alone lets the others go on, and unless something holds them before the next product, that never
+    // ends (kernels/notes/hadamard.md). Plain integers and values have such a place, where the compiler put it.
+    static constexpr bool kWarpWaits = kNormed || kOutput == kFp8 || kInGroups<kOutput>;
 };
 
 template <class S>
@@ -379,7 +382,13 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result,
         multiply_left<S>(sums, left, ring.at(use % Slots));
         if (lane == 0) ptx::mbarrier_arrive(ring.emptied(use % Slots));
         const int emptied = use - S::kDelay, next = row + (Slots - S::kDelay) * rows.step;
-        if (threadIdx.x == 0 && emptied >= 0 && next < rows.end) {
+        if constexpr (S::kWarpWaits) {
+            if (warp == 0 && emptied >= 0 && next < rows.end) {
+                ptx::mbarrier_wait(ring.emptied(emptied % Slots), emptied / Slots & 1);
+                if (lane == 0) ring.fetch(emptied % Slots, map, next);
+                __syncwarp();
+            }
+        } else if (threadIdx.x == 0 && emptied >= 0 && next < rows.end) {
             ptx::mbarrier_wait(ring.emptied(emptied % Slots), emptied / Slots & 1);
             ring.fetch(emptied % Slots, map, next);
         }

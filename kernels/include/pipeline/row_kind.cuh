@@ -1,7 +1,7 @@
 // What becomes of a row of 16-bit values on its way in: SwiGLU and RMSNorm, rounded as a model computes them.
 #pragma once
 
-#include "values/element.cuh"
+#include "values/pairs.cuh"
 
 // How rows arise: as they are, as silu(gate) * up, as the RMSNorm of x, or as that of x + residual.
 enum Kind : int { kPlain, kGated, kNorm, kSumNorm };
@@ -38,8 +38,5 @@ __device__ __forceinline__ uint4 normed(const uint4& x, float factor, const RowN
     const uint4 y = each_word(x, x, scaled);
     if (!norm.weight) return y;
     const uint4 weight = __ldg(reinterpret_cast<const uint4*>(static_cast<const T*>(norm.weight) + at));
-    return each_word(y, weight, [](u32 a, u32 b) {
-        const float2 v = F::unpack(a), w = F::unpack(b);
-        return F::pack(v.x * w.x, v.y * w.y);
-    });
+    return each_word(y, weight, multiplied<T>);
 }

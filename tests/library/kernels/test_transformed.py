@@ -274,6 +274,10 @@ def steps(kind: str, codes: Tensor) -> Tensor:
     return torch.where(bytes_ >= sign, -sizes, sizes)
 
 
+#: Codes that may move by chance in a tensor of a thousand, of which less than one is expected to.
+_FEW = 5
+
+
 def check_floats(
     kind: str,
     result: tuple[Tensor, Tensor],
@@ -297,10 +301,12 @@ def check_floats(
     else:
         moved = (result[1].view(torch.uint8).int() - expected[1].view(torch.uint8).int()).abs()
         assert moved.max() <= 1
-        assert (moved > 0).sum() <= max(1, scales_off * moved.numel()), f"{int((moved > 0).sum())} scales moved"
+        few = max(_FEW, scales_off * moved.numel())
+        assert (moved > 0).sum() <= few, f"{int((moved > 0).sum())} scales moved"
         difference = difference[(moved == 0).repeat_interleave(GROUPS[kind], dim=1)]
     assert difference.max() <= 1
-    assert (difference > 0).sum() <= max(1, codes_off * difference.numel()), f"{int(difference.sum())} codes moved"
+    few = max(_FEW, codes_off * difference.numel())
+    assert (difference > 0).sum() <= few, f"{int((difference > 0).sum())} codes moved"
 
 
 def held(codes: Tensor) -> Tensor:
@@ -430,6 +436,35 @@ def test_norm_and_transform_become_floats(kind: str, dtype: torch.dtype, n: int,
         with references():
             expected = rms_norm_hadamard_quantize_float(x, weight, EPS, 1.0, kind, whole)
         check_floats(kind, result, expected, codes_off=3e-2, scales_off=3e-2, close=8e-3, near=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("output", [*FORMATS, "INT8", "INT4"])
+@pytest.mark.parametrize("n", [2048, 4096, 5120, 8192, 11008, 13824, 14336, 28672])
+def test_many_rows_to_a_block_are_the_rows_that_few_are(n: int, output: str, norm: bool) -> None:
+    """Blocks fill slots of their rings again many times, and no warp waits for one that waits for it."""
+    rows, at_once = 12000, 100
+    x = torch.randn(rows, n, device="cuda").half()
+    weight = torch.rand(n, device="cuda").half()
+
+    def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+        if output in ("INT8", "INT4"):
+            rest = (0.9, int(output[3:]), output == "INT4", None)
+            if norm:
+                return rms_norm_hadamard_quantize(x, weight, EPS, *rest)
+            return hadamard_quantize(x, 0, False, False, *rest)
+        rest = (1.0, output, torch.tensor([500.0], device="cuda") if output == "NVFP4" else None)
+        if norm:
+            return rms_norm_hadamard_quantize_float(x, weight, EPS, *rest)
+        return hadamard_quantize_float(x, 0, False, False, *rest)
+
+    whole = quantized(x)
+    for first in (0, 3000, rows - at_once):
+        part = slice(first, first + at_once)
+        for found, expected in zip(whole, quantized(x[part].clone()), strict=True):
+            assert torch.equal(found[part].view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.gpu
