@@ -165,16 +165,20 @@ __device__ __forceinline__ void stage_codes(const float (&tile)[8][4], const Sta
 
 // The largest of each of `Count` values over the lanes that differ in g, Count / 8 of them to a lane in the end: lane
 // group g has those from g Count / 8 on. Each step halves what a lane is responsible for.
+template <int Half, int Mask, int Count>
+__device__ __forceinline__ void deal_half(float (&values)[Count], bool upper) {
+#pragma unroll
+    for (int k = 0; k < Half; ++k) {
+        const float kept = upper ? values[k + Half] : values[k], given = upper ? values[k] : values[k + Half];
+        values[k] = fmaxf(kept, __shfl_xor_sync(0xFFFFFFFFu, given, Mask));
+    }
+}
+
 template <int Count>
 __device__ __forceinline__ void deal_largest(float (&values)[Count], int lane) {
-#pragma unroll
-    for (int half = Count / 2, mask = 16; mask >= 4; half /= 2, mask /= 2)
-#pragma unroll
-        for (int k = 0; k < half; ++k) {
-            const bool upper = lane & mask;
-            const float kept = upper ? values[k + half] : values[k], given = upper ? values[k] : values[k + half];
-            values[k] = fmaxf(kept, __shfl_xor_sync(0xFFFFFFFFu, given, mask));
-        }
+    deal_half<Count / 2, 16>(values, lane & 16);
+    deal_half<Count / 4, 8>(values, lane & 8);
+    deal_half<Count / 8, 4>(values, lane & 4);
 }
 
 // Floats of 4 bits, and the scales of the tile's groups to `scales`, of its first line there. Neighbouring columns share
@@ -214,9 +218,8 @@ __device__ __forceinline__ void stage_groups(const float (&tile)[8][4], const St
         slopes[i] = __shfl_sync(0xFFFFFFFFu, own[i % kOwn], i / kOwn * 4 + t);
 
     const auto codes = [&](int j, int i) {  // of columns 16 apart
-        const float* const line_slopes = slopes + i * kGroups;
-        return e2m1_pair(Float16<__half>::pack(tile[j][i] * line_slopes[j / kEach],
-                                               tile[j + 2][i] * line_slopes[(j + 2) / kEach]));
+        return e2m1_pair(Float16<__half>::pack(tile[j][i] * slopes[i * kGroups + j / kEach],
+                                               tile[j + 2][i] * slopes[i * kGroups + (j + 2) / kEach]));
     };
     stage_packed<S>(staging, lane, [&](int P, int h) {
         const int j = 4 * P, i = 2 * h;
@@ -302,7 +305,7 @@ __device__ __forceinline__ void norm_in_place(char* slot, const RowNorm& norm, f
         piece = *place;
         squares = add_squares<T>(piece, squares);
     });
-    const float factor = norm_factor(norm, block_sum(squares, scratch), S::kElements);
+    const float factor = norm_factor(norm, block_total<S::kWarps>(squares, scratch), S::kElements);
     each_piece([&](const uint4& piece, uint4* place, int element) {
         *place = normed<T>(piece, factor, norm, element);
     });
@@ -337,7 +340,8 @@ __device__ __forceinline__ void write_tile(const Sums<S>& sums, const Problem& p
             stage_values<S>(sums[c], staging, lane);
         else if constexpr (kInGroups<S::kOutput>)
             stage_groups<S>(sums[c], staging, first_line, lane, codes,
-                            reinterpret_cast<char*>(p.codes.scale) + (start + c * kChunk) / codes.kSize);
+                            reinterpret_cast<char*>(p.codes.scale) + row * (long long)(S::kElements / Codes::kSize) +
+                                first_line * (S::kWidth / Codes::kSize) + c * (kChunk / Codes::kSize));
         else
             stage_codes<S>(sums[c], staging, lane, codes);
         staging.flush(out + c * (kChunk / 2 * S::kTwo), first_line, lane);
@@ -376,7 +380,7 @@ __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result,
         Sums<S> sums;
         ptx::mbarrier_wait(ring.filled(use % Slots), use / Slots & 1);
         if constexpr (S::kNormed) {
-            __shared__ float squares[S::kWarps];
+            alignas(16) __shared__ float squares[S::kWarps];
             norm_in_place<S>(ring.slots + use % Slots * S::kSlotBytes, p.row_norm, squares);
         }
         multiply_left<S>(sums, left, ring.at(use % Slots));

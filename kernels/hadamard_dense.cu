@@ -68,11 +68,11 @@ struct Arrived {
 template <class S>
 __device__ __forceinline__ Arrived arrived(const char* row, const RowNorm& norm) {
     if constexpr (S::kNormed) {
-        __shared__ float scratch[S::kWarps];
+        alignas(16) __shared__ float scratch[S::kWarps];
         float squares = 0.0f;
         for (int i = threadIdx.x; i < S::kElements / 8; i += 32 * S::kWarps)
             squares = add_squares<typename S::T>(*reinterpret_cast<const uint4*>(row + 16 * i), squares);
-        return {row, norm_factor(norm, block_sum(squares, scratch), S::kElements), norm};
+        return {row, norm_factor(norm, block_total<S::kWarps>(squares, scratch), S::kElements), norm};
     } else {
         return {row, 1.0f, norm};
     }
@@ -247,10 +247,11 @@ __device__ __forceinline__ void write_sums(const Sums<S>& sums, const Problem& p
                                      F::pack(v[6], v[7])};
                     ptx::store_if(to, in_memory_order(x, lane), valid);
                 } else if constexpr (kInGroups<S::kOutput>) {
-                    constexpr int kSize = Codes::kSize;
-                    const long long at = (long long)row * S::kElements + (first_line + line) * S::kWidth + c * kChunk;
-                    char* scales = reinterpret_cast<char*>(p.codes.scale) + (at + 8 * word) / kSize;
-                    write_group<4>(*codes, v, to, scales, word % (kSize / 8) == 0, valid);
+                    constexpr int kSize = Codes::kSize, kLanes = kSize / 8;
+                    char* scales = reinterpret_cast<char*>(p.codes.scale) + row * (long long)(S::kElements / kSize) +
+                                   static_cast<unsigned>(word) / kLanes + (first_line + line) * (S::kWidth / kSize) +
+                                   c * (kChunk / kSize);
+                    write_group<4>(*codes, v, to, scales, word % kLanes == 0, valid);
                 } else if constexpr (S::kOutput == kInt4) {
                     ptx::store_if(to, codes->packed(v), valid);
                 } else {

@@ -73,11 +73,11 @@ struct E4m3Range {
 // ramps that each end where the next begins. So at most one has a fraction, which the addition to 1024 rounds.
 __device__ __forceinline__ u32 e2m1_pair(u32 halves) {
     const auto pair = [](u32 bits) { return reinterpret_cast<const __half2&>(bits); };
-    const __half2 size = __habs2(pair(halves));
+    const __half2 size = pair(ptx::abs_f16x2(halves));
     const __half2 to_2 = __hadd2_sat(size, pair(0u)), to_4 = __hadd2_sat(size, pair(0xBC00BC00u));  // 0, -1
     const __half2 to_6 = __hadd2_sat(size, pair(0xC000C000u));                                      // -2
     // 1024, and 8 more of a negative value: 1028 less 4 with its sign.
-    const __half2 start = __hsub2(pair(0x64046404u), pair((halves & 0x80008000u) | 0x44004400u));
+    const __half2 start = __hsub2(pair(0x64046404u), pair(ptx::masked_xor(halves, 0x80008000u, 0x44004400u)));
     const __half2 sum = __hfma2(to_4, pair(0x40004000u), __hadd2(to_6, start));  // times 2
     const __half2 codes = __hfma2(to_2, pair(0x44004400u), sum);                 // times 4
     return reinterpret_cast<const u32&>(codes);

@@ -50,8 +50,7 @@ __device__ __forceinline__ void norm_pieces(Pieces<S>& pieces, const RowNorm& no
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::kStrips * S::kTiles * 4; ++i) squares = add_squares<T>((&pieces[0][0][0])[i], squares);
-    squares = S::kWarps == 1 ? warp_reduce<Sum>(squares) : block_sum(squares, scratch);
-    const float factor = norm_factor(norm, squares, S::kElements);
+    const float factor = norm_factor(norm, block_total<S::kWarps>(squares, scratch), S::kElements);
     each_piece<S>(pieces, lane, [&](uint4& piece, int at, bool valid) {
         if (valid) piece = normed<T>(piece, factor, norm, offset + at);
     });
@@ -74,7 +73,7 @@ __device__ __forceinline__ void load_row(Pieces<S>& pieces, const char* from, in
                                          const RowNorm& norm) {
     load_pieces<S>(pieces, from, available, lane);
     if constexpr (S::kNormed) {
-        __shared__ float scratch[S::kWarps];
+        alignas(16) __shared__ float scratch[S::kWarps];
         norm_pieces<S>(pieces, norm, offset, lane, scratch);
     }
     if constexpr (S::kGated) {

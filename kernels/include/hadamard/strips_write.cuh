@@ -100,19 +100,19 @@ __device__ __forceinline__ void write_codes(const Values<S>& values, const Probl
 template <class S, class Range>
 __device__ __forceinline__ void write_groups(const Values<S>& values, const Problem& p, const Place<S>& place,
                                              const Range& range) {
-    constexpr int kNeighbour = S::kExchange ? 1 : 4, kLanes = Range::kSize / 8;
-    const long long start = place.row * S::kElements + 8 * place.word;
-    char* codes = static_cast<char*>(p.codes.codes) + start / 2;
-    char* scales = reinterpret_cast<char*>(p.codes.scale) + start / Range::kSize;
+    constexpr int kNeighbour = S::kExchange ? 1 : 4, kSize = Range::kSize, kLanes = kSize / 8;
+    char* codes = static_cast<char*>(p.codes.codes) + place.row * (S::kElements / 2) + 4 * place.word +
+                  place.first_chunk() * (kChunk / 2);
+    char* scales = reinterpret_cast<char*>(p.codes.scale) + place.row * (S::kElements / kSize) +
+                   static_cast<unsigned>(place.word) / kLanes + place.first_chunk() * (kChunk / kSize);
     const bool leads = place.word % kLanes == 0;
 #pragma unroll
     for (int k = 0; k < S::kFinalLines; ++k) {
         const int line = place.line(k);
         const bool valid = place.exists(line);
 #pragma unroll
-        for (int c = 0; c < S::kFinalChunks; ++c) {
-            const int at = line * S::kWidth + (place.first_chunk() + c) * kChunk;
-            write_group<kNeighbour>(range, values[k][c], codes + at / 2, scales + at / Range::kSize, leads, valid);
-        }
+        for (int c = 0; c < S::kFinalChunks; ++c)
+            write_group<kNeighbour>(range, values[k][c], codes + line * (S::kWidth / 2) + c * (kChunk / 2),
+                                    scales + line * (S::kWidth / kSize) + c * (kChunk / kSize), leads, valid);
     }
 }

@@ -141,6 +141,13 @@ __device__ __forceinline__ u32 fma_bf16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
+// Magnitudes of a pair of float16. Not a mask, so that it becomes a part of the operation that takes it.
+__device__ __forceinline__ u32 abs_f16x2(u32 a) {
+    u32 d;
+    asm("abs.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
 // (word & mask) ^ bits, one instruction also with two constants.
 __device__ __forceinline__ u32 masked_xor(u32 word, u32 mask, u32 bits) {
     u32 result;

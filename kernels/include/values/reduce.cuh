@@ -44,6 +44,19 @@ __device__ __forceinline__ float block_largest(float magnitude, float* scratch) 
     return magnitude;
 }
 
+// The sum over a block of `Warps` warps, `scratch` as above.
+template <int Warps>
+__device__ __forceinline__ float block_total(float x, float* scratch) {
+    x = warp_reduce<Sum>(x);
+    if constexpr (Warps == 1) return x;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = scratch[0];
+#pragma unroll
+    for (int w = 1; w < Warps; ++w) x += scratch[w];
+    return x;
+}
+
 // Over a block of whole warps. `scratch`: a float for each warp, used once between two barriers of the caller's, or once
 // in all.
 template <class Operation>

@@ -84,9 +84,6 @@ inline __half2 each_half(__half2 a, __half2 b, __half2 c, Operation operation) {
     return {one(a.x, b.x, c.x), one(a.y, b.y, c.y)};
 }
 inline double saturated(double x) { return x > 0. ? x < 1. ? x : 1. : 0.; }
-inline __half2 __habs2(__half2 a) {
-    return each_half(a, a, a, [](double x, double, double) { return std::fabs(x); });
-}
 inline __half2 __hadd2(__half2 a, __half2 b) {
     return each_half(a, b, a, [](double x, double y, double) { return x + y; });
 }

@@ -7,6 +7,8 @@
 namespace ptx {
 
 inline float fast_reciprocal(float x) { return 1.f / x; }
+inline u32 abs_f16x2(u32 a) { return a & 0x7FFF7FFFu; }
+inline u32 masked_xor(u32 word, u32 mask, u32 bits) { return (word & mask) ^ bits; }
 
 template <class T>
 inline void store_if(void* to, T x, bool valid) {
