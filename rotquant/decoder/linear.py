@@ -78,7 +78,7 @@ class LinearInputs(nn.Module):
     ) -> tuple[Tensor, Tensor | Quantized]:
         """hidden + update [rows, hidden], and its RMS norm, transformed and quantized.
 
-        No kernel has sum, norm and transform together: with a transform the normed row is written once, in the type of x.
+        No kernel has sum, norm and transform together: with a transform the normed row is written once, in x's type.
         """
         if self.scheme is None or self.transform != NO_TRANSFORM or self.matrix is not None:
             normed, total = add_rms_norm(hidden, update, gain, eps)
