@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 #: Where on the site the files from outside of docs/ are.
@@ -59,8 +59,13 @@ def _resolved(place: str, target: str) -> str | None:
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source_of(place)), target))
     path = path.removeprefix("../")  # pages of the gallery that were copied by older code have one too many
-    is_folder = any(one.startswith(f"{path}/") for one in tracked())
-    return path if path in tracked() or is_folder else None
+    return path if path in tracked() or path in _folders() else None
+
+
+@cache
+def _folders() -> frozenset[str]:
+    """All folders of files under version control."""
+    return frozenset(str(folder) for one in tracked() for folder in PurePosixPath(one).parents if folder.name)
 
 
 def outside_files(pages: dict[str, str], read: Callable[[str], str]) -> dict[str, str]:

@@ -206,7 +206,7 @@ def differences(subject: Subject) -> str:
     ]
     said = [
         [cell(one["source"]), ", ".join(code(name) for name in one["methods"]), cell(", ".join(_fields(subject, one)))]
-        for one in yaml.safe_load(_STATEMENTS.read_text(encoding="utf-8"))
+        for one in _statements()
         if "paper" not in one and _fields(subject, one)
     ]
     parts = [
@@ -219,6 +219,12 @@ def differences(subject: Subject) -> str:
             table(["Source", "Presets", "Settings"], said),
         ]
     return "\n\n".join(parts)
+
+
+@cache
+def _statements() -> list[dict[str, Any]]:
+    """What is said of the sources of presets, read once for all methods."""
+    return yaml.safe_load(_STATEMENTS.read_text(encoding="utf-8"))
 
 
 def _fields(subject: Subject, statement: dict[str, Any]) -> list[str]:
