@@ -8,6 +8,7 @@ model and a seed are tried at once (1). All work on a GPU where there is one. `r
 library wrote. Rows that the record has are not made again.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -167,7 +168,7 @@ def body(trial: Trial) -> None:
     asked = os.environ.get("ROTQUANT_PEERS_MODELS", "smollm2-135m,gemma3-270m,qwen2.5-coder-0.5b").split(",")
     chosen = os.environ.get("ROTQUANT_PEERS_CASES", "")
     seeds = range(int(os.environ.get("ROTQUANT_PEERS_SEEDS", "1")))
-    known = [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
+    known = recorded()
     processor, one = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU", Lock()
 
     def on(checkpoint: Path, seed: int) -> None:
@@ -185,14 +186,29 @@ def body(trial: Trial) -> None:
                 for row in measured:
                     trial.say(json.dumps(asdict(row)))
                     trial.check("A peer's folder is read", not row.said, f"{row.library}, {row.words}: {row.said}")
-                keys = {row.key for row in measured}
-                known[:] = [row for row in known if row.key not in keys] + measured
-                write_json(ROWS, [asdict(row) for row in known])
-                write_text(PAGE, page(known))
+                record(measured)
 
     with ThreadPoolExecutor(int(os.environ.get("ROTQUANT_PEERS_WORKERS", "1"))) as pool:
         for done in [pool.submit(on, models / name, seed) for seed in seeds for name in asked]:
             done.result()
+
+
+def recorded() -> list[Row]:
+    """The rows of the record."""
+    return [Row(**row) for row in read_json(ROWS, "rows")] if ROWS.exists() else []
+
+
+def record(measured: Sequence[Row]) -> None:
+    """Put rows into the record in place of the same cases' and write its page; other trials may write at the time."""
+    lock = os.open(ROWS.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        keys = {row.key for row in measured}
+        rows = [row for row in recorded() if row.key not in keys] + list(measured)
+        write_json(ROWS, [asdict(row) for row in rows])
+        write_text(PAGE, page(rows))
+    finally:
+        os.close(lock)
 
 
 def environments() -> dict[str, Path]:
