@@ -407,6 +407,7 @@ def test_prefill_reads_the_same_numbers(case: tuple) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("group_size", [None, "static"])
 @pytest.mark.parametrize("prefix", [0, 4])
+@pytest.mark.captures
 def test_a_captured_step_serves_every_length(prefix: int, group_size: str | None) -> None:
     q, k, v = projection(2, 1, 8, 2, 128, torch.float16)
     before = prefix_before(k, prefix) if prefix else None

@@ -122,6 +122,7 @@ def test_scales_of_groups_are_applied_in_float32(shape: tuple[int, int, int], la
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_the_operator_runs_in_a_cuda_graph_and_under_compile() -> None:
     rows, outs, ins = 100, 200, 320
     weight = PackedWeight.pack(

@@ -209,6 +209,7 @@ def test_the_gradient_on_a_gpu_is_the_opposite_transform() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_the_operator_is_captured_in_a_graph_and_compiled() -> None:
     x = torch.randn(17, 4096, device="cuda").half()
     expected = hadamard(x, 0, False, False)

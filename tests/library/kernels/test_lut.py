@@ -202,6 +202,7 @@ def test_the_written_out_weight_is_the_weight(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_launches_that_overlap_give_the_same() -> None:
     weight = random_weight((4096, 1024), "cuda")
     inputs = [random_codes(1, 1024, "cuda") for _ in range(8)]

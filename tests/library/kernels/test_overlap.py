@@ -25,6 +25,7 @@ def test_launches_overlap_where_asked_for_and_possible(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.captures
 def test_a_graph_of_overlapping_products_gives_the_same_results(rows: int) -> None:
     size, layers = 4096, 6
     weights = [

@@ -209,6 +209,7 @@ def test_the_written_out_weight_is_the_weight(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_launches_that_overlap_give_the_same() -> None:
     weight = random_weight((4096, 1024), device="cuda")
     for rows in (1, 8, 16, 40):
