@@ -249,6 +249,20 @@ def test_results_of_other_settings_or_code_stay_out(home: Project, files: list[P
     assert not (home.root / "results").exists()
 
 
+def test_results_of_other_code_come_by_their_keys_where_asked_and_say_whose_they_are(
+    made: Project, home: Project, files: list[Path]
+) -> None:
+    """Also from a folder of files; each lies where the present code's would, with the provenance that it had."""
+    changed = {key: f"{key}-00000000" for key in home.names}
+    plan = plan_of(home).model_copy(update={"names": changed})
+    ours, others = archives.import_(plan, [files[0].parent], any_code=True)
+    assert (sorted(ours), others) == (sorted(home.runs), [])
+    for key in home.runs:
+        found = read_result(home.root / f"results/runs/{changed[key]}.json")
+        assert found.provenance["code_digest"] == read_result(made.results.run(key)).provenance["code_digest"]
+    assert {path.name for path in home.root.glob("results/weights/*")} == {changed[key] for key in home.weights}
+
+
 def _rewritten(path: Path, change: Any) -> None:
     """Change the rows of a file."""
     rows = pq.read_table(path).to_pylist()

@@ -53,20 +53,26 @@ def export(
 
 @answers({"runs": "keys of those that are here", "others": "names of those left out"})
 def import_(
-    files: Annotated[list[Path] | None, typer.Argument(help="Files of `runs export`."), FILE] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files of `runs export`, or folders of them."), FILE
+    ] = None,
     config: Configs = None,
     plan: PlanFile = None,
+    any_code: Annotated[
+        bool,
+        typer.Option("--any-code", help="Take what other commits computed, too. Pages say which commit computed what."),
+    ] = False,
 ) -> CommandResult:
     """Take results out of files, but for those that are here.
 
     Pages are rendered from them as if they had been computed here. Runs of other settings or code stay out.
     """
     paths = [path.absolute() for path in files or []]
-    runs, others = archives.import_(open_plan(config, plan), paths)
+    runs, others = archives.import_(open_plan(config, plan), paths, any_code)
     if others and not runs:
         raise ResultError(
-            f"none of the {len(others)} runs is of the settings and the code that this project has: have the commit "
-            "and the configuration (--config) that they were computed with."
+            f"none of the {len(others)} runs is of the settings and the code that this project has: have the "
+            "configuration (--config) that they were computed with, and its commit or --any-code."
         )
     said = [f"{len(runs)} runs are here"]
     said += [f"{len(others)} runs of other settings or code were left out"] if others else []

@@ -76,14 +76,18 @@ def export(plan: Plan, tables: Iterable[str], folder: Path, partial: bool) -> tu
     return files, held, of
 
 
-def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
+def import_(plan: Plan, paths: Sequence[Path], any_code: bool = False) -> tuple[list[str], list[str]]:
     """Take results out of files, but for those that are here; the keys of runs of this plan, and the names of others.
 
+    Args:
+        paths: files, and folders of files.
+        any_code: whether what other code computed counts as what the present code would compute.
+
     Raises:
-        ResultError: a file is none of these, or damaged.
+        ResultError: a file is none of these, or damaged, or a folder has none.
     """
     results, ours, others = plan.results(), [], []
-    for path in paths:
+    for path in (file for given in paths for file in (_files_in(given) if given.is_dir() else [given])):
         kind = path.stem.rpartition("-")[2]
         if kind not in KINDS:
             raise ResultError(
@@ -92,7 +96,7 @@ def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
         for row in _read(path, kind):
             name = str(row["name"])
             key = key_in(name)
-            if plan.names.get(key) != name or key not in getattr(plan, kind):
+            if key not in getattr(plan, kind) or not (any_code or plan.names[key] == name):
                 others += [name] * (kind == "runs")
                 continue
             ours += [key] * (kind == "runs")
@@ -101,6 +105,13 @@ def import_(plan: Plan, paths: Sequence[Path]) -> tuple[list[str], list[str]]:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultError(f"{path} is damaged at {name} ({type(error).__name__}: {error}).") from None
     return ours, others
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found = [file for kind in KINDS for file in sorted(folder.glob(f"*-{kind}.parquet"))]
+    if not found:
+        raise ResultError(f"{folder} has no file of `rotquant runs export`.")
+    return found
 
 
 def _of_run(path: Path) -> dict[str, Any]:
