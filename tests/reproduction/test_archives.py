@@ -29,7 +29,7 @@ from reproduction.tasks.suites import choices_of, log_odds_of
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
 from tests.helpers.learned import LEARNED, learned_record
-from tests.helpers.project import CONFIG
+from tests.helpers.project import CONFIG, REPOSITORY
 from tests.helpers.reports import TASKS, TEXT, ZERO_SHOT, load, provenance, table
 
 PERPLEXITY = {"kind": "perplexity", "corpus": "wikitext2"}
@@ -378,3 +378,27 @@ def test_files_of_tasks_are_named_without_a_machines_places() -> None:
     tasks = {"tasks": {**{name: {"file": file} for name, file in files.items()}, "c": {"source": "hub"}}}
     archives._name_files(tasks)
     assert [one.get("file") for one in tasks["tasks"].values()] == ["results/tasks/shipped-1/a.jsonl", "b.jsonl", None]
+
+
+def test_checkpoints_and_texts_are_named_without_a_machines_places() -> None:
+    data = {
+        "run": {
+            "checkpoint": "/data/mine/llama",
+            "corpora": [{"path": "/data/mine/wiki"}, {"path": "Salesforce/wikitext"}],
+        },
+        "weights": {"checkpoint": "meta-llama/Llama-2-7b-hf", "path": None, "file": "/stays"},
+    }
+    assert archives._without_places(data) == {
+        "run": {"checkpoint": "llama", "corpora": [{"path": "wiki"}, {"path": "Salesforce/wikitext"}]},
+        "weights": {"checkpoint": "meta-llama/Llama-2-7b-hf", "path": None, "file": "/stays"},
+    }
+
+
+def test_the_runs_that_come_with_the_project_are_of_its_tables() -> None:
+    """Each is a run of the plan of config/published.yaml by its key, which is what `runs import --any-code` asks."""
+    configurations = [REPOSITORY / f"config/{name}.yaml" for name in ("paper", "real", "published")]
+    runs = load_project(configurations, root=REPOSITORY).runs
+    files = sorted((REPOSITORY / "workflow/resources/real").glob("*-runs.parquet"))
+    assert files
+    for file in files:
+        assert {row["name"].partition("-")[0] for row in pq.read_table(file).to_pylist()} <= runs.keys()

@@ -129,7 +129,18 @@ def _of_run(path: Path) -> dict[str, Any]:
         else:
             step = LOG_ODDS_STEP if kind == "zero_shot" else _step(values)
             packed.append({"quantity": quantity, "answers": None, "values": mean_kept(values, step)})
-    return {"name": path.stem, "record": _text(data), "samples": packed}
+    return {"name": path.stem, "record": _text(_without_places(data)), "samples": packed}
+
+
+def _without_places(data: Any) -> Any:
+    """Data whose checkpoints and local texts have their names in place of absolute paths."""
+    if isinstance(data, list):
+        return [_without_places(one) for one in data]
+    if not isinstance(data, dict):
+        return data
+    named = {key: value for key, value in data.items() if key in ("checkpoint", "path") and isinstance(value, str)}
+    named = {key: Path(value).name for key, value in named.items() if Path(value).is_absolute()}
+    return {key: _without_places(value) for key, value in data.items()} | named
 
 
 def _name_files(tasks: dict[str, Any]) -> None:
@@ -146,7 +157,7 @@ def _learned(folders: Iterable[Path], record: str) -> list[dict[str, Any]]:
     return [
         {
             "name": folder.name,
-            "record": _text(read_object(folder / record, "record")),
+            "record": _text(_without_places(read_object(folder / record, "record"))),
             "history": _text(_digits(thinned(read_json(folder / HISTORY_FILE, "history")), 5)),
         }
         for folder in there
