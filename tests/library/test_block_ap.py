@@ -8,7 +8,7 @@ import torch
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.block_ap import BlockAP, block_training
-from rotquant.methods.block_ap.block_training import LearnedBlock, SignDescent, _share
+from rotquant.methods.block_ap.block_training import _share
 from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe, parse_recipe
 from rotquant.training.state import Checkpoint
@@ -190,76 +190,3 @@ def test_a_loss_that_is_not_finite_is_one_sentence() -> None:
     model.model.layers[0].mlp.down_proj.weight.data *= 1e30  # what its rounding adds has no finite square
     with pytest.raises(RotquantError, match=r"fine-tuning is (nan|inf) in block 0 .* lower methods"):
         build(recipe(), model)
-
-
-def rounding(weights: dict[str, Any] = CHANNEL, **settings: Any) -> Recipe:
-    """SignRound's settings for a few steps, of weights alone."""
-    asked = {
-        "learned": "rounding",
-        "schedule": "linear",
-        "weights": None,
-        "epochs": 8,
-        "scale_lr": 0.06,
-        "weight_lr": 0.06,
-    }
-    return recipe(weights, {}, **{**asked, **settings})
-
-
-@pytest.mark.parametrize("weights", [CHANNEL, GROUPS])
-def test_learned_rounding_moves_codes_by_one_step_and_brings_outputs_nearer(weights: dict[str, Any]) -> None:
-    """Beside scales that stay, codes differ by one at most from the nearest; and beside scales that are learned, none
-    of these grows."""
-    nearest, still, both = (
-        build(rounding(weights, scale_lr=s, weight_lr=w)) for s, w in ((1e-30, 1e-30), (1e-30, 0.06), (0.06, 0.06))
-    )
-    moved = 0
-    for name, weight in still.weights.items():
-        difference = (weight.codes.int() - nearest.weights[name].codes.int()).abs()
-        assert difference.max() <= 1
-        moved += int(difference.sum())
-        assert torch.equal(weight.qparams.scale, nearest.weights[name].qparams.scale)
-        assert (both.weights[name].qparams.scale <= nearest.weights[name].qparams.scale).all()
-        assert not torch.equal(both.weights[name].qparams.scale, nearest.weights[name].qparams.scale)
-    assert moved
-    for history in (still.history, both.history):
-        losses = [record["loss"] for record in history if record["block"] == 0]
-        assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
-
-
-def test_a_step_of_learned_rounding_is_along_the_signs_of_gradients() -> None:
-    """By SignRound's Eqs. 3 and 4 on one layer, with gradients by autograd of the straight-through rounding."""
-    generator = torch.Generator().manual_seed(0)
-    scheme = recipe(GROUPS, {}).rounded.scheme.model_copy(update={"symmetric": True, "bits": 4})
-    weight, x = (torch.randn(8, 32, generator=generator, dtype=torch.float64) for _ in range(2))
-    start = block_training.choose_qparams(weight, scheme).scale
-    scales, offsets = {"w": start.clone().requires_grad_()}, {"w": torch.zeros_like(weight).requires_grad_()}
-    learned = LearnedBlock({"w": weight}, scales, {}, {}, {}, offsets)
-    rates = [{"params": learned.steps, "lr": 0.01, "units": [start]}, {"params": learned.full_precision, "lr": 0.02}]
-    optimizer = SignDescent(rates)
-    optimizer.register_step_post_hook(learned.stay_within())
-    s, v = start.clone(), torch.zeros_like(weight)
-    for _ in range(40):
-        optimizer.zero_grad()
-        rounded = block_training.fake_quantize(
-            learned.unrounded("w", scheme), scheme, learned.qparams("w"), torch.float64
-        )
-        (x @ (rounded - weight).T).square().sum().backward()
-        optimizer.step()
-        s.requires_grad_(), v.requires_grad_()
-        ratio = weight.unflatten(1, (-1, 16)) / s + v.unflatten(1, (-1, 16))
-        codes = (ratio + (ratio.round() - ratio).detach()).clamp(-8, 7)
-        gradients = torch.autograd.grad((x @ ((codes * s).flatten(1) - weight).T).square().sum(), (s, v))
-        with torch.no_grad():
-            s = (s - 0.01 * start * gradients[0].sign()).clamp(start * block_training._LEAST_SHARE, start)
-            v = (v - 0.02 * gradients[1].sign()).clamp(-0.5, 0.5)
-        torch.testing.assert_close(scales["w"], s, rtol=1e-12, atol=0)
-        torch.testing.assert_close(offsets["w"], v, rtol=0, atol=1e-12)
-    assert (offsets["w"].abs() > 0.3).any()
-    assert (scales["w"] < start).any()
-
-
-@pytest.mark.parametrize("more", [{"norms": True}, {"sections": STATIC}])
-def test_learned_rounding_is_of_weights_alone(more: dict[str, Any]) -> None:
-    sections = more.pop("sections", {})
-    with pytest.raises(RecipeError, match="rounding, which is of weights alone"):
-        recipe(sections=sections, learned="rounding", **more)

@@ -15,15 +15,13 @@ class BlockAP(Method):
 
     Block by block the weights of linear layers, their scales and zero points, and the static scales of inputs and KV
     cache are trained together, so that the quantized block, on what the quantized blocks before it give, has the
-    outputs of the full-precision one. SignRound learns how weights are rounded in the same way.
+    outputs of the full-precision one.
     """
 
     name: ClassVar[str] = "block_ap"
     actions: ClassVar[str] = "rotquant.methods.block_ap.block_training"
     title: ClassVar[str] = "block-wise fine-tuning"
-    source: ClassVar[str] = (
-        "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2; Cheng et al. 2023 (SignRound)"
-    )
+    source: ClassVar[str] = "PrefixQuant, Secs. 5.2 and 6.1; Chen et al. 2024 (EfficientQAT), Sec. 3.2"
     roles: ClassVar[frozenset[Role]] = frozenset({"rounding", "scales"})
     short: ClassVar[Mapping[str, Any]] = {"text": {"samples": 64, "sequence_length": 512}}
     excludes: ClassVar[frozenset[Role]] = frozenset({"selection"})
@@ -42,15 +40,10 @@ class BlockAP(Method):
     """Learning rate of scales and zero points; 2e-5 for Llama-3-70B."""
     weight_lr: Annotated[float, Field(gt=0.0)] = 5e-6
     """Learning rate of weights; 2e-6 for Llama-3-70B."""
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """Schedule of both learning rates. The paper speaks of none; its authors' code takes a cosine to a tenth, SignRound
-    a line to zero."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Schedule of both learning rates. The paper speaks of none; its authors' code takes a cosine to a tenth."""
     clip_gradients: Annotated[float, Field(gt=0.0)] | None = None
     """Largest norm of a step's gradient. The paper speaks of none; its authors' code has 0.3."""
-    learned: Literal["weights", "rounding"] = Field(default="weights", exclude_if=lambda learned: learned == "weights")
-    """What is trained of weights: themselves, by AdamW (EfficientQAT); or what is added to them before they are
-    rounded, at most half a step, and scales that only shrink, by the signs of gradients (SignRound, Sec. 3). Rates
-    are shares of a step then; SignRound has one over the number of steps."""
     targets: Literal["full_precision", "quantized"] = "full_precision"
     """The network whose hidden states are the inputs of the full-precision block that gives the targets."""
     norms: bool = False
@@ -65,11 +58,6 @@ class BlockAP(Method):
         """Weights without another search, static scales that are symmetric."""
         self.refuse_clip_search(recipe)
         self.refuse_asymmetric_static(recipe)
-        if self.learned == "rounding" and (self.norms or recipe.has_static_scales):
-            raise ValueError(
-                "block_ap.learned is rounding, which is of weights alone: leave block_ap.norms out, and have inputs "
-                "and the KV cache unquantized or dynamic"
-            )
         if self.text.samples < self.batch_size:
             raise ValueError(
                 f"block_ap.batch_size is {self.batch_size}, and block_ap.text.samples only {self.text.samples}: "
@@ -88,5 +76,4 @@ class BlockAP(Method):
         static = f"; {self.scales.describe(recipe)}" if recipe.has_static_scales else ""
         text = f"{self.text.samples} samples of {self.text.sequence_length} tokens in batches of {self.batch_size}"
         norms = ", norms trained too" if self.norms else ""
-        norms += ", of how weights are rounded" if self.learned == "rounding" else ""
         return f"{self.title}, {self.epochs} epochs of {text}, {rates}{clipped}{norms}; {start}{static}"

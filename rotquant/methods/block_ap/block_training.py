@@ -1,4 +1,4 @@
-"""Block-AP (EfficientQAT Sec. 3.2): weights, their scales and static scales, trained block by block; or SignRound's.
+"""Block-AP (EfficientQAT Sec. 3.2): weights, their scales and static scales, trained block by block.
 
 One decoder layer lies on the accelerator; two streams of hidden states pass it, those of the full-precision network and
 those of the quantized one. A finished block is saved, so a killed tuning continues at the block it was at.
@@ -21,7 +21,7 @@ from rotquant.models.experts import stack_experts
 from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, grouped, quantize, ungrouped
+from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Checkpoint, Record
@@ -37,14 +37,12 @@ _LEAST_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class LearnedBlock:
-    """Tensors of one block, by name, float32 or float64; what is trained are leaves with gradient.
+    """Trainable tensors of one block, by name: leaves with gradient, float32 or float64.
 
     weights: of linear layers, [out, in]. scales, zero_points: theirs, as in `choose_qparams`; no zero points where the
         scheme is symmetric.
     static: scales of sites, `keys` and `values`.
     norms: gains of norms [features], by the norms' names; none unless the settings ask for them.
-    offsets: what is added to weights before they are rounded, in steps, [out, in]: then these and scales are all that
-        is trained, else there are none.
     """
 
     weights: dict[str, Tensor]
@@ -52,18 +50,15 @@ class LearnedBlock:
     zero_points: dict[str, Tensor]
     static: dict[str, Tensor]
     norms: dict[str, Tensor]
-    offsets: dict[str, Tensor]
 
     @property
     def full_precision(self) -> list[Tensor]:
         """All that has the learning rate of weights."""
-        return list(self.offsets.values()) or [*self.weights.values(), *self.norms.values()]
+        return [*self.weights.values(), *self.norms.values()]
 
     @property
     def steps(self) -> list[Tensor]:
         """All that has the learning rate of scales."""
-        if self.offsets:
-            return list(self.scales.values())
         return [*self.scales.values(), *self.zero_points.values(), *self.static.values()]
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,28 +72,17 @@ class LearnedBlock:
                 for key, tensor in tensors.items():
                     getattr(self, name)[key].copy_(tensor)
 
-    def stay_within(self) -> Callable[..., None]:
-        """A hook after an optimizer's steps, by which no scale falls below a share of what it is now; beside offsets,
-        which are at most half a step, none rises above it."""
+    def stay_positive(self) -> Callable[..., None]:
+        """A hook after an optimizer's steps, by which no scale falls below a share of what it is now."""
         scales = [*self.scales.values(), *self.static.values()]
         bounds = [_LEAST_SHARE * scale.detach() for scale in scales]
-        largest = [scale.detach().clone() for scale in scales] if self.offsets else [None] * len(scales)
 
         @torch.no_grad()
         def clamp(*_: Any) -> None:
-            for scale, bound, most in zip(scales, bounds, largest, strict=True):
-                scale.clamp_(min=bound, max=most)
-            for offset in self.offsets.values():
-                offset.clamp_(-0.5, 0.5)
+            for scale, bound in zip(scales, bounds, strict=True):
+                scale.clamp_(min=bound)
 
         return clamp
-
-    def unrounded(self, name: str, scheme: QuantizationScheme) -> Tensor:
-        """What is rounded of a linear layer's weight, [out, in]: W, or W + V s (SignRound Eq. 3)."""
-        weight = self.weights[name]
-        if name not in self.offsets:
-            return weight
-        return weight + ungrouped(grouped(self.offsets[name], scheme) * self.scales[name], weight.shape)
 
     def qparams(self, name: str) -> QParams:
         """Quantization parameters of a linear layer's weight: its zero point whole, with the gradient of what is
@@ -106,23 +90,6 @@ class LearnedBlock:
         zero_point = self.zero_points.get(name)
         whole = None if zero_point is None else zero_point + (zero_point.round() - zero_point).detach()
         return QParams(self.scales[name], whole)
-
-
-class SignDescent(torch.optim.Optimizer):
-    """Steps along the signs of gradients (SignRound Eq. 4): each element moves by lr, times its unit where its group of
-    parameters has `units`, tensors of their shapes."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"units": None})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Take a step; parameters without gradient stay."""
-        for group in self.param_groups:
-            units = group["units"] or [1.0] * len(group["params"])
-            for parameter, unit in zip(group["params"], units, strict=True):
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad.sign() * unit * group["lr"])
 
 
 def apply(settings: BlockAP, context: QuantizationContext) -> None:
@@ -185,10 +152,10 @@ def start(
             for site in context.architecture.sites
             if settings.norms and site.norm is not None
         },
-        {name: torch.zeros_like(weight) for name, weight in weights.items() if settings.learned == "rounding"},
     )
-    for tensor in (*learned.full_precision, *learned.steps):
-        tensor.requires_grad_()
+    for tensors in vars(learned).values():
+        for tensor in tensors.values():
+            tensor.requires_grad_()
     return learned
 
 
@@ -201,8 +168,7 @@ def block_output(
     """
     dtype = torch.bfloat16 if hidden.dtype == torch.float16 else hidden.dtype
     parameters = {name: parameter.detach().to(dtype) for name, parameter in layer.named_parameters()}
-    for name in learned.weights:
-        weight = learned.unrounded(name, scheme)
+    for name, weight in learned.weights.items():
         parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name), dtype)
     parameters |= {f"{name}.weight": gain.to(dtype) for name, gain in learned.norms.items()}
     stack_experts(parameters)
@@ -254,14 +220,13 @@ def _train(
     steps = settings.steps
     batches = shuffled_batches(len(targets), settings.batch_size, steps, context.seed + index)
     weights, limit = learned.full_precision, settings.clip_gradients
-    rates = [{"params": learned.steps, "lr": settings.scale_lr}, {"params": weights, "lr": settings.weight_lr}]
-    if learned.offsets:
-        rates[0]["units"] = [scale.detach().clone() for scale in learned.steps]
-        optimizer: torch.optim.Optimizer = SignDescent(rates)
-    else:
-        optimizer = torch.optim.AdamW(rates, weight_decay=0.0, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(
+        [{"params": learned.steps, "lr": settings.scale_lr}, {"params": weights, "lr": settings.weight_lr}],
+        weight_decay=0.0,
+        fused=device.type == "cuda",
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings, steps))
-    optimizer.register_step_post_hook(learned.stay_within())
+    optimizer.register_step_post_hook(learned.stay_positive())
 
     def loss(batch: Tensor) -> Tensor:
         output = block_output(layer, learned, scheme, stream.hidden[batch].to(device), stream.kwargs[index])
@@ -289,8 +254,6 @@ def _share(settings: BlockAP, steps: int, step: int) -> float:
     """The share of the learning rates at a step."""
     if settings.schedule == "constant":
         return 1.0
-    if settings.schedule == "linear":
-        return 1 - step / steps
     return 0.1 + 0.9 * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -302,7 +265,7 @@ def round_block(context: QuantizationContext, learned: LearnedBlock, index: int,
         rounded = []
         for name in site.linears:
             qparams = learned.qparams(name).detach()
-            rounded.append(QuantizedWeight(quantize(learned.unrounded(name, scheme), qparams, scheme), qparams, scheme))
+            rounded.append(QuantizedWeight(quantize(learned.weights[name], qparams, scheme), qparams, scheme))
         context.store(index, layer, site, rounded)
     for name, gain in learned.norms.items():
         layer.get_parameter(f"{name}.weight").copy_(gain)
