@@ -232,6 +232,21 @@ def test_of_two_runs_of_a_table_that_were_made_at_once_one_is_left_with_all_resu
     assert len(search()) == len(results)
 
 
+def test_a_run_that_another_process_deletes_meanwhile_is_logged_anew(project: Project, plan: Plan) -> None:
+    """As where several make the same runs, and each keeps the first that it sees."""
+    first, *others = entries.entries_of(plan, "quarot_table1", plan.results(), set())
+    ours = PaperExperiment(opened(), True, "quarot")
+    for entry in (first, *others):
+        ours.record(entry)
+    ours.read_all()
+    for run in (one(f"tags.`{KEY}` = '{first.key}'"), one(f"tags.`{KEY}` = 'quarot_table1'")):
+        opened().delete_run(run.info.run_id)
+    ours.record(replace(first, tags={**first.tags, "row": "renamed"}))
+    logged, table = one(f"tags.`{KEY}` = '{first.key}'"), one(f"tags.`{KEY}` = 'quarot_table1'")
+    assert (logged.data.tags["row"], logged.data.tags[PARENT]) == ("renamed", table.info.run_id)
+    assert logged.data.metrics.items() >= {"perplexity": first.metrics["perplexity"]}.items()
+
+
 @pytest.mark.long
 def test_many_processes_that_log_the_same_to_a_new_database_lose_nothing_and_show_each_once(
     project: Project, plan: Plan

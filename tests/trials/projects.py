@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def _make_checkpoints(project: Copy) -> None:
 def shipped(root: Path) -> Copy:
     """This project itself with its shipped models, a link to them: the default job is its Table 1."""
     project = Copy(root, fake=False, small=False)
+    shutil.rmtree(root / "workflow/resources")
     (root / "workflow/resources").symlink_to(REPOSITORY / "workflow/resources")
     return project
 

@@ -38,6 +38,8 @@ _SETTINGS = {
 _SERVER_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 #: Most parameters and metrics of one request, characters of a parameter, and runs of one answer.
 _PARAMS, _METRICS, _CHARACTERS, _PAGE = 100, 900, 500, 1000
+#: How often a result is logged while other processes delete runs that it meets, and what MLflow says of such a run.
+_ATTEMPTS, _DELETED = 4, "must be in the 'active' state"
 #: Seconds after which a run of another machine that has not ended counts as killed.
 _ABANDONED = 86400
 
@@ -246,8 +248,20 @@ class PaperExperiment:
             self.parents[table] = first
 
     def record(self, entry: Entry) -> None:
-        """Log a result whose files are there."""
-        self.log(*self.begin(entry), entry)
+        """Log a result whose files are there; again where another process has deleted a run that was to be written."""
+        from mlflow.exceptions import MlflowException
+
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self.log(*self.begin(entry), entry)
+            except MlflowException as error:
+                if not left or _DELETED not in str(error):
+                    raise
+                self.parents.clear()
+                if self.known is not None:
+                    self.read_all()
+            else:
+                return
 
     def begin(self, entry: Entry) -> "tuple[str, set[tuple[str, int]] | None]":
         """The run that logs a result from now on, and the steps and parameters (of step -1) that it has already.
