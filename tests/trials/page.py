@@ -78,8 +78,8 @@ OPENING = """# Reliability
 
 Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is a
 trial: a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run, on
-the machine named there. Continuous integration runs the short form of the trials of tracking, faults, foreign
-input and known vulnerabilities after its tests. Times are measurements of GPUs alone: the other machines did other
+the machine named there. Continuous integration runs the short form of the trials of tracking, faults, engines,
+foreign input and known vulnerabilities beside its tests. Times are measurements of GPUs alone: the other machines did other
 work at the same time.
 
 ```
