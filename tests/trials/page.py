@@ -79,8 +79,8 @@ OPENING = """# Reliability
 Nothing that was computed is lost, whatever fails: this page shows how that was tried, and what held. Each section is a
 trial: a program that sets up what it needs and removes it afterwards. Its figures are those of its last whole run, on
 the machine named there. Continuous integration runs the short form of the trials of tracking, faults, engines,
-foreign input and known vulnerabilities beside its tests. Times are measurements of GPUs alone: the other machines did other
-work at the same time.
+foreign input and known vulnerabilities beside its tests. Times are measurements of GPUs alone: the other machines did
+other work at the same time.
 
 ```
 python -m tests.trials.slurm            # again here; --quick is a short form, --seed N draws other moments and inputs
