@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rotquant import api
-from rotquant.costs.work import way_of
+from rotquant.costs.ways import way_of
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
 from rotquant.metrics.cost import FullPrecision, QuantizationCost

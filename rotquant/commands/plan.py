@@ -171,7 +171,7 @@ def _rows(table: Table, name: str, parts: "tuple[Part, ...] | list[Part]", follo
 
 def _sentence(one: "Fit", found: "WorkCosts") -> str:
     """Whether it fits a GPU, and what to change."""
-    from rotquant.costs.work import way_of
+    from rotquant.costs.ways import way_of
 
     words = f"GPU of {one.gpu}" if one.gpu.endswith("GB") else one.gpu
     way = f": {one.way}; {_size(one.host)} of the host" if one.way else ""

@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import torch
 
-from rotquant.costs.work import Way, Work, online_matrices, text_of, way_of
+from rotquant.costs.ways import Way, way_of
+from rotquant.costs.work import Work, online_matrices, text_of
 from rotquant.models.memory import (
     BLOCK_ELEMENTS,
     CANDIDATES_AT_ONCE,

@@ -8,7 +8,8 @@ from typing import Any
 from rotquant.costs.disk import disk, stored_bits
 from rotquant.costs.memory import Part, Phase, peak, phases, total
 from rotquant.costs.time import Duration, durations
-from rotquant.costs.work import Work, text_of, way_of
+from rotquant.costs.ways import way_of
+from rotquant.costs.work import Work, text_of
 from rotquant.recipes.recipe import Recipe, override
 
 #: Bytes of GPUs' memory by what they are sold as; a card of 80 GB has a little less.

@@ -1,4 +1,4 @@
-"""What is planned: a recipe for a model of some shapes on some device, and how each of its methods works."""
+"""What is planned: a recipe for a model of some shapes on some device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,6 @@ from rotquant.tensors.devices import torch_dtype
 
 if TYPE_CHECKING:
     from torch import nn
-
-#: How a method works, which decides what it holds in memory. `network`: runs the whole network on the device, and
-#: learns through it. `training`: trains all parameters of a copy in float32, with the model as its teacher. `blocks`:
-#: trains one decoder layer at a time on two streams of hidden states. `sites`: rounds one layer at a time by X^T X of
-#: its inputs, site by site, and `layers` by those of all of its sites at once. `stream`: passes the text through one
-#: layer at a time.
-Way = Literal["network", "training", "blocks", "sites", "layers", "stream"]
 
 
 @dataclass(frozen=True)
@@ -143,20 +136,6 @@ def online_matrices(work: Work) -> dict[str, int]:
     """Bytes of the matrices of the rotation's online transforms, of all layers in float32 at least, by their sites."""
     shapes = tensor_shapes(work.shapes.architecture, work.recipe.transforms)
     return {site: max(4, work.itemsize) * prod(shape) for site, shape in shapes.items()}
-
-
-def way_of(method: Method, recipe: Recipe) -> Way:
-    """How a method works, by its roles and by whether it learns: one with learning rates and steps does."""
-    budget = method.budget(recipe)
-    learns = bool(budget.steps and budget.rates)
-    if "rotations" in method.roles or (learns and "prefix" in method.roles):
-        return "network"
-    if learns and not method.calibrates and "transformation" in method.roles:
-        return "training"
-    if learns:
-        return "blocks"
-    sums = "rounding" in method.roles or method.inverts  # X^T X of each site
-    return (method.reads or "sites") if sums else "stream"
 
 
 def text_of(method: Method, recipe: Recipe) -> Calibration | None:

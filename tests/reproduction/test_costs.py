@@ -12,7 +12,8 @@ from rotquant import api
 from rotquant.costs.disk import disk
 from rotquant.costs.memory import phases
 from rotquant.costs.time import durations, records
-from rotquant.costs.work import Work, shapes_of, way_of
+from rotquant.costs.ways import way_of
+from rotquant.costs.work import Work, shapes_of
 from rotquant.foundation.files import folder_size, read_object
 from rotquant.models.checkpoints import load_config
 from rotquant.recipes.presets import preset

@@ -10,17 +10,26 @@ from reproduction.render.pages.origins import Results
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
 from reproduction.tables.tables import RunTable
+from rotquant.costs.ways import way_of
 from rotquant.recipes.recipe import Budget
 
 
 class GivenBudget(NamedTuple):
-    """A method with one budget: the rows that use it, the columns if not all, its mean time in seconds."""
+    """A method with one budget: the rows that use it, the columns if not all, its mean time in seconds.
+
+    in_blocks: whether its steps are those of each decoder layer, one after the other.
+    """
 
     method: str
     rows: list[str]
     columns: list[str]
     budget: Budget
     seconds: float | None
+    in_blocks: bool
+
+
+#: Title of a method, its budget, and whether it learns layer by layer.
+_Place = tuple[str, Budget, bool]
 
 
 def given(project: Project, table: RunTable, results: Results) -> list[GivenBudget]:
@@ -29,13 +38,14 @@ def given(project: Project, table: RunTable, results: Results) -> list[GivenBudg
     Args:
         results: of the table's runs; missing ones have no time.
     """
-    rows: dict[tuple[str, Budget], dict[str, None]] = {}
-    columns: dict[tuple[str, Budget], dict[str, None]] = {}
-    seconds: dict[tuple[str, Budget], list[float]] = {}
+    rows: dict[_Place, dict[str, None]] = {}
+    columns: dict[_Place, dict[str, None]] = {}
+    seconds: dict[_Place, list[float]] = {}
     everywhere = project.columns(table)
     for cell in project.cells(table.id):
-        for method in cell.runs[0].recipe.methods.values():
-            place = (method.title, method.budget(cell.runs[0].recipe))
+        recipe = cell.runs[0].recipe
+        for method in recipe.methods.values():
+            place = (method.title, method.budget(recipe), way_of(method, recipe) == "blocks")
             rows.setdefault(place, {})[cell.row] = None
             columns.setdefault(place, {})[cell.column] = None
             found = (results.get(run.key) for run in cell.runs)
@@ -49,6 +59,7 @@ def given(project: Project, table: RunTable, results: Results) -> list[GivenBudg
             [] if len(columns[place]) == len(everywhere) else [*columns[place]],
             place[1],
             fmean(seconds[place]) if seconds[place] else None,
+            place[2],
         )
         for place, names in rows.items()
     ]
