@@ -518,6 +518,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 def test_the_operators_are_captured_in_a_graph() -> None:
     x = torch.randn(17, 4096, device="cuda").half()
     expected = rms_norm_hadamard_quantize_float(x, None, EPS, 1.0, "MXFP4", None)
