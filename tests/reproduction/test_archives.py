@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reproduction.identity.names import HISTORY_FILE, ROTATION_RECORD, WEIGHTS_RECORD
-from reproduction.identity.run import signed
+from reproduction.identity.run import Run, signed
 from reproduction.planning.expansion import make_plan
 from reproduction.run import archives
 from reproduction.run.plan import Plan
@@ -25,9 +25,11 @@ from reproduction.run.samples import observations
 from reproduction.sources import load_project
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import quantities
+from reproduction.tasks.settings import ZeroShot
 from reproduction.tasks.suites import choices_of, log_odds_of
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import read_json, write_json
+from rotquant.recipes.recipe import Recipe
 from tests.helpers.learned import LEARNED, learned_record
 from tests.helpers.project import CONFIG, REPOSITORY
 from tests.helpers.reports import TASKS, TEXT, ZERO_SHOT, load, provenance, table
@@ -392,6 +394,20 @@ def test_checkpoints_and_texts_are_named_without_a_machines_places() -> None:
         "run": {"checkpoint": "llama", "corpora": [{"path": "wiki"}, {"path": "Salesforce/wikitext"}]},
         "weights": {"checkpoint": "meta-llama/Llama-2-7b-hf", "path": None, "file": "/stays"},
     }
+
+
+def test_a_run_on_tasks_of_a_folder_anywhere_keeps_its_key() -> None:
+    """The metric names the folder, and a run is imported only as what its key says."""
+    run = Run(
+        checkpoint="/data/llama",
+        checkpoint_digest="0123456789abcdef",
+        recipe=Recipe(),
+        metric=ZeroShot(suite="paper", path="/data/tasks"),
+        corpora={},
+    )
+    named = archives._without_places({"run": run.model_dump(mode="json")})["run"]
+    assert named["checkpoint"] == "llama"
+    assert Run.model_validate(named).key == run.key
 
 
 def test_the_runs_that_come_with_the_project_are_of_its_tables() -> None:

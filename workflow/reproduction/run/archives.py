@@ -1,7 +1,8 @@
 """Results as Parquet files, one for each paper and kind: from a machine that computes to one that renders.
 
-They hold every seed, window and item, no tensors and no places of a machine. Numbers of runs keep all digits. Samples,
-of which pages show means and intervals, are multiples of a power of two with the same sum, which is smaller.
+They hold every seed, window and item, and no tensors. Of a machine's places they hold the folder of tasks that a metric
+names, which is in its key, and no other. Numbers of runs keep all digits. Samples, of which pages show means and
+intervals, are multiples of a power of two with the same sum, which is smaller.
 """
 
 import json
@@ -28,6 +29,8 @@ LONGEST = 200
 #: Metrics whose arrays are drawn as surfaces, and their digits.
 _SURFACES, _DIGITS = ("magnitudes", "token_maxima"), 3
 KINDS = ("runs", "weights", "rotations")
+#: Parts of a record that a key is the hash of.
+_HASHED = ("recipe", "metric", "identity")
 #: The column of samples in a file.
 _VALUES = "samples.list.element.values.list.element"
 
@@ -133,14 +136,18 @@ def _of_run(path: Path) -> dict[str, Any]:
 
 
 def _without_places(data: Any) -> Any:
-    """Data whose checkpoints and local texts have their names in place of absolute paths."""
+    """Data whose checkpoints and local texts have their names in place of absolute paths.
+
+    What a key is the hash of stays as it is, such as a metric's folder of tasks.
+    """
     if isinstance(data, list):
         return [_without_places(one) for one in data]
     if not isinstance(data, dict):
         return data
     named = {key: value for key, value in data.items() if key in ("checkpoint", "path") and isinstance(value, str)}
     named = {key: Path(value).name for key, value in named.items() if Path(value).is_absolute()}
-    return {key: _without_places(value) for key, value in data.items()} | named
+    others = {key: value if key in _HASHED else _without_places(value) for key, value in data.items()}
+    return others | named
 
 
 def _name_files(tasks: dict[str, Any]) -> None:
