@@ -13,6 +13,8 @@ from scripts.documentation.links import ROOT, for_python_markdown, notebook_page
 ROOTS = ("CONTRIBUTING.md", "config/README.md", "CHANGELOG.md")
 #: Papers in the navigation of the gallery, by the short name with which reports begin.
 PAPERS = {"quarot": "QuaRot", "spinquant": "SpinQuant", "prefixquant": "PrefixQuant", "rcp": "RCP"}
+#: What the navigation calls the reports of config/published.yaml.
+_PRETRAINED = "QuaRot on SmolLM2-135M"
 
 
 def _read(path: str) -> str:
@@ -27,12 +29,12 @@ def on_config(config: Any) -> Any:
     modules = [{title: f"reference/{name}.md"} for name, title, *_ in reference.MODULES]
     commands = [{f"rotquant {name}": f"reference/{name}.md"} for name in reference.commands()]
     sections["Reference"][1:1] = [{"Modules": modules}, {"Commands": commands}]
-    reports = sorted((ROOT / "docs/gallery").glob("*.md"), key=lambda path: _number(path.stem))
-    found: dict[str, list[Any]] = {name: [] for name in [*PAPERS.values(), "Others"]}
-    for report in reports:
-        if report.stem != "index":
-            paper = report.stem.partition("_")[0]
-            found[PAPERS.get(paper, "Others")].append({_short(report.stem): f"gallery/{report.name}"})
+    found: dict[str, list[Any]] = {name: [] for name in [*PAPERS.values(), "Others", _PRETRAINED]}
+    for folder in ("gallery", "gallery/real"):
+        for report in sorted((ROOT / "docs" / folder).glob("*.md"), key=lambda path: _number(path.stem)):
+            if report.stem != "index":
+                paper = PAPERS.get(report.stem.partition("_")[0], "Others") if folder == "gallery" else _PRETRAINED
+                found[paper].append({_short(report.stem): f"{folder}/{report.name}"})
     sections["Gallery"] += [{name: pages} for name, pages in found.items() if pages]
     return config
 
