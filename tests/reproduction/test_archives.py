@@ -254,10 +254,13 @@ def test_results_of_other_settings_or_code_stay_out(home: Project, files: list[P
 def test_results_of_other_code_come_by_their_keys_where_asked_and_say_whose_they_are(
     made: Project, home: Project, files: list[Path]
 ) -> None:
-    """Also from a folder of files; each lies where the present code's would, with the provenance that it had."""
+    """Also from a folder of files, and once where two files have it.
+
+    Each lies where the present code's would, with the provenance that it had.
+    """
     changed = {key: f"{key}-00000000" for key in home.names}
     plan = plan_of(home).model_copy(update={"names": changed})
-    ours, others = archives.import_(plan, [files[0].parent], any_code=True)
+    ours, others = archives.import_(plan, [files[0].parent, files[0]], any_code=True)
     assert (sorted(ours), others) == (sorted(home.runs), [])
     for key in home.runs:
         found = read_result(home.root / f"results/runs/{changed[key]}.json")

@@ -107,7 +107,7 @@ def import_(plan: Plan, paths: Sequence[Path], any_code: bool = False) -> tuple[
                 _PLACED[kind](results, key, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ResultError(f"{path} is damaged at {name} ({type(error).__name__}: {error}).") from None
-    return ours, others
+    return [*dict.fromkeys(ours)], [*dict.fromkeys(others)]  # papers share runs, such as those in full precision
 
 
 def _files_in(folder: Path) -> list[Path]:
