@@ -400,7 +400,7 @@ def test_checkpoints_and_texts_are_named_without_a_machines_places() -> None:
 
 
 def test_a_run_on_tasks_of_a_folder_anywhere_keeps_its_key() -> None:
-    """The metric names the folder, and a run is imported only as what its key says."""
+    """A run is imported only as what its key says, and no machine's place of tasks is in that."""
     run = Run(
         checkpoint="/data/llama",
         checkpoint_digest="0123456789abcdef",
@@ -409,7 +409,7 @@ def test_a_run_on_tasks_of_a_folder_anywhere_keeps_its_key() -> None:
         corpora={},
     )
     named = archives._without_places({"run": run.model_dump(mode="json")})["run"]
-    assert named["checkpoint"] == "llama"
+    assert (named["checkpoint"], named["metric"]["path"]) == ("llama", "tasks")
     assert Run.model_validate(named).key == run.key
 
 

@@ -88,8 +88,11 @@ class Run(Frozen):
         return plain.model_copy(update={"texts": {name: text for name, text in self.texts.items() if name in read}})
 
     def identity(self) -> dict[str, Any]:
-        """The data whose hash is the key."""
-        return self.model_dump(mode="json", exclude={"checkpoint", "corpora"})
+        """The data whose hash is the key: no place where something lies. Tasks count by their content, in the name."""
+        data = self.model_dump(mode="json", exclude={"checkpoint", "corpora"})
+        if data["metric"].get("path") is not None:
+            data["metric"]["path"] = None
+        return data
 
     def rotation_identity(self) -> dict[str, Any] | None:
         """The data whose hash is `rotation_key`; None where nothing is learned."""

@@ -30,7 +30,7 @@ LONGEST = 200
 _SURFACES, _DIGITS = ("magnitudes", "token_maxima"), 3
 KINDS = ("runs", "weights", "rotations")
 #: Parts of a record that a key is the hash of.
-_HASHED = ("recipe", "metric", "identity")
+_HASHED = ("recipe", "identity")
 #: The column of samples in a file.
 _VALUES = "samples.list.element.values.list.element"
 
@@ -136,9 +136,9 @@ def _of_run(path: Path) -> dict[str, Any]:
 
 
 def _without_places(data: Any) -> Any:
-    """Data whose checkpoints and local texts have their names in place of absolute paths.
+    """Data whose checkpoints, local texts and tasks have their names in place of absolute paths.
 
-    What a key is the hash of stays as it is, such as a metric's folder of tasks.
+    What a key is the hash of stays as it is.
     """
     if isinstance(data, list):
         return [_without_places(one) for one in data]
