@@ -125,7 +125,9 @@ def many_writers(stage: Stage) -> None:
     stage.clean("A writer on a fresh database ends well, its migration included", ended)
     stage.complete("After all writers at once nothing is lost and nothing is shown twice", "load")
     trial.figure("runs made at the same time by several writers and dropped", stage.shown("load").deleted)
-    trial.check("A writer has at most two connections at once", connections.most <= 2 * len(ended))
+    # One waits for its turn to open, and MLflow reads by one while it writes by another; a closed one lingers.
+    most = min(4 * len(ended), stage.server.max_connections * 3 // 4)
+    trial.check("A writer has few connections, and a quarter of PostgreSQL's stay free", connections.most <= most)
     stage.settled(uri, "load")
 
 
