@@ -63,7 +63,8 @@ def quantize_reference(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     return pack_rows(codes) if rounding.packed else codes, qparams.scale.flatten().clone()
 
 
-def _room(x: Tensor, rounding: Rounding, *, gated: bool = False) -> tuple[Tensor, Tensor]:
+def codes_room(x: Tensor, rounding: Rounding, *, gated: bool = False) -> tuple[Tensor, Tensor]:
+    """Room for the codes and scales of rows x [rows, n], or with `gated` of (gate | up) [rows, 2n]."""
     room = RowCodes.empty(x, rounding, gated=gated)
     return room.codes, room.scale
 
@@ -81,7 +82,7 @@ def _quantize_cuda(x: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     return out.codes, out.scale
 
 
-quantize_rows = operator("quantize_rows", reference=_quantize_reference, cuda=_quantize_cuda, fake=_room)
+quantize_rows = operator("quantize_rows", reference=_quantize_reference, cuda=_quantize_cuda, fake=codes_room)
 
 
 def _hadamard_reference(x: Tensor, heads: int, half: bool, swiglu: bool, rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -111,7 +112,7 @@ hadamard_quantize = operator(
     "hadamard_quantize",
     reference=_hadamard_reference,
     cuda=_hadamard_cuda,
-    fake=lambda x, heads, half, swiglu, rounding: _room(x, rounding, gated=swiglu),
+    fake=lambda x, heads, half, swiglu, rounding: codes_room(x, rounding, gated=swiglu),
 )
 
 
@@ -151,7 +152,7 @@ rms_norm_quantize = operator(
     "rms_norm_quantize",
     reference=_norm_reference,
     cuda=_norm_cuda,
-    fake=lambda x, residual, weight, eps, rounding: (*_room(x, rounding), empty_sum(x, residual)),
+    fake=lambda x, residual, weight, eps, rounding: (*codes_room(x, rounding), empty_sum(x, residual)),
 )
 
 

@@ -19,7 +19,7 @@ from rotquant.kernels.hadamard.operator import check_heads, transform_reference
 from rotquant.kernels.launch.operators import check_tensor, operator
 from rotquant.kernels.layouts.codes import FloatRounding, Rounding, RowCodes, RowFloats, pack_pairs
 from rotquant.kernels.layouts.weights import K_BLOCK, padded
-from rotquant.kernels.rows.activations import norm_reference, quantize_reference
+from rotquant.kernels.rows.activations import codes_room, norm_reference, quantize_reference
 from rotquant.kernels.rows.elementwise import check_norm, gated
 from rotquant.tensors import fp4
 from rotquant.tensors.quantization import choose_qparams, quantize
@@ -80,19 +80,19 @@ def _norm_reference(x: Tensor, weight: Tensor | None, eps: float, rounding: Roun
     return quantize_reference(transform_reference(norm_reference(x, weight, eps), 0, False, False), rounding)
 
 
-def _norm_cuda(x: Tensor, weight: Tensor | None, eps: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    out = RowCodes.empty(x, rounding)
-    _launch_norm(x, weight, eps, out)
+def _norm_cuda(x: Tensor, weight: Tensor | None, eps: float, out: RowCodes | RowFloats) -> tuple[Tensor, Tensor]:
+    """Codes and scales in the room for them, of either kind."""
+    check_norm(x, None, weight, tuple(TYPES))
+    check_heads(x.shape[1], 0)
+    launch_transform(x, out, heads=0, norm=RowNorm(weight, eps))
     return out.codes, out.scale
 
 
-def _codes_room(x: Tensor, weight: Tensor | None, eps: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    room = RowCodes.empty(x, rounding)
-    return room.codes, room.scale
-
-
 rms_norm_hadamard_quantize = operator(
-    "rms_norm_hadamard_quantize", reference=_norm_reference, cuda=_norm_cuda, fake=_codes_room
+    "rms_norm_hadamard_quantize",
+    reference=_norm_reference,
+    cuda=lambda x, weight, eps, rounding: _norm_cuda(x, weight, eps, RowCodes.empty(x, rounding)),
+    fake=lambda x, weight, eps, rounding: codes_room(x, rounding),
 )
 
 
@@ -104,21 +104,9 @@ def _float_norm_reference(
     return float_reference(transform_reference(norm_reference(x, weight, eps), 0, False, False), rounding)
 
 
-def _float_norm_cuda(x: Tensor, weight: Tensor | None, eps: float, rounding: FloatRounding) -> tuple[Tensor, Tensor]:
-    out = RowFloats.empty(x, rounding)
-    _launch_norm(x, weight, eps, out)
-    return out.codes, out.scale
-
-
 rms_norm_hadamard_quantize_float = operator(
     "rms_norm_hadamard_quantize_float",
     reference=_float_norm_reference,
-    cuda=_float_norm_cuda,
+    cuda=lambda x, weight, eps, rounding: _norm_cuda(x, weight, eps, RowFloats.empty(x, rounding)),
     fake=lambda x, weight, eps, rounding: _float_room(x, rounding),
 )
-
-
-def _launch_norm(x: Tensor, weight: Tensor | None, eps: float, out: RowCodes | RowFloats) -> None:
-    check_norm(x, None, weight, tuple(TYPES))
-    check_heads(x.shape[1], 0)
-    launch_transform(x, out, heads=0, norm=RowNorm(weight, eps))
