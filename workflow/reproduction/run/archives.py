@@ -1,8 +1,7 @@
 """Results as Parquet files, one for each paper and kind: from a machine that computes to one that renders.
 
-They hold every seed, window and item, and no tensors. Of a machine's places they hold the folder of tasks that a metric
-names, which is in its key, and no other. Numbers of runs keep all digits. Samples, of which pages show means and
-intervals, are multiples of a power of two with the same sum, which is smaller.
+They hold every seed, window and item, no tensors and no places of a machine. Numbers of runs keep all digits. Samples,
+of which pages show means and intervals, are multiples of a power of two with the same sum, which is smaller.
 """
 
 import json
