@@ -97,6 +97,25 @@ def test_logging_again_changes_nothing_and_a_new_result_replaces_the_old(project
     assert one(f"tags.`{KEY}` = '{key}'").info.run_id == new.info.run_id
 
 
+def test_a_table_that_lacks_a_run_is_scheduled_until_it_is_whole(project: Project) -> None:
+    path = project.results.run(key_of(project, "QuaRot"))
+    away = path.rename(path.with_suffix(".away"))
+    for _ in range(2):
+        commands.sync_tracking(["quarot_table1"])
+        table = one("tags.`rotquant.key` = 'quarot_table1'")
+        assert (table.info.status, table.info.end_time) == ("SCHEDULED", None)
+        before = rows()
+    commands.sync_tracking(["quarot_table1"])
+    assert rows() == before
+    away.rename(path)
+    commands.sync_tracking(["quarot_table1"])
+    whole = one("tags.`rotquant.key` = 'quarot_table1'")
+    assert (whole.info.run_id, whole.info.status) == (table.info.run_id, "FINISHED")
+    path.unlink()
+    commands.sync_tracking(["quarot_table1"])
+    assert one("tags.`rotquant.key` = 'quarot_table1'").info.status == "SCHEDULED"
+
+
 def test_tags_follow_the_tables(project: Project) -> None:
     commands.sync_tracking()
     path = project.root / "workflow/papers/quarot/tables.yaml"

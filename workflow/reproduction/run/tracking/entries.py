@@ -177,15 +177,19 @@ def keys_of(plan: Plan, table: PlannedTable) -> list[str]:
 
 
 def entries_of(plan: Plan, name: str, results: Results, but: Collection[str] = ()) -> Iterator[Entry]:
-    """A table, and all that is computed for it of which the files are there and whole; some keys left out."""
+    """A table, and all that is computed for it of which the files are there and whole; some keys left out.
+
+    A table that lacks runs is SCHEDULED.
+    """
+    status = "FINISHED"
     for key in keys_of(plan, plan.table(name)):
         if key in but:
             continue
         try:
             yield finished(plan, key, results)
-        except (ResultError, LookupError, ValueError):
-            continue  # it is not computed, or its page says what is wrong with it
-    yield of_table(plan, name)
+        except (ResultError, LookupError, ValueError):  # it is not computed, or its page says what is wrong with it
+            status = "SCHEDULED" if key in plan.runs else status
+    yield replace(of_table(plan, name), status=status)
 
 
 def _places(plan: Plan, key: str, kind: str) -> dict[str, dict[str, str]]:

@@ -42,6 +42,8 @@ _PARAMS, _METRICS, _CHARACTERS, _PAGE = 100, 900, 500, 1000
 _ATTEMPTS, _DELETED = 4, "must be in the 'active' state"
 #: Seconds after which a run of another machine that has not ended counts as killed.
 _ABANDONED = 86400
+#: Statuses of what files say: a result or a whole table, and a table of which results are missing.
+_FOUND = ("FINISHED", "SCHEDULED")
 
 
 class TrackingError(RotquantError):
@@ -271,7 +273,7 @@ class PaperExperiment:
         tags, found = self._tags(entry), self.of(entry.key, fresh=entry.kind == "table")
         if entry.kind == "table" and found:
             self._move(entry.key, found[0].info.run_id)
-        if entry.status == "FINISHED" and found and found[0].info.status == "FINISHED":
+        if entry.status in _FOUND and found and found[0].info.status == entry.status:
             first = found[0]
             same = first.data.tags.get(RESULT) == entry.digest
             if same or (entry.end is not None and (first.info.end_time or 0) > entry.end):
@@ -281,6 +283,8 @@ class PaperExperiment:
                 return first.info.run_id, None
             if entry.kind != "table":  # the files say something else now
                 self.client.delete_run(first.info.run_id)
+        if entry.status == "SCHEDULED" and found and _others(found[0]):
+            return found[0].info.run_id, None
         for run in found:
             broken_off = run.info.status != "FINISHED" and run.data.tags.get(CODE) == entry.tags[CODE]
             if entry.kind == "table" or (broken_off and _is_over(run)):
@@ -313,7 +317,7 @@ class PaperExperiment:
         metrics += [Metric(acceptable(name), value, now, 0) for name, value in entry.metrics.items() if ended]
         named = {acceptable(name): value[:_CHARACTERS] for name, value in entry.params.items()}
         params = [Param(name, value) for name, value in named.items() if (name, -1) not in known]
-        result = {RESULT: entry.digest} if entry.status == "FINISHED" else {}
+        result = {RESULT: entry.digest} if entry.status in _FOUND else {}
         tags = [RunTag(*tag) for tag in (self._tags(entry) | result).items() if ended]
         while metrics or params or tags:
             self.client.log_batch(run, metrics[:_METRICS], params[:_PARAMS], tags)
@@ -324,8 +328,11 @@ class PaperExperiment:
             return
         for file in entry.files if self.takes_files else ():
             self.client.log_artifact(run, file)
-        self.client.set_terminated(run, entry.status, entry.end)
-        if entry.status == "FINISHED":
+        if entry.status == "SCHEDULED":
+            self.client.update_run(run, status=entry.status)
+        else:
+            self.client.set_terminated(run, entry.status, entry.end)
+        if entry.status in _FOUND:
             self._settle(entry.key)
 
     def leave(self) -> None:
@@ -357,11 +364,16 @@ class PaperExperiment:
     def _settle(self, key: str) -> "list[Run]":
         """Delete all runs of a key that are over but the first; those that are left."""
         first, *others = self.of(key, fresh=True)
-        left = [run for run in others if not _is_over(run) and run.data.tags.get(LOGGER) != me()]
+        left = [run for run in others if _others(run)]
         for run in others:
             if run not in left:
                 self.client.delete_run(run.info.run_id)
         return [first, *left]
+
+
+def _others(run: "Run") -> bool:
+    """Whether another process works on a run."""
+    return not _is_over(run) and run.data.tags.get(LOGGER) != me()
 
 
 def _rank(run: "Run") -> tuple[bool, int, int, str]:
