@@ -132,6 +132,21 @@ def test_tuning_brings_the_logits_nearer_to_those_of_the_model() -> None:
     assert errors[1] < 0.95 * errors[0], errors
 
 
+@pytest.mark.parametrize("loss", ["mse", "relative"])
+def test_the_loss_is_the_error_of_a_block_s_outputs_or_that_of_each_token_over_its_mean_square(loss: str) -> None:
+    model = outlier_model(dtype=torch.float64)
+    with torch.no_grad():
+        wanted = model(SAMPLES, use_cache=False, output_hidden_states=True).hidden_states[1]
+    nothing = {"scale_lr": 1e-30, "weight_lr": 1e-30, "epochs": 1, "batch_size": len(SAMPLES)}
+    history = build(recipe(sections={}, loss=loss, **nothing), model).history  # which leaves rounded weights in it
+    with torch.no_grad():
+        found = model(SAMPLES, use_cache=False, output_hidden_states=True).hidden_states[1]
+    errors, squares = (found - wanted).square().mean(-1), wanted.square().mean(-1)
+    expected = errors.mean() if loss == "mse" else (errors / squares).mean()
+    assert history[0]["loss"] == pytest.approx(expected.item(), rel=1e-5)  # the loss is taken in float32
+    assert errors.mean().item() != pytest.approx((errors / squares).mean().item(), rel=0.1)
+
+
 # In the first block, between the two, in the second.
 @pytest.mark.parametrize("lives", only([15], [6, 15, 19]))
 def test_a_killed_tuning_continues_with_the_same_bits(lives: int, tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def cases(group: int) -> list[Case]:
         words = ", ".join([preset, *changes])
         return Case(OURS, klass, words, {"preset": preset, "changes": [*scheme, *runtime, *changes]}, seeded)
 
-    def tuned(*changes: str) -> Case:
-        case = ours(_GROUP, "quarot-w4a16-tuned", *changes)
+    def tuned(*changes: str, klass: str = _GROUP) -> Case:
+        case = ours(klass, "quarot-w4a16-tuned", *changes)
         text = [f"methods.block_ap.text.{name}" for name in (f"samples={SAMPLES}", f"sequence_length={TOKENS}")]
         return replace(case, settings={**case.settings, "changes": [*case.settings["changes"], *text]})
 
@@ -152,9 +152,12 @@ def cases(group: int) -> list[Case]:
         theirs(_INT8, "SmoothQuant, GPTQ", ("SmoothQuantModifier", {}), ("GPTQModifier", _int8())),
         ours(_INT8, "rtn", seeded=False),
         ours(_INT8, "smoothquant"),
+        ours(_INT8, "quarot", "activations.clip_ratio=1"),
         theirs(_CHANNEL, "GPTQ (static order)", ("GPTQModifier", _weights(None))),
         ours(_CHANNEL, "gptq-w4a16", *channel, *_NO_CLIPS),
         ours(_CHANNEL, "quarot-w4a16", *channel),
+        tuned(*channel, klass=_CHANNEL),
+        Case("auto_round", _CHANNEL, "50 steps", {"iters": 50, "group_size": -1}),
         Case("gptqmodel", _GROUP, "GPTQ (group-aware order)", {"bits": 4, "group_size": group, "sym": True}),
         Case("gptqmodel", _GROUP, "GPTQ, order", {"bits": 4, "group_size": group, "sym": True, "desc_act": True}),
         Case("auto_round", _GROUP, "200 steps", {"iters": 200, "group_size": group}),
@@ -342,7 +345,8 @@ scales are float32 of llm-compressor and of this library, which both would store
 seeds it is the standard deviation over them. All read the same windows, so differences between rows are surer than
 that. Seconds are those of quantizing beside other work, and tell the order of size alone; ours have the start of
 Python and the writing too. GiB are what torch took on a GPU, or the resident memory of the process on a CPU. torchao's
-weights are stored dequantized, so its bits are not its own. `python -m tests.trials.peers` makes this page, and [real
+weights are stored dequantized, so its bits are not its own. llm-compressor's SmoothQuant takes a wrong norm of Gemma 3
+(`docs/upstream/llmcompressor_smoothquant_gemma.py`). `python -m tests.trials.peers` makes this page, and [real
 models](real_models.md) says what these checkpoints are.
 """
 

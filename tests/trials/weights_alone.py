@@ -32,20 +32,20 @@ CHOSEN = [
     *product(["groups"], ["max/7", "max/7.5"], ["no clip", "MSE clip"], ["natural order", "static order"]),
 ]
 PRESETS = ("gptq-w4a16", "quarot-w4a16")
-#: Trials of block-wise training: learning rates of weights and of scales, and epochs.
-TUNED = list(product(("5e-05", "0.0001", "0.0002", "0.0004"), ("2e-05", "0.0001"), (4, 12)))
+#: Trials of block-wise training: learning rates of weights and of scales, epochs, and the loss.
+TUNED = list(product(("5e-05", "0.0001", "0.0002", "0.0004"), ("2e-05", "0.0001"), (4, 12), ("mse", "relative")))
 
 
-def trials(model: str, samples: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Presets and their changes, by words; samples: of calibration."""
+def trials(model: str, samples: int, bos: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Presets and their changes, by words; samples: of calibration; bos: where texts have that token."""
     size = 64 if model.startswith("smollm2") else 128  # which divides every width of the model
-    text = {"samples": samples, "sequence_length": TOKENS}
+    text = {"samples": samples, "sequence_length": TOKENS, "bos": bos}
     rounded = {
         "; ".join([name, *words]): (name, {**changes(*words, size), "calibration": text})
         for name, words in product(PRESETS, CHOSEN)
     }
     return rounded | {
-        f"quarot-w4a16-tuned; weights {weights}, scales {scales}; {epochs} epochs": (
+        f"quarot-w4a16-tuned; weights {weights}, scales {scales}; {epochs} epochs; {loss} loss": (
             "quarot-w4a16-tuned",
             {
                 "weights": {"scheme": {"group_size": size}},
@@ -55,11 +55,12 @@ def trials(model: str, samples: int) -> dict[str, tuple[str, dict[str, Any]]]:
                         "weight_lr": float(weights),
                         "scale_lr": float(scales),
                         "epochs": epochs,
+                        "loss": loss,
                     }
                 },
             },
         )
-        for weights, scales, epochs in TUNED
+        for weights, scales, epochs, loss in TUNED
     }
 
 
@@ -85,11 +86,13 @@ def main() -> None:
     options = parser.parse_args()
     checkpoint = Path(os.environ["ROTQUANT_REAL_MODELS"]) / options.model
     corpus = corpus_spec(os.environ["ROTQUANT_REAL_TEXT"])
-    check = Perplexity(corpus=corpus.name, split="validation", sequence_length=TOKENS, max_windows=options.windows)
+    bos = "window" if api.load_tokenizer(checkpoint).bos_token else "text"
+    judged = {"split": "validation", "sequence_length": TOKENS, "max_windows": options.windows, "bos": bos}
+    check = Perplexity(corpus=corpus.name, **judged)
     read = options.records.read_text().splitlines() if options.records.exists() else ()
     done = {(one["model"], one["trial"], one["seed"]) for one in map(json.loads, read)}
     for seed in range(options.seeds):
-        for words, (name, made) in trials(options.model, options.samples).items():
+        for words, (name, made) in trials(options.model, options.samples, bos).items():
             if (options.model, words, seed) in done or not re.search(options.only, words):
                 continue
             recipe, _ = api.fit(checkpoint, override(preset(name), made, words))

@@ -46,6 +46,9 @@ class BlockAP(Method):
     """Largest norm of a step's gradient. The paper speaks of none; its authors' code has 0.3."""
     targets: Literal["full_precision", "quantized"] = "full_precision"
     """The network whose hidden states are the inputs of the full-precision block that gives the targets."""
+    loss: Literal["mse", "relative"] = Field("mse", exclude_if=lambda loss: loss == "mse")
+    """`relative` divides each token's squared error by the mean square of the token's target, as the norm that reads it
+    next does; else a few tokens with massive activations are most of the loss. Papers have `mse`."""
     norms: bool = False
     """Whether the norms' gains are trained with the weights, as the authors' code does; the paper names weights and
     quantization parameters."""

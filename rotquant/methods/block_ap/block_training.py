@@ -191,7 +191,7 @@ def tune_block(
         targets: what its outputs should be, [samples, tokens, hidden].
 
     Returns:
-        The mean squared error of the outputs by step.
+        The loss of the outputs by step: their mean squared error, or that over each token's mean square.
     """
     under_way = done = None
     if context.checkpoint is not None:
@@ -230,7 +230,11 @@ def _train(
 
     def loss(batch: Tensor) -> Tensor:
         output = block_output(layer, learned, scheme, stream.hidden[batch].to(device), stream.kwargs[index])
-        return nn.functional.mse_loss(output.float(), targets[batch].to(device).float())
+        wanted = targets[batch].to(device).float()
+        if settings.loss == "mse":
+            return nn.functional.mse_loss(output.float(), wanted)
+        square = wanted.square().mean(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        return ((output.float() - wanted).square() / square).mean()
 
     def clip() -> None:
         if limit is not None:
