@@ -3,9 +3,9 @@
 Needs llmcompressor and its torch, transformers. Seen with llmcompressor 0.14.0.1. Exit status 1 while the fault exists.
 
 SmoothQuant divides a norm's gain by scales and multiplies the layers that read the norm, so the network stays the same
-function. In Gemma 3 `post_attention_layernorm` is the norm of the attention's output; what gate_proj and up_proj read is
-`pre_feedforward_layernorm`. The default mapping takes the former for the latter. Of a small random Llama
-log-probabilities stay, of a small random Gemma 3 they do not; and they do with a mapping that names the norm.
+function. In Gemma 3 `post_attention_layernorm` is the norm of the attention's output. What gate_proj and up_proj read
+is `pre_feedforward_layernorm`; the default mapping takes the other. A small random Llama keeps its log-probabilities, a
+small random Gemma 3 does not, and with a mapping that names the right norm it does.
 """
 
 import sys
