@@ -1,8 +1,8 @@
 """What quantization costs a model, on a few windows of a text: the full-precision model reads them before the work, the
 quantized one after it.
 
-In between the full-precision model's logits are kept on the host, in float16: of two windows of 512 tokens and 128,256
-entries 0.25 GiB. They move KL divergence by some 1e-5 nats. There are never two models.
+In between the full-precision model's last states and its head are kept on the host, since logits of a vocabulary of
+262,144 would take 0.25 GiB a window of 512 tokens. There are never two models.
 """
 
 import math
@@ -16,10 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from rotquant.foundation.errors import RecipeError
 from rotquant.foundation.progress import task
-from rotquant.metrics.divergence import FloatStates
+from rotquant.metrics.divergence import FloatStates, own_head
 from rotquant.metrics.perplexity import perplexity
-from rotquant.models.architectures import base_model
+from rotquant.models.architectures import base_model, capped, lm_head
 from rotquant.models.limits import metric_windows
+from rotquant.models.memory import size_in_bytes
 from rotquant.models.placement import placed
 from rotquant.recipes.schemes import Perplexity
 from rotquant.text import Tokens
@@ -35,7 +36,7 @@ _COPIES = 5
 class FullPrecision:
     """What the full-precision model says of windows of a text.
 
-    exact: its logits in float16, [windows, tokens, vocabulary], on the host. nll: nats per predicted token.
+    exact: its last states and its head, on the host. nll: nats per predicted token.
     """
 
     tokens: Tokens
@@ -83,27 +84,33 @@ def reference(model: nn.Module, tokens: Tokens, metric: Perplexity, device: torc
         CorpusError, RecipeError, CheckpointError: the text is too short, or the model cannot read it.
     """
     windows = metric_windows(model, tokens, metric)
-    logits: list[Tensor] = []
+    states: list[Tensor] = []
     losses: list[float] = []
     with task("full precision", "window", len(windows)) as under_way:
         try:
             with placed(model, device, _working(model, metric)):
                 place = base_model(model).embed_tokens.weight.device
                 for window in windows:
-                    found = model(input_ids=window[None].to(place), use_cache=False).logits[0]
-                    losses.append(cross_entropy(found[:-1].float(), window[1:].to(found.device)).item())
-                    logits.append(found.half().cpu())
+                    state = base_model(model)(input_ids=window[None].to(place), use_cache=False).last_hidden_state[0]
+                    logits = capped(model, lm_head(model)(state[:-1])).float()
+                    losses.append(cross_entropy(logits, window[1:].to(logits.device)).item())
+                    states.append(state.cpu())
                     under_way.advance()
+                head = own_head(model)
         except RecipeError:  # of `placed`: not even layer by layer
             return None
-    exact = FloatStates(windows, torch.stack(logits), nn.Identity())
-    return FullPrecision(tokens, metric, exact, fmean(losses))
+    return FullPrecision(tokens, metric, FloatStates(windows, torch.stack(states), head), fmean(losses))
 
 
 def cost(model: nn.Module, known: FullPrecision, device: torch.device | str) -> QuantizationCost:
     """Let the quantized model, with what acts at run time, read the same windows."""
-    with placed(model, device, _working(model, known.metric)):
-        found = perplexity(model, known.tokens, known.metric, batch_size=1, description="quantized", exact=known.exact)
+    exact = known.exact
+    with placed(model, device, _working(model, known.metric) + size_in_bytes(exact.head)):
+        exact.head.to(lm_head(model).weight.device)
+        try:
+            found = perplexity(model, known.tokens, known.metric, batch_size=1, description="quantized", exact=exact)
+        finally:
+            exact.head.cpu()
     full = math.exp(known.nll) if known.nll < 700 else math.inf
     return QuantizationCost(
         known.metric, found.tokens, full, found.perplexity, fmean(found.kl), 100 * fmean(found.flips), tuple(found.kl)

@@ -63,6 +63,14 @@ def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | 
     return FloatStates(windows, torch.cat(parts), capped(lm_head(model), logit_cap(model)))
 
 
+def own_head(model: nn.Module) -> nn.Module:
+    """A copy on the host of a model's head, with what caps its logits, which stays as it is when the model changes."""
+    head = lm_head(model)
+    copied = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")
+    copied.load_state_dict({name: one.detach().cpu().clone() for name, one in head.named_parameters()}, assign=True)
+    return capped(copied.requires_grad_(False), logit_cap(model))
+
+
 def capped(head: nn.Module, cap: float | None) -> nn.Module:
     """A language-model head whose logits stay below a cap, where there is one."""
     return head if cap is None else nn.Sequential(head, _Cap(cap))

@@ -11,10 +11,12 @@ from safetensors import safe_open
 
 from rotquant import api, comparison
 from rotquant.commands.options import corpus_spec
+from rotquant.metrics.cost import cost, reference
 from rotquant.models.architectures import base_model, lm_head
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import Perplexity
+from rotquant.text import Tokens
 from tests.helpers.checkpoints import save_words, tiny_tokenizer
 from tests.helpers.commands import SMALL, rotquant
 from tests.helpers.models import tiny_model, tiny_tokens
@@ -57,12 +59,32 @@ def test_quantize_says_what_it_cost_and_compare_agrees(
     words = api.load_text(head, "validation", **windows)
     monkeypatch.setattr(comparison, "load_text", lambda *_: words)
     compared = comparison.compare(model, [out], head, metric=metric)
-    # Logits are kept in float16, 2^-11 of their size; the head's are below 8.
-    assert found["kl"] == pytest.approx(compared.models[0].kl[0], abs=1e-4)
+    assert found["kl"] == pytest.approx(compared.models[0].kl[0], rel=1e-5)
     assert found["full_precision"] == pytest.approx(compared.reference.perplexity.perplexity, rel=1e-5)
     assert found["quantized"] == pytest.approx(compared.models[0].perplexity.perplexity, rel=1e-5)
     assert rotquant(monkeypatch, *command, "--no-check", "--json") == 0
     assert json.loads(capsys.readouterr().out)["check"] is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_kept_of_the_full_precision_model_is_smaller_than_logits_and_stays_when_the_model_changes(
+    tied: bool,
+) -> None:
+    model, ids = tiny_model(tied=tied), tiny_tokens(batch=1, tokens=512)[0]
+    metric = Perplexity(corpus="words", sequence_length=32, max_windows=16, bos="none")
+    known = reference(model, Tokens(ids, None), metric, "cpu")
+    assert known is not None
+    with torch.no_grad():
+        logits = model(known.exact.windows, use_cache=False).logits
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+        kept = known.exact.head(known.exact.states)
+        changed = model(known.exact.windows, use_cache=False).logits
+    assert torch.equal(kept, logits)
+    assert known.exact.nbytes < logits.nbytes
+    found = cost(model, known, "cpu")
+    exact, own = (one[:, :-1].double().log_softmax(-1) for one in (logits, changed))
+    assert found.kl == pytest.approx((exact.exp() * (exact - own)).sum(-1).mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("changes", [[], ["--set", "activations.bits=2", "--set", "weights.scheme.bits=2"]])
