@@ -280,3 +280,16 @@ def date_now(project: Copy) -> None:
 
 def _made(project: Copy) -> list[Path]:
     return [path for name in ("results", "reports", "logs", ".snakemake") for path in (project.root / name).rglob("*")]
+
+
+def loggers_ended(root: Path) -> None:
+    """Wait for the logging process of a project, which may outlive those that it logs for while MLflow cannot write."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and any(_logs_for(process, root) for process in Path("/proc").glob("[0-9]*")):
+        time.sleep(0.1)
+
+
+def _logs_for(process: Path, root: Path) -> bool:
+    with suppress(OSError):
+        return LOGGER.encode() in (process / "cmdline").read_bytes() and (process / "cwd").resolve() == root.resolve()
+    return False

@@ -18,6 +18,7 @@ from pathlib import Path
 from reproduction.identity.names import key_in
 from tests.helpers.project import CONFIG, Copy
 from tests.trials import postgresql
+from tests.trials.faults import loggers_ended
 from tests.trials.group import SYNC, alone, clone, compute, computed, some_tables, tables_of
 from tests.trials.postgresql import Connections, Server
 from tests.trials.served import mlflow_server
@@ -163,21 +164,6 @@ def jobs(stage: Stage) -> None:
             key for key in {*keys, *stage.reference.keys} if (keys.get(key), stage.reference.keys.get(key)) != (1, 1)
         }
         trial.check("After jobs a sync completes to exactly their results", not wrong, f"{wrong}: {keys}")
-
-
-def loggers_ended(root: Path) -> None:
-    """Wait for the logging process of a project, which may outlive those that it logs for while the server is lost."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and any(_logs_for(process, root) for process in Path("/proc").glob("[0-9]*")):
-        time.sleep(0.1)
-
-
-def _logs_for(process: Path, root: Path) -> bool:
-    with suppress(OSError):
-        return (
-            b"tracking.logger" in (process / "cmdline").read_bytes() and (process / "cwd").resolve() == root.resolve()
-        )
-    return False
 
 
 def server_lost(stage: Stage) -> None:

@@ -19,7 +19,7 @@ from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.files import file_digest
 from tests.helpers.project import Copy
 from tests.trials import projects
-from tests.trials.faults import Job
+from tests.trials.faults import Job, loggers_ended
 from tests.trials.trial import Trial
 
 WORKFLOW = ("snakemake", "--cores", "2", projects.REPORT)
@@ -118,6 +118,7 @@ def ends_well(trial: Trial, what: str, project: Copy, calm: Undisturbed, *around
     other = projects.difference(calm.digests, projects.digests(project.root))
     trial.check(f"After {what} all digests equal those of an undisturbed run", not other, other)
     trial.check("A completed start leaves nothing to do", completes(project, *around))
+    loggers_ended(project.root)
     left = [str(path) for path in project.root.rglob(".tmp-*")]
     trial.check("No temporary file is left after a completed start", not left, ", ".join(left))
 
