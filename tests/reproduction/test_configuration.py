@@ -376,6 +376,7 @@ def test_a_checkpoint_that_is_not_there_is_found_before_any_job(
     with pytest.raises(RotquantError) as caught:
         expand(with_checkpoints(tmp_path), json.dumps({"slots": {"Llama-2-7B": slot}}))
     assert sentence in str(caught.value)
+    assert ".yaml" not in str(caught.value).partition(sentence)[0]  # no table is to blame
 
 
 def with_checkpoints(root: Path, method: str = "quarot") -> Copy:
@@ -424,6 +425,9 @@ def test_a_configuration_adds_rows_to_a_table_and_the_table_is_as_it_was_without
         small.write("rows.yaml", json.dumps({"rows": {"quarot_table1": [{**rows["quarot_table1"][0], **changes}]}}))
         with pytest.raises(ConfigError, match=sentence):
             load_project([small.root / "rows.yaml"], small.root)
+    small.write("rows.yaml", json.dumps({"rows": {"quarot_table1": [{"name": "Mine", "method": "rtm"}]}}))
+    with pytest.raises(ConfigError, match=r"^rows\.yaml: rows\.quarot_table1: unknown method 'rtm'; nearest: rtn"):
+        load_project([small.root / "rows.yaml"], small.root).cells("quarot_table1")
     small.write("rows.yaml", json.dumps({"rows": {"quarot_tabel1": []}}))
     with pytest.raises(ConfigError, match=r"rows\.quarot_tabel1: unknown table of runs; nearest: quarot_table1"):
         load_project([small.root / "rows.yaml"], small.root)

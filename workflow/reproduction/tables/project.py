@@ -84,6 +84,10 @@ class Cell:
         return endpoints(self.metric, self.called)
 
 
+class SlotError(ConfigError):
+    """A slot is wrong; the message names the configuration's file and key."""
+
+
 class ImpossibleCellError(Exception):
     """A cell cannot be computed under this configuration, for this reason."""
 
@@ -193,18 +197,19 @@ class Project:
             return Cells()
         cells: list[Cell] = []
         found: dict[bool, dict[tuple[str, str], str]] = {True: {}, False: {}}
-        with _in_file(table):
-            for metric, row, place in itertools.product(table.metrics, table.rows, self.columns(table)):
-                column = table.column(place)
-                if name_of(metric) not in (column.metrics or (name_of(metric),)):
-                    continue
-                try:
+        added = {row.name for row in self.config.rows.get(name, ())}
+        for metric, row, place in itertools.product(table.metrics, table.rows, self.columns(table)):
+            column = table.column(place)
+            if name_of(metric) not in (column.metrics or (name_of(metric),)):
+                continue
+            try:
+                with _written_in(self.config.where("rows", name) if row.name in added else table.file):
                     runs, sentence = self._runs(table, metric, row, column)
-                    cells.append(Cell(table.id, row.name, place, runs, metric.get("called")))
-                except ImpossibleCellError as reason:
-                    runs, sentence = (), str(reason)
-                if sentence:
-                    found[bool(runs)][row.name, place] = sentence
+                cells.append(Cell(table.id, row.name, place, runs, metric.get("called")))
+            except ImpossibleCellError as reason:
+                runs, sentence = (), str(reason)
+            if sentence:
+                found[bool(runs)][row.name, place] = sentence
         return Cells(tuple(cells), found[False], found[True])
 
     def remarks(self, table: RunTable) -> tuple[str, ...]:
@@ -296,8 +301,8 @@ class Project:
         """Digest of the checkpoint that a slot names.
 
         Raises:
-            ConfigError: it does not exist and the slot has no digest, it is no checkpoint, or its digest differs from
-                the slot's; the message names the configuration's file and key.
+            SlotError: it does not exist and the slot has no digest, it is no checkpoint, or its digest differs from
+                the slot's.
         """
         told = self.config.slot(slot)
         place = self.checkpoint_path(told.checkpoint)
@@ -306,9 +311,9 @@ class Project:
         try:
             found = checkpoint_digest(place)
         except (CheckpointError, UnsupportedArchitectureError) as error:
-            raise ConfigError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
+            raise SlotError(f"{self.config.where('slots', slot, 'checkpoint')}: {error}") from None
         if told.digest not in (None, found):
-            raise ConfigError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
+            raise SlotError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
         return found
 
     @functools.cache  # noqa: B019
@@ -448,12 +453,14 @@ class Project:
 
 
 @contextmanager
-def _in_file(table: Table) -> Iterator[None]:
-    """Put the table's file before the message of an error in the table."""
+def _written_in(where: str) -> Iterator[None]:
+    """Put the place where a row is written before the message of an error in it, but not before an error in a slot."""
     try:
         yield
+    except SlotError:
+        raise
     except (ConfigError, RecipeError) as error:
-        raise ConfigError(f"{table.file}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def no_slot(config: Config, name: str) -> str:
