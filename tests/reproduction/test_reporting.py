@@ -332,7 +332,7 @@ def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
     with pytest.raises(ResultError, match="its name is not the key of its run"):
         read_result(path)
     path.unlink()
-    with pytest.raises(ResultError, match=f"{path.name} does not exist"):
+    with pytest.raises(ResultError, match=f"runs of {chosen.id} are not computed, such as {path.name}"):
         collected.collect(project, chosen)
 
 

@@ -221,8 +221,20 @@ def printed_texts(project: Project, table: RunTable) -> dict[Place, str]:
 
 
 def _results_of(project: Project, table: RunTable) -> dict[str, RunResult]:
+    """The results of all runs of a table, by key.
+
+    Raises:
+        ResultError: one is missing or damaged.
+    """
     keys = dict.fromkeys(run.key for cell in project.cells(table.id) for run in cell.runs)
-    return {key: read_result(project.results.run(key)) for key in keys}
+    paths = {key: project.results.run(key) for key in keys}
+    missing = [path for path in paths.values() if not path.exists()]
+    if missing:
+        raise ResultError(
+            f"{len(missing)} of {len(keys)} runs of {table.id} are not computed, such as {missing[0].name}; "
+            f"`snakemake --cores all reports/{table.id}.md` computes them, with --configfile where --config is given."
+        )
+    return {key: read_result(path) for key, path in paths.items()}
 
 
 def known_quantities(project: Project, table: RunTable, values: Values) -> dict[str, Quantity]:
