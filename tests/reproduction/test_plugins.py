@@ -172,7 +172,12 @@ def test_a_table_computes_and_describes_a_registered_method(project: Project) ->
             assert made["versions"].get("halving_method") == ("1.0" if run.recipe.methods else None)
             assert made["versions"].keys() >= {"rotquant", "torch"}
         write_result(project.results.run(run.key), RunResult(run, found.metrics, provenance, record, found.arrays))
-    assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in page(project)
+    shown = page(project)
+    assert "weights halved 3 times; weights 4-bit symmetric per channel, RTN" in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("- Versions: "))
+    packages = [one.split()[0] for one in line.removeprefix("- Versions: ").split(", ")]
+    assert "halving_method" in packages
+    assert len(packages) == len(set(packages))  # though the unquantized run has none of the method's package
 
 
 @pytest.mark.usefixtures("halving")
