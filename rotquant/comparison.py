@@ -205,9 +205,15 @@ def _measured(
         bits_per_weight=_bits_per_weight(folder, network),
         bits_per_parameter=8 * size / count,
         tokens_per_second=None if window is None else _speed(network, window.to(parameter.device)),
-        device=gpu_name(parameter.device) or f"CPU, {torch.get_num_threads()} threads",
+        device=gpu_name(parameter.device) or _processor(),
         dtype=str(parameter.dtype).removeprefix("torch."),
     )
+
+
+def _processor() -> str:
+    """What a model runs on without a GPU."""
+    count = torch.get_num_threads()
+    return f"CPU, {count} thread{'s' if count > 1 else ''}"
 
 
 def _parameters(network: nn.Module, reference: int | None) -> int:

@@ -61,7 +61,7 @@ def frontier(
         ),
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--method", help="One of the class's methods, and again. Default: all.")
+        list[str] | None, typer.Option("--method", help="One of the class's methods; repeatable. Default: all.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration samples, and texts that are learned from.")] = 32,
     sequence_length: Annotated[int, typer.Option(min=2, help="Tokens of a sample, and of a window.")] = 512,
