@@ -10,7 +10,7 @@ import yaml
 
 from reproduction.reading.written import read_yaml
 from reproduction.sources import load_project
-from reproduction.tables.configuration import DEFAULT, Config, load_config, plain
+from reproduction.tables.configuration import DEFAULT, Config, Slot, load_config, plain
 from reproduction.tables.resolution import resolve, resolve_metric
 from rotquant.foundation.data import merge
 from rotquant.foundation.errors import CheckpointError, ConfigError, RotquantError
@@ -445,6 +445,11 @@ def test_the_width_of_the_hubs_model_is_asked_where_a_size_follows_from_it(
     small.write("hub.yaml", json.dumps(slot))
     assert load_config([small.root / "hub.yaml"], small.root).slot("Llama-2-7B").scaled("outlier_features", 256) == 36
     assert asked == [("owner/name", "v1")]
+    unknown = Slot(name="Llama-2-7B", checkpoint="owner/name", outlier_width=4096)
+    with pytest.raises(
+        ConfigError, match=r"hidden size of owner/name, .*; give its folder as checkpoint, or"
+    ):
+        unknown.scaled("outlier_features", 256)
 
 
 def test_single_tables_take_a_number_of_seeds_of_their_own(tmp_path: Path) -> None:
