@@ -446,9 +446,7 @@ def test_the_width_of_the_hubs_model_is_asked_where_a_size_follows_from_it(
     assert load_config([small.root / "hub.yaml"], small.root).slot("Llama-2-7B").scaled("outlier_features", 256) == 36
     assert asked == [("owner/name", "v1")]
     unknown = Slot(name="Llama-2-7B", checkpoint="owner/name", outlier_width=4096)
-    with pytest.raises(
-        ConfigError, match=r"hidden size of owner/name, .*; give its folder as checkpoint, or"
-    ):
+    with pytest.raises(ConfigError, match=r"hidden size of owner/name, .*; give its folder as checkpoint, or"):
         unknown.scaled("outlier_features", 256)
 
 

@@ -131,9 +131,9 @@ class Slot(SlotFields):
         if whole:
             if self.hidden_size is None:
                 raise ConfigError(
-                    f"slots.{self.name}.{rule} needs the hidden size of {self.checkpoint}, which is neither here nor on "
-                    f"a hub that answers; give its folder as checkpoint, or `{kind}: {{{number}: <number for this "
-                    "model>}}`."
+                    f"slots.{self.name}.{rule} needs the hidden size of {self.checkpoint}, which is neither here nor "
+                    "on a hub that answers; give its folder as checkpoint, or "
+                    f"`{kind}: {{{number}: <number for this model>}}`."
                 )
             share = number / (_PAPER_GROUP * whole if kind == "group_sizes" else whole)
             return min(number, max(1, round(self.hidden_size * share)))
