@@ -192,6 +192,8 @@ def test_patterns_choose_rows_by_name() -> None:
         ({"benchmark": "linaer"}, "unknown benchmark 'linaer'; nearest: linear"),
         ({"baseline": "FP15"}, "unknown column 'FP15'; nearest: FP16"),
         ({"axes": [{"name": "Layer", "values": {"{tokens} x": ["16"]}}]}, "'16' has not the form '{tokens} x'"),
+        ({"axes": [{"name": "Layer", "values": {"1": ["16"]}}]}, "'1' is no form of values: each argument has a name"),
+        ({"axes": [{"name": "Layer", "values": {"{n} x {n}": ["16 x 16"]}}]}, "'{n} x {n}' is no form of values"),
         ({"columns": [{"naem": "FP16"}]}, "columns.0: unknown field 'naem'; nearest: name"),
         ({"unit": "s"}, "tables.quarot_table14.grids.Linear layer.unit: Input should be 'ms', 'us'"),
         ({"rows": "{Layers} {Batch}"}, "the template names the unknown axis 'Layers'; known: Layer, Batch"),

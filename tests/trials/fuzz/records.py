@@ -118,8 +118,8 @@ def _archives(root: Path, plan: Plan) -> list[Format]:
         for name in written:
             path = folder / name
             try:
-                content = json.loads(path.read_bytes())
-                archives._write(path.with_suffix(".parquet"), content)
+                if path.is_file():  # no pipe, which nobody writes
+                    archives._write(path.with_suffix(".parquet"), json.loads(path.read_bytes()))
             except Exception:  # which is no file of such rows
                 continue
             archives.import_(plan, [path.with_suffix(".parquet")])

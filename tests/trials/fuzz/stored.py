@@ -71,8 +71,10 @@ def _made(root: Path) -> tuple[dict[str, bytes], ...]:
 
 def _sealed(folder: Path) -> None:
     """Make the digests of a folder's manifest those of what is there, so that what comes after them is reached."""
+    if not all(path.is_file() or path.is_dir() for path in folder.rglob("*")):
+        return  # of a pipe, on which nobody writes, or a device there is no digest
     for name in (MANIFEST, DECODER_MANIFEST):
-        with suppress(OSError, ValueError, AttributeError, TypeError):
+        with suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             reseal(folder / name)
     with suppress(RotquantError, ValueError, AttributeError, TypeError, KeyError):
         seal_export(folder)

@@ -69,7 +69,11 @@ class Axis(Written):
 
 def _printed(form: str, values: list[Any]) -> dict[str, Arguments]:
     """The arguments in printed values of a form, such as {rows} x {features}; a name alone is the form of one."""
-    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(form if "{" in form else f"{{{form}}}"))
+    braced = form if "{" in form else f"{{{form}}}"
+    names = re.findall(r"{(\w+)}", braced)
+    if len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
+        raise ValueError(f"{form!r} is no form of values: each argument has a name of its own in braces")
+    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\d+)", re.escape(braced))
     found = {str(value): re.fullmatch(pattern, str(value)) for value in values}
     if wrong := [value for value, match in found.items() if match is None]:
         raise ValueError(f"{wrong[0]!r} has not the form {form!r}")
