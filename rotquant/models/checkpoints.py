@@ -5,6 +5,7 @@ loads neither torch nor transformers.
 """
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -22,6 +23,7 @@ from rotquant.foundation.files import (
     check_regular_files,
     folder_beside,
     read_json,
+    read_object,
     short_hash,
 )
 from rotquant.foundation.parsing import parse_json
@@ -58,6 +60,8 @@ _WEIGHTS_PER_BYTE = 4
 #: What is fetched from the hub: of a checkpoint, and of its settings alone.
 _FILES = ("*.json", "*.safetensors", *(name for name in TAKEN if "/" not in name))
 _SETTINGS = ("config.json", "tokenizer_config.json")
+#: Ids of tokens are below; the largest vocabulary so far has 262,144.
+_MOST_IDS = 2**24
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -190,6 +194,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     check_regular_files(folder, CheckpointError)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json next to config.json.")
+    _check_ids(folder / "tokenizer.json")
     generic = _tokenizer_settings(folder).get("tokenizer_class") == "TokenizersBackend"
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -198,6 +203,19 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         return loader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}.") from None
+
+
+def _check_ids(path: Path) -> None:
+    """Refuse a tokenizer with ids so large that the tokenizers library, which has room for all, ends the process."""
+    if not path.is_file() or not re.search(rb"\d{8}", path.read_bytes()):
+        return
+    content = read_object(path, "tokenizer", CheckpointError)
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    if large := [one for one in ids if isinstance(one, int) and one >= _MOST_IDS]:
+        raise CheckpointError(f"{path} is damaged: a token has the id {large[0]}, and ids are below {_MOST_IDS:,}.")
 
 
 @contextmanager

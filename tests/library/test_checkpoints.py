@@ -17,6 +17,7 @@ from rotquant.foundation import contents, hub
 from rotquant.foundation.errors import CheckpointError, UnsupportedArchitectureError
 from rotquant.models.checkpoints import config_of, load_checkpoint, load_tokenizer
 from rotquant.models.declared import ROPE_FIELDS
+from rotquant.models.deltas import read_delta
 from rotquant.models.digests import checkpoint_digest, refuse_other
 from rotquant.models.folders import check_kind
 from tests.helpers.checkpoints import save_tiny, tiny_tokenizer
@@ -195,6 +196,13 @@ def damage_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
 
+def large_id(folder: Path, token: str) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"][token] = 2**31
+    path.write_text(json.dumps(content))
+
+
 def no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
@@ -245,6 +253,7 @@ def quantized(folder: Path) -> None:
         (damage_tokenizer, "the tokenizer in .* cannot be loaded"),
         (lambda f: (f / "tokenizer.json").write_text("[]"), "the tokenizer in .* cannot be loaded: TypeError"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot be loaded: KeyError 'added_tokens'"),
+        (lambda f: large_id(f, "w9"), r"tokenizer\.json is damaged: a token has the id 2147483648, and ids are below"),
         (lambda f: (f / "tokenizer_config.json").write_text("null"), "damaged: it is no JSON object"),
         (lambda f: (f / "generation_config.json").write_text("3"), "generation_config.json is damaged: it is no JSON"),
         (no_config, "it has no config.json"),
@@ -262,6 +271,13 @@ def test_every_defect_is_one_sentence(folder: Path, damage: object, sentence: st
         load_checkpoint(folder, torch.float32)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_low_rank_deltas_name_no_base_that_can_be_no_path(tmp_path: Path) -> None:
+    told = {"peft_type": "LORA", "base_model_name_or_path": "a\0b", "r": 2, "lora_alpha": 4}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=r"is no plain low-rank delta: base_model_name_or_path: .*\.$"):
+        read_delta(tmp_path)
 
 
 def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:

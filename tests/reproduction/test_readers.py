@@ -214,6 +214,15 @@ def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     [{"sitting": 1}, {"arguments": {"tokens": float("nan")}}, {"quantities": {"seconds": {"value": 0, "unit": "s"}}}],
 )
 def test_a_record_of_times_that_no_machine_measures_is_damage(change: dict, tmp_path: Path) -> None:
+    _damaged_record(tmp_path, change, {})
+
+
+@pytest.mark.parametrize("environment", [{"versions": "torch"}, {"git_commit": 3}, {"identified": {"git_commit": []}}])
+def test_a_record_of_times_whose_environment_no_page_can_print_is_damage(environment: dict, tmp_path: Path) -> None:
+    _damaged_record(tmp_path, {}, environment)
+
+
+def _damaged_record(tmp_path: Path, change: dict, environment: dict) -> None:
     from reproduction.benchmarks.records import read_record
 
     cell = {"benchmark": "linear", "arguments": {}, "code": "0", "sitting": 0, "seconds": 1.0, "missing": "no GPU"}
@@ -221,7 +230,7 @@ def test_a_record_of_times_that_no_machine_measures_is_damage(change: dict, tmp_
     record = {
         "table": "a_table1",
         "gpu": "Some GPU",
-        "sittings": [{"environment": {}, "gpu_before": {}}],
+        "sittings": [{"environment": environment, "gpu_before": {}}],
         "cells": [cell],
     }
     (tmp_path / "record.json").write_text(json.dumps(record))

@@ -327,6 +327,11 @@ def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
         with pytest.raises(ResultError, match=rf"{path.name} is damaged .*delete it and run again"):
             collected.collect(project, chosen)
     data = json.loads(good)
+    data["weights"] = (data["weights"] or {}) | {"stages": "GPTQ"}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ResultError, match=rf"{path.name} is damaged \(stages"):
+        collected.collect(project, chosen)
+    data = json.loads(good)
     data["run"]["dtype"] = "bfloat16"
     path.write_text(json.dumps(data))
     with pytest.raises(ResultError, match="its name is not the key of its run"):

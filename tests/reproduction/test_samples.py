@@ -129,5 +129,11 @@ def test_samples_that_are_not_the_runs_own_are_refused(tmp_path: Path, samples: 
         read_result(path)
 
 
+def test_a_perplexity_beyond_all_numbers_is_that_of_its_samples():
+    assert check_samples(TEXT, {"perplexity": math.inf}, {"perplexity": [800.0, 900.0]})
+    with pytest.raises(ValueError, match="give inf and not 9"):
+        check_samples(TEXT, {"perplexity": 9.0}, {"perplexity": [800.0, 900.0]})
+
+
 def test_what_is_not_finite_is_not_stored():
     assert pack({"perplexity": (1.0, math.nan), "grammar": ()}) == {}

@@ -92,6 +92,7 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "rotquant.models.checkpoints:_merged": ("low-rank deltas",),
     "rotquant.models.checkpoints:_load": ("whole checkpoints", "whole checkpoints of shards"),
     "rotquant.models.checkpoints:_tokenizer_settings": ("tokenizers",),
+    "rotquant.models.checkpoints:_check_ids": ("tokenizers",),
     "rotquant.models.checkpoints:load_tokenizer": ("tokenizers",),
     "rotquant.models.checkpoints:_check_generation": ("config.json",),
     "rotquant.models.generation:generation_config": ("quantized folders",),

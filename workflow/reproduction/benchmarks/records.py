@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rotquant.foundation.data import Frozen, first_problem
 from rotquant.foundation.errors import ResultError
@@ -82,10 +82,25 @@ class CellRecord(Frozen):
         return cell_key(self.benchmark, self.arguments)
 
 
+class _Environment(Frozen):
+    """What pages print of a sitting's environment."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    versions: dict[str, str | None] = Field(default_factory=dict)
+    git_commit: str | None = None
+    identified: dict[str, str] | None = None
+
+
+def _printable(environment: Any) -> Any:
+    _Environment.model_validate(environment)
+    return environment
+
+
 class Sitting(Frozen):
     """One uninterrupted series of measurements: the conditions, and the state of the GPU before and after."""
 
-    environment: dict[str, Any]
+    environment: Annotated[dict[str, Any], BeforeValidator(_printable)]
     gpu_before: dict[str, Any]
     gpu_after: dict[str, Any] | None = None
 

@@ -112,9 +112,13 @@ class RotationProvenance(Provenance):
 
 
 class WeightsProvenance(Provenance):
-    """Provenance of stored weights. digests: of their files. bits_per_weight: by part and in `total`."""
+    """Provenance of stored weights. digests: of their files. bits_per_weight: by part and in `total`.
+
+    stages: seconds of each.
+    """
 
     rotation: RotationProvenance | None = None
+    stages: dict[str, float] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
     bits_per_weight: dict[str, float] = Field(default_factory=dict)
 

@@ -119,7 +119,7 @@ def read_result(path: Path) -> RunResult:
         result = RunResult(run, metrics, *beside, samples, texts)
     except ValidationError as error:
         raise _damaged(path, first_problem(error)) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
     if not data.get("key") == run.key == path.stem.partition("-")[0]:
         raise _damaged(path, f"its name is not the key of its run, {run.key}, and it says {data.get('key')}")
