@@ -40,7 +40,7 @@ class Delta(BaseModel):
 
     peft_type: Literal["LORA"]
     """The kind of adapter."""
-    base_model_name_or_path: Annotated[str, Field(pattern=r"^[^\x00]+$")]
+    base_model_name_or_path: Annotated[str, Field(pattern=r"^[^\x00]+$", max_length=1000)]
     """The base: a folder, from the adapter's or whole, or a hub id."""
     r: Annotated[int, Field(gt=0)]
     """Rank."""
