@@ -25,6 +25,9 @@ from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
 from rotquant.tensors.devices import check_device, check_dtype
 from rotquant.text import CorpusSpec, check_split, corpus_spec, split_of_file
 
+#: Characters of an option that a sentence repeats.
+_SHOWN = 100
+
 
 def method_names() -> list[str]:
     """What a shell completes methods with."""
@@ -287,8 +290,8 @@ def changed(recipe: Recipe, changes: list[str] | None) -> Recipe:
         return recipe
     for text in changes:
         if text.partition("=")[0].endswith(".corpus"):
-            raise RecipeError(f"--set {text}: which text is read says --corpus, and a recipe has only how much of it.")
-    where = f"--set {changes[0]}" if len(changes) == 1 else "--set"
+            raise RecipeError(f"{_named(text)}: which text is read says --corpus; a recipe has only how much of it.")
+    where = _named(changes[0]) if len(changes) == 1 else "--set"
     return override_all(recipe, [_change(text) for text in changes], where)
 
 
@@ -307,12 +310,17 @@ def rotation_fields(changes: list[str] | None) -> frozenset[str]:
     return frozenset(named if isinstance(named, dict) else ())
 
 
+def _named(change: str) -> str:
+    """An option as sentences name it, of a long one its beginning."""
+    return f"--set {change[:_SHOWN]}{'...' * (len(change) > _SHOWN)}"
+
+
 def _change(text: str) -> dict[str, Any]:
     """`a.b=value` as {"a": {"b": value}}."""
     path, equals, value = text.partition("=")
     parts = path.split(".")
     if not equals or not all(parts) or not value.strip():
-        raise RecipeError(f"--set {text}: write it as field.subfield=value; null as the value leaves a section out.")
+        raise RecipeError(f"{_named(text)}: write it as field.subfield=value; null as the value leaves a section out.")
     try:
         given: Any = yaml_value(value, "the value")
     except ConfigError as error:
@@ -320,6 +328,6 @@ def _change(text: str) -> dict[str, Any]:
             r"^the value(?:, line \d+| is not valid YAML)?(?:: line \d+, column \d+)?:? ?", "", str(error)
         ).rstrip(".")
         raise RecipeError(
-            f"--set {text}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
+            f"{_named(text)}: the value is not YAML ({problem}); write it as 3, true, null or {{a: 1}}."
         ) from None
     return nested(path, given)

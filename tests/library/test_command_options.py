@@ -11,6 +11,7 @@ import yaml
 
 from rotquant import api, comparison
 from rotquant.commands import compare, convert, diagnose, distil, formats, models, plan
+from rotquant.commands.options import changes_of
 from rotquant.costs import plan as costs
 from rotquant.foundation.errors import RecipeError
 from rotquant.recipes.presets import all_presets, preset
@@ -164,3 +165,8 @@ def test_every_command_that_loads_a_network_has_the_option_dtype() -> None:
         convert.convert,
     ):
         assert "dtype" in inspect.signature(command).parameters
+
+
+def test_a_long_option_is_named_by_its_beginning() -> None:
+    with pytest.raises(RecipeError, match=r"^--set x{100}\.\.\.: write it as field\.subfield=value"):
+        changes_of(["x" * 5000])

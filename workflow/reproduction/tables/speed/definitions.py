@@ -152,8 +152,9 @@ class SpeedGrid(Written):
 
     @model_validator(mode="after")
     def _names_refer_to_something(self) -> Self:
+        named = self._by_name
         for column in self.columns:
-            self.column(column.over or self.baseline)
+            self._found(named, column.over or self.baseline)
         try:
             names = [row.name for row in rows(self)]
         except (KeyError, IndexError) as error:
@@ -174,7 +175,14 @@ class SpeedGrid(Written):
         Raises:
             ConfigError: for an unknown one.
         """
-        return lookup({column.name: column for column in self.columns}, name, f"grid {self.name}: unknown column")
+        return self._found(self._by_name, name)
+
+    @property
+    def _by_name(self) -> dict[str, SpeedColumn]:
+        return {column.name: column for column in self.columns}
+
+    def _found(self, named: dict[str, SpeedColumn], name: str) -> SpeedColumn:
+        return lookup(named, name, f"grid {self.name}: unknown column")
 
     def quantity_of(self, column: SpeedColumn) -> str:
         """The quantity that a column shows."""
