@@ -9,13 +9,18 @@ from rotquant.foundation.errors import ConfigError
 LARGEST = 100_000
 """Values of a YAML file with its aliases filled in, keys included: aliases of aliases make a few lines endless."""
 
+LONGEST = 2_000_000
+"""Characters of a YAML file, which PyYAML reads at a megabyte a second."""
+
 
 def yaml_value(text: str, where: str) -> Any:
     """The value of a text in YAML, without tags that make Python's objects.
 
     Raises:
-        ConfigError: as `read_yaml`; the sentence begins with `where`.
+        ConfigError: as `read_yaml`, or the text is too long; the sentence begins with `where`.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"{where} has {len(text):,} characters, and YAML is read of at most {LONGEST:,}.")
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         node = loader.get_single_node()
@@ -61,7 +66,8 @@ def _check_nodes(
         inside = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
-    size = 1 + sum(_check_nodes(part, where, (*above, node), sizes) for part in inside)
+    nested = [part for part in inside if not isinstance(part, yaml.ScalarNode)]
+    size = 1 + len(inside) - len(nested) + sum(_check_nodes(part, where, (*above, node), sizes) for part in nested)
     if size > LARGEST:
         raise ConfigError(f"{where}, line {line}: with its aliases filled in this has more than {LARGEST:,} values.")
     sizes[id(node)] = size

@@ -243,7 +243,10 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as file:
-            return parse_json(file.read(int.from_bytes(file.read(8), "little")))
+            header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
+            if not all(isinstance(entry, dict) for entry in header.values()):  # lists, which the library takes too
+                raise ValueError("a tensor's entry is no JSON object")
+            return header
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path} is truncated or damaged ({str(error)[:200]}); copy it again.") from None
 

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -91,6 +91,12 @@ class Manifest(Frozen):
     versions: dict[str, str | None] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
     digest: str = ""
+
+    @model_validator(mode="after")
+    def _weights_have_a_scheme(self) -> Self:
+        if self.quantized and self.recipe.weights is None:
+            raise ValueError("weights are quantized, and the recipe has no weights section")
+        return self
 
 
 @dataclass(frozen=True)

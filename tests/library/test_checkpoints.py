@@ -188,6 +188,15 @@ def drop_tensor(folder: Path) -> None:
     edit_header(folder, lambda header: header.update(extra=header.pop("model.layers.1.mlp.up_proj.weight")))
 
 
+def list_entry(folder: Path) -> None:
+    """Tensors' entries as lists, which the library reads as well."""
+
+    def change(header: dict) -> None:
+        header |= {name: [*one.values()] for name, one in header.items() if name != "__metadata__"}
+
+    edit_header(folder, change)
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
@@ -226,6 +235,7 @@ def quantized(folder: Path) -> None:
         (truncate, r"model\.safetensors is truncated or damaged \("),
         (damage_header, r"is truncated or damaged \("),
         (empty, r"is truncated or damaged \("),
+        (list_entry, r"is truncated or damaged \(a tensor's entry is no JSON object\)"),
         (only_pickles, "holds only pickled weights"),
         (no_weights, "model.safetensors is missing"),
         (drop_tensor, "it lacks model.layers.1.mlp.up_proj.weight"),

@@ -139,6 +139,11 @@ def test_what_damage_does_is_not_reported_before_the_damage(folder: Path) -> Non
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
+def without_scheme(folder: Path) -> None:
+    recipe = json.loads((folder / "rotquant.json").read_text())["recipe"]
+    reseal(folder / "rotquant.json", recipe=recipe | {"weights": None, "methods": {}})
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "sentence"),
     [
@@ -151,6 +156,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
         ),
         (lambda f: reseal(f / "rotquant.json", seed="red"), ResultError, r"manifest .* is damaged \(seed"),
         (lambda f: reseal(f / "rotquant.json", quantized={}), CheckpointError, "it lacks"),
+        (without_scheme, ResultError, "weights are quantized, and the recipe has no weights section"),
         (truncate, CheckpointError, "is truncated or damaged"),
         (
             flip,

@@ -210,6 +210,7 @@ BAD = [
     (f"seeds: {[*range(51)]}", "seeds: List should have at most 50 items"),
     ("trials: 1001", "trials: Input should be less than or equal to 1000 (given 1001)"),
     (LAUGHS, "line 6: with its aliases filled in this has more than 100,000 values"),
+    (f"a: {'x' * 2_000_000}", "has 2,000,003 characters, and YAML is read of at most 2,000,000"),
     ("seeds: &a [1]\ndtypes: {<<: [*a, *a]}", "is not valid YAML: line 1, column 8: expected a mapping"),
     ("device: 2026-13-45", "is not valid YAML: month must be in 1..12"),
     ("seeds: 3", "seeds: Input should be a list (given 3)"),
