@@ -307,6 +307,13 @@ def test_generation_settings_end_at_every_token_that_ends_a_text(tmp_path: Path)
 # --- what is refused
 
 
+def with_settings(data: bytes, names: list[bytes]) -> bytes:
+    """A file with more settings, each a byte, before its own."""
+    (count,) = struct.unpack("<Q", data[16:24])
+    added = (struct.pack("<Q", len(name)) + name + struct.pack("<IB", 0, 1) for name in names)
+    return data[:16] + struct.pack("<Q", count + len(names)) + b"".join(added) + data[24:]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -318,6 +325,7 @@ def test_generation_settings_end_at_every_token_that_ends_a_text(tmp_path: Path)
         (lambda data: data[:16] + struct.pack("<Q", 2**60) + data[24:], "is truncated or damaged"),
         (lambda data: data[:8] + struct.pack("<Q", 2**60) + data[16:], "is truncated or damaged"),
         (lambda data: data[:24] + struct.pack("<Q", 2**62) + data[32:], "it ends within its header"),
+        (lambda data: with_settings(data, 2 * [b"x" * 300]), "is truncated or damaged .the setting 'x{100}' twice"),
     ],
 )
 def test_a_damaged_file_is_a_sentence(change: Callable[[bytes], bytes], sentence: str, tmp_path: Path) -> None:

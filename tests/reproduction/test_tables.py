@@ -147,6 +147,12 @@ def test_quantities_follow_the_suite_of_the_configuration(tmp_path: Path) -> Non
     assert set(shipped) & set(six) == {"average"}
 
 
+def test_a_metric_stands_once_in_a_table(tmp_path: Path) -> None:
+    twice = [{"kind": "perplexity", "corpus": "wikitext2"}] * 2
+    with pytest.raises(ConfigError, match="metrics: one metric occurs twice"):
+        load(tmp_path, changed(TABLES, "tables", 0, "metrics", to=twice))
+
+
 LEARNING = {
     "id": "quarot_table1",
     "rows": [

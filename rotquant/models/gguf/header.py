@@ -172,7 +172,7 @@ def _parse(path: Path, at: _Cursor) -> Header:
     for _ in range(settings):
         key = at.text()
         if key in fields:
-            raise ValueError(f"the setting {key} twice")
+            raise ValueError(f"the setting {key[:100]!r} twice")
         fields[key] = at.value(at.number("I"))
     found: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(tensors):

@@ -252,6 +252,8 @@ class RunTableFields(Titled):
             drawn = (self.figure.over or self.baseline, *(self.figure.rows or ()))
         for place, name in (("baseline", self.baseline), *(("figure", name) for name in drawn)):
             lookup(rows, name, f"{place}: unknown row")
+        if len(set(map(str, self.metrics))) < len(self.metrics):
+            raise ValueError("metrics: one metric occurs twice")
         kinds = {metric["kind"] for metric in self.metrics}
         names = dict.fromkeys(map(name_of, self.metrics), True)
         for column in self.columns:
