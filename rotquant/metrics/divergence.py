@@ -9,7 +9,7 @@ The full-precision model's last hidden states are stored, not its logits: of Lla
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +65,16 @@ def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | 
 
 def own_head(model: nn.Module) -> nn.Module:
     """A copy on the host of a model's head, with what caps its logits, which stays as it is when the model changes."""
-    head = lm_head(model)
-    copied = nn.Linear(head.in_features, head.out_features, head.bias is not None, device="meta")
-    copied.load_state_dict({name: one.detach().cpu().clone() for name, one in head.named_parameters()}, assign=True)
-    return capped(copied.requires_grad_(False), logit_cap(model))
+    copied = {name: one.detach().cpu().clone() for name, one in lm_head(model).named_parameters()}
+    return head_of(copied, logit_cap(model))
+
+
+def head_of(parameters: Mapping[str, Tensor], cap: float | None) -> nn.Module:
+    """A head with its cap, where there is one, from `weight` [vocabulary, hidden] and maybe `bias`, which it shares."""
+    outputs, inputs = parameters["weight"].shape
+    head = nn.Linear(inputs, outputs, "bias" in parameters, device="meta")
+    head.load_state_dict(parameters, assign=True)
+    return capped(head.requires_grad_(False), cap)
 
 
 def capped(head: nn.Module, cap: float | None) -> nn.Module:

@@ -27,18 +27,15 @@ def read(about: str) -> "FloatStates | None":
         return None
     import torch
     from safetensors import safe_open
-    from torch import nn
 
-    from rotquant.metrics.divergence import FloatStates, capped
+    from rotquant.metrics.divergence import FloatStates, head_of
 
     with safe_open(path, "pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         told = file.metadata() or {}
-    head = nn.Linear(found["weight"].shape[1], found["weight"].shape[0], "bias" in found, device="meta")
-    head.load_state_dict({name: found[name] for name in ("weight", "bias") if name in found}, assign=True)
-    device = torch.device(told["device"])
-    cap = float(told["cap"]) if "cap" in told else None
-    return FloatStates(found["windows"], found["states"], capped(head.requires_grad_(False), cap).to(device))
+    parameters = {name: found[name] for name in ("weight", "bias") if name in found}
+    head = head_of(parameters, float(told["cap"]) if "cap" in told else None)
+    return FloatStates(found["windows"], found["states"], head.to(torch.device(told["device"])))
 
 
 def keep(about: str, states: "FloatStates", model: "nn.Module") -> None:
