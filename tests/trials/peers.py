@@ -161,6 +161,7 @@ def cases(group: int) -> list[Case]:
         Case("gptqmodel", _GROUP, "GPTQ (group-aware order)", {"bits": 4, "group_size": group, "sym": True}),
         Case("gptqmodel", _GROUP, "GPTQ, order", {"bits": 4, "group_size": group, "sym": True, "desc_act": True}),
         Case("auto_round", _GROUP, "200 steps", {"iters": 200, "group_size": group}),
+        Case("auto_round", _CHANNEL, "200 steps", {"iters": 200, "group_size": -1}),
     ]
 
 
