@@ -39,7 +39,7 @@ from rotquant.models.companions import companions
 from rotquant.models.digests import checkpoint_digest
 from rotquant.models.fitting import check_fits, fitted
 from rotquant.models.folders import PACKED, check_kind, check_weight_files, embedding_type, kind_of
-from rotquant.models.limits import ModelLimits, advised_length
+from rotquant.models.limits import ModelLimits, advised_length, check_kept
 from rotquant.models.placement import current_gpu, fits
 from rotquant.models.rotation.matrices import (
     Rotations,
@@ -411,7 +411,8 @@ def perplexity(
         text: that split, where it has been read already.
 
     Raises:
-        RecipeError: the metric is of another corpus, or of longer windows than the model's context.
+        RecipeError: the metric is of another corpus, of longer windows than the model's context, or of windows whose KV
+            cache stays in full precision as a whole.
         CorpusError: the text cannot be read or is shorter than one window.
     """
     if metric is None:
@@ -423,6 +424,7 @@ def perplexity(
             f"the metric is of corpus {metric.corpus!r}, and the corpus given is {corpus.name!r}: name this one in the "
             "metric."
         )
+    check_kept(model.recipe, metric.sequence_length)
     text = load_text(corpus, metric.split) if text is None else text
     tokens = tokenize(text, model.tokenizer)
     found = evaluation.perplexity(model.network, tokens, metric, batch_size=batch_size)

@@ -118,6 +118,16 @@ class ModelLimits:
         return Recipe.model_validate(_capped(recipe.model_dump(), usable)) if usable else recipe
 
 
+def check_kept(recipe: Recipe, length: int) -> None:
+    """Raise `RecipeError` where a recipe's KV cache keeps all tokens of such windows in full precision."""
+    kept = {scheme.kept for scheme in (recipe.keys, recipe.values) if scheme is not None and sum(scheme.kept) >= length}
+    for first, recent in kept:
+        raise RecipeError(
+            f"the first {first} and last {recent} tokens of the KV cache stay in full precision, which are all of windows "
+            f"of {length} tokens: use windows of more than {first + recent}."
+        )
+
+
 def advised_length(model_max_length: Any) -> int | None:
     """Length of texts that a tokenizer's field declares; None for what stands there in its absence."""
     declared = isinstance(model_max_length, int) and 2 <= model_max_length < _UNLIMITED

@@ -183,3 +183,13 @@ def test_tokens_beyond_the_embedding_blame_the_tokenizer(tmp_path: Path, corpora
         api.perplexity(api.load(tmp_path / "model"), corpus, metric)
     with pytest.raises(CheckpointError, match=sentence):
         api.quantize(tmp_path / "model", override(preset("gptq"), SMALL, "test"), corpus=corpus)
+
+
+def test_windows_whose_cache_stays_in_full_precision_are_refused(folder: Path, corpora: dict[str, CorpusSpec]) -> None:
+    kept = {"kept_first": 8, "kept_recent": 24}
+    recipe = override(preset("oscar"), {"methods": {"oscar": None}, "keys": kept, "values": kept}, "test")
+    model = api.quantize(folder, recipe)
+    with pytest.raises(RecipeError, match="first 8 and last 24 tokens of the KV cache.*use windows of more than 32"):
+        api.perplexity(model, corpora["words"], Perplexity(corpus="words", sequence_length=32))
+    plain = api.perplexity(api.load(folder), corpora["words"], Perplexity(corpus="words", sequence_length=33))
+    assert api.perplexity(model, corpora["words"], Perplexity(corpus="words", sequence_length=33)).nll != plain.nll

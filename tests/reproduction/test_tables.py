@@ -300,16 +300,19 @@ def test_a_row_is_adapted_to_a_models_sizes_and_one_that_cannot_run_there_is_kno
     tmp_path: Path,
 ) -> None:
     """14 heads have no Hadamard matrix: a preset goes without the transform across heads, a row that asks for it is not
-    possible, and neither is a group that is wider than the rows or a calibration text longer than the context."""
+    possible, and neither is a group that is wider than the rows, a calibration text longer than the context, or windows
+    that stay in full precision."""
     project = Copy(tmp_path)
     project.write("models/small/config.json", tiny_model(hidden_size=112, num_heads=14).config.to_json_string())
     groups = {"activations": {"granularity": "group", "group_size": 200}}
+    kept = {"kept_first": 100, "kept_recent": 2000}
     (table,) = TABLES["tables"]
     rows = [
         *table["rows"],
         {"name": "Heads", "method": "quarot-rtn", "recipe": {"rotation": {"heads": True}}},
         {"name": "Groups", "method": "quarot-rtn", "recipe": groups},
         {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}},
+        {"name": "Kept", "method": "quarot-rtn", "recipe": {"keys": kept, "values": kept}},
     ]
     project.set_tables({**TABLES, "tables": [{**table, "columns": ["Llama-2-7B"], "rows": rows}]})
     project.write("workflow/papers/quarot/published/small.csv", "row,column,metric,value,unit\n")
@@ -321,10 +324,11 @@ def test_a_row_is_adapted_to_a_models_sizes_and_one_that_cannot_run_there_is_kno
     assert impossible["Heads", "Llama-2-7B"].endswith("no Hadamard matrix of size 14 (number of attention heads).")
     assert "the group size 200 of activations exceeds" in impossible["Groups", "Llama-2-7B"]
     assert "samples of 4096 tokens exceed the model's context" in impossible["Long", "Llama-2-7B"]
+    assert "which are all of windows of" in impossible["Kept", "Llama-2-7B"]
     plan = make_plan(loaded, "0" * 16, "0" * 16)
     remarks = plan.table("quarot_table1").remarks
-    assert [remark.partition(": this llama")[0] for remark in remarks[3:]] == ["Adapted to the model: QuaRot"]
-    assert all(remark.startswith("Not possible here: ") for remark in remarks[:3])
+    assert [remark.partition(": this llama")[0] for remark in remarks[4:]] == ["Adapted to the model: QuaRot"]
+    assert all(remark.startswith("Not possible here: ") for remark in remarks[:4])
     # what reads the plan asks no model, and finds the same runs
     fits = {name: Fitting.model_validate(one) for name, one in json.loads(plan.model_dump_json())["fits"].items()}
     again = load_project(root=tmp_path, fits=fits)

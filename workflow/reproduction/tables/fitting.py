@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from rotquant.models.limits import ModelLimits
 
 
+#: What a metric reads.
+WINDOWS = "windows"
+
+
 class Fitting(Frozen):
     """A recipe as it runs on a model.
 
@@ -102,6 +106,7 @@ def fit(
     if model is None:
         return Fitting(recipe=recipe)
     from rotquant.models.fitting import fitted
+    from rotquant.models.limits import check_kept
     from rotquant.weights.build import check_recipe_for
 
     architecture, limits = model
@@ -114,6 +119,8 @@ def fit(
             check_recipe_for(recipe, architecture, limits)
         for length, what in _lengths(recipe, metric):
             limits.check_length(length, what)
+            if what == WINDOWS:
+                check_kept(recipe, length)
     except RecipeError as error:
         return Fitting(recipe=None, sentence=_reason(str(error)))
     return Fitting(recipe=recipe, sentence=sentence)
@@ -135,4 +142,4 @@ def _lengths(recipe: Recipe, metric: Any) -> Iterator[tuple[int, str]]:
         if method.own_text is not None:
             yield method.own_text.sequence_length, f"samples of {name}"
     with suppress(AttributeError):  # of tasks
-        yield metric.sequence_length, "windows"
+        yield metric.sequence_length, WINDOWS
