@@ -18,6 +18,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "synccheck")
+#: Runs tests that have a GPU and need no graph; pyproject.toml makes it quiet, and quieter it would count nothing.
+PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu and not captures", "-p", "no:cacheprovider")
 _FOLDERS = ("tests/library/kernels", "tests/reproduction")
 #: Last lines of memcheck and synccheck, then of racecheck, whose warnings are counted too: of each process that ended.
 _SUMMARY = re.compile(r"=+ (?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards? displayed)")
@@ -59,31 +61,21 @@ def missing() -> str | None:
 
 def check(family: str, file: Path, tool: str, every: int) -> Outcome:
     """Run a family's tests under a tool; what both say is printed where it is not clean."""
-    pytest = (
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu and not captures",
-        "--every",
-        str(every),
-        "-p",
-        "no:cacheprovider",
-    )
     # cuda-bindings asks an older driver for functions that it lacks, which is no error of a kernel.
     command = ("compute-sanitizer", "--tool", tool, *(("--report-api-errors", "no") if tool == "memcheck" else ()))
     # Without the caching allocator every tensor has its own bounds, and no graph can be captured.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     start = time.monotonic()
     done = subprocess.run(
-        (*command, *pytest, str(file)), cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        (*command, *PYTEST, "--every", str(every), str(file)),
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     text = done.stdout + done.stderr
-    passed = _PASSED.search(text)
-    outcome = Outcome(
-        family, tool, errors_in(text), int(passed[1]) if passed else 0, done.returncode, time.monotonic() - start
-    )
+    outcome = Outcome(family, tool, errors_in(text), passed_in(text), done.returncode, time.monotonic() - start)
     if not outcome.clean:
         print(text)
     return outcome
@@ -93,6 +85,12 @@ def errors_in(text: str) -> int | None:
     """The errors or hazards that a tool's summaries count; None without a summary."""
     found = [int(errors or hazards) for errors, hazards in _SUMMARY.findall(text)]
     return sum(found) if found else None
+
+
+def passed_in(text: str) -> int:
+    """The tests that pytest says have passed."""
+    found = _PASSED.search(text)
+    return int(found[1]) if found else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -51,6 +51,14 @@ def test_a_family_is_clean_if_the_tool_says_so(
     assert sanitize.main(["gemv", "--tool", "memcheck"]) == status
 
 
+def test_passed_tests_are_counted_by_the_settings_of_this_project(tmp_path: Path) -> None:
+    file = tmp_path / "test_one.py"
+    file.write_text("import pytest\n@pytest.mark.gpu\ndef test_one(): pass\ndef test_left_out(): pass\n")
+    settings = ("-c", str(sanitize.REPOSITORY / "pyproject.toml"))
+    done = subprocess.run([*sanitize.PYTEST, *settings, file], capture_output=True, text=True, check=False)
+    assert sanitize.passed_in(done.stdout) == 1, done.stdout
+
+
 def test_every_owner_of_kernels_has_a_family() -> None:
     """By name: `products.gemv` has test_gemv.py."""
     assert {name.rpartition(".")[2] for name in owners()} - {"launch", "operator"} <= set(sanitize.families())
