@@ -123,8 +123,8 @@ def check_kept(recipe: Recipe, length: int) -> None:
     kept = {scheme.kept for scheme in (recipe.keys, recipe.values) if scheme is not None and sum(scheme.kept) >= length}
     for first, recent in kept:
         raise RecipeError(
-            f"the first {first} and last {recent} tokens of the KV cache stay in full precision, which are all of windows "
-            f"of {length} tokens: use windows of more than {first + recent}."
+            f"the first {first} and last {recent} tokens of the KV cache stay in full precision, which are all of "
+            f"windows of {length} tokens: use windows of more than {first + recent}."
         )
 
 

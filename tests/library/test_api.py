@@ -189,7 +189,7 @@ def test_windows_whose_cache_stays_in_full_precision_are_refused(folder: Path, c
     kept = {"kept_first": 8, "kept_recent": 24}
     recipe = override(preset("oscar"), {"methods": {"oscar": None}, "keys": kept, "values": kept}, "test")
     model = api.quantize(folder, recipe)
-    with pytest.raises(RecipeError, match="first 8 and last 24 tokens of the KV cache.*use windows of more than 32"):
+    with pytest.raises(RecipeError, match=r"first 8 and last 24 tokens of the KV cache.*use windows of more than 32"):
         api.perplexity(model, corpora["words"], Perplexity(corpus="words", sequence_length=32))
     plain = api.perplexity(api.load(folder), corpora["words"], Perplexity(corpus="words", sequence_length=33))
     assert api.perplexity(model, corpora["words"], Perplexity(corpus="words", sequence_length=33)).nll != plain.nll
