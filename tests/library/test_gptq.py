@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.methods.gptq import GPTQ
-from rotquant.methods.gptq.columns import gptq_reference, quantize_gptq, quantize_gptq_site
+from rotquant.methods.gptq.columns import by_column, column_loop, gptq_reference, quantize_gptq, quantize_gptq_site
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
-from rotquant.tensors.quantization import ColumnSplit
+from rotquant.tensors.quantization import ColumnSplit, QParams
 from rotquant.weights.build import build_weights
 from rotquant.weights.clipping import search_clip
 from rotquant.weights.error_feedback import round_blocks, round_columns
@@ -25,6 +26,21 @@ ASYMMETRIC = QuantizationScheme(bits=3, granularity="channel", symmetric=False)
 GROUPS = QuantizationScheme(bits=4, granularity="group", group_size=12)
 ASYMMETRIC_GROUPS = GROUPS.model_copy(update={"symmetric": False})
 RAGGED = QuantizationScheme(bits=4, granularity="group", group_size=20)
+MXFP4 = QuantizationScheme(bits=4, type="float", granularity="group", group_size=32)
+NVFP4 = MXFP4.model_copy(update={"group_size": 16})
+EXACT = ASYMMETRIC_GROUPS.model_copy(update={"zero_point": "exact"})
+FP8 = QuantizationScheme(bits=8, type="float", granularity="channel")
+
+KINDS = {
+    "channel": CHANNEL,
+    "asymmetric": ASYMMETRIC,
+    "groups": GROUPS,
+    "ragged": RAGGED,
+    "exact": EXACT,
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+    "fp8": FP8,
+}
 
 
 def weights(scheme: QuantizationScheme = CHANNEL) -> WeightQuantization:
@@ -254,11 +270,33 @@ def test_bad_hessians_and_groups_are_refused_in_one_sentence() -> None:
         quantize_gptq(weight, hessian, *settings(QuantizationScheme(bits=4, granularity="group", group_size=700)))
 
 
+class Dispatched(TorchDispatchMode):
+    """Notes the operators that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scheme", list(KINDS.values()), ids=list(KINDS))
+def test_what_a_gpu_captures_neither_copies_from_the_host_nor_waits(scheme: QuantizationScheme) -> None:
+    """A graph that does cannot be captured: `torch.tensor` of numbers, `item`."""
+    block, ones = torch.randn(4, 6), torch.ones(4, 6)
+    zero_point = None if scheme.symmetric else torch.zeros(4, 6)
+    with Dispatched() as dispatched:
+        column_loop(block, torch.eye(4), QParams(ones, zero_point), by_column(scheme))
+        assert not dispatched.seen & {"lift_fresh", "_local_scalar_dense"}
+        torch.tensor([1.0])
+        assert "lift_fresh" in dispatched.seen
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize(
-    "scheme", [CHANNEL, ASYMMETRIC, GROUPS, RAGGED], ids=["channel", "asymmetric", "groups", "ragged"]
-)
+@pytest.mark.parametrize("scheme", list(KINDS.values()), ids=list(KINDS))
 def test_the_captured_graph_on_a_gpu_gives_the_codes_of_the_cpu(scheme: QuantizationScheme) -> None:
     weight, inputs = problem(out=300, features=288)
     hessian = inputs.T @ inputs

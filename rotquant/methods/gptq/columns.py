@@ -183,9 +183,9 @@ def _quantize_block(
     block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme
 ) -> tuple[Tensor, Tensor]:
     """Codes and errors, both [n, rows], of a block; on CUDA as one captured graph (~6 kernels a column)."""
-    scheme = scheme.model_copy(update={"granularity": "channel", "group_size": None})
+    scheme = by_column(scheme)
     if not block.is_cuda:
-        return _column_loop(block, spread, qparams, scheme)
+        return column_loop(block, spread, qparams, scheme)
     replay = _captured_column_loop(
         tuple(block.shape),
         block.dtype,
@@ -195,7 +195,12 @@ def _quantize_block(
     return replay(block, spread, qparams)
 
 
-def _column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
+def by_column(scheme: QuantizationScheme) -> QuantizationScheme:
+    """A scheme whose scales are given for each column."""
+    return scheme.model_copy(update={"granularity": "channel", "group_size": None})
+
+
+def column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: QuantizationScheme) -> tuple[Tensor, Tensor]:
     """GPTQ's inner loop: codes and errors of a block [n, rows], which is overwritten; `spread` is [n, n]."""
     zero_points = repeat(None) if qparams.zero_point is None else qparams.zero_point
     columns = [QParams(*column) for column in zip(qparams.scale, zero_points, strict=False)]
@@ -207,7 +212,7 @@ def _column_loop(block: Tensor, spread: Tensor, qparams: QParams, scheme: Quanti
 def _captured_column_loop(
     shape: tuple[int, int], dtype: torch.dtype, device: torch.device, scheme: QuantizationScheme
 ) -> Callable[[Tensor, Tensor, QParams], tuple[Tensor, Tensor]]:
-    """`_column_loop` for one shape as a CUDA graph, which removes the launch cost of its many small kernels.
+    """`column_loop` for one shape as a CUDA graph, which removes the launch cost of its many small kernels.
 
     The returned function's results are overwritten by its next call.
     """
@@ -218,11 +223,11 @@ def _captured_column_loop(
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # kernels load and libraries initialise outside of the capture
-        _column_loop(block, spread, qparams, scheme)
+        column_loop(block, spread, qparams, scheme)
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = _column_loop(block, spread, qparams, scheme)
+        results = column_loop(block, spread, qparams, scheme)
 
     def replay(new_block: Tensor, new_spread: Tensor, new_qparams: QParams) -> tuple[Tensor, Tensor]:
         block.copy_(new_block)
