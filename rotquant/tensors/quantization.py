@@ -405,7 +405,12 @@ class _StraightThrough(torch.autograd.Function):
 
 def square_sum(x: Tensor) -> Tensor:
     """sum x^2 over all elements, a float64 scalar, added up in at least float32."""
-    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).double().square()
+    return euclidean_norm(x).double().square()
+
+
+def euclidean_norm(x: Tensor) -> Tensor:
+    """The Euclidean norm of all elements, a scalar of at least float32."""
+    return torch.linalg.vector_norm(x, dtype=_arithmetic_dtype(x))
 
 
 def decibel(signal: Tensor, noise: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from rotquant import api
@@ -32,7 +33,7 @@ def body(trial: Trial) -> None:
     """Quantize by GPTQ, learn rotations, tune block by block, and measure."""
     checkpoint = _folder("MODELS") / os.environ.get("ROTQUANT_HOUR_MODEL", "smollm2-135m")
     corpus, device = corpus_spec(str(_folder("TEXT"))), "cuda" if torch.cuda.is_available() else "cpu"
-    samples, length, windows, steps = (8, 64, 2, 1) if trial.quick else (128, 2048, 64, 20)
+    samples, length, windows, steps = (8, 64, 2, 1) if trial.quick else (128, 2048, 64, 5)
     text = {"samples": samples, "sequence_length": length}
     metric = Perplexity(corpus=corpus.name, sequence_length=length, max_windows=windows)
 
@@ -74,7 +75,9 @@ def timed(trial: Trial, what: str, part: Callable[[], Any]) -> Any:
     def took(event: Any) -> float:
         return (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
 
-    events = sorted(profiled.key_averages(), key=took, reverse=True)
+    device = DeviceType.CUDA if on_gpu else DeviceType.CPU  # a GPU's events have the calls that launch them beside them
+    events = [event for event in profiled.key_averages() if event.device_type == device]
+    events.sort(key=took, reverse=True)
     busy = sum(map(took, events))
     trial.figure(f"{what}: seconds", f"{seconds:.1f}, busy {busy:.1f}, kernels {sum(one.count for one in events):,}")
     for event in events[:_NAMED]:

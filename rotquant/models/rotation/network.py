@@ -35,7 +35,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import INPUTS, QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.onednn import OneDNNLinear, linear
-from rotquant.tensors.quantization import choose_qparams, decibel, fake_quantize, grouped, square_sum, ungrouped
+from rotquant.tensors.quantization import choose_qparams, decibel, euclidean_norm, fake_quantize, grouped, ungrouped
 from rotquant.training.loop import recomputed
 
 #: Where the gradient of a rotation comes from: see `LearningNetwork.quantize`.
@@ -109,28 +109,43 @@ def basis_at(
 
 @dataclass
 class RoundingErrors:
-    """Quantization errors of the activations since the last `reset`, by place: sums of squares as 0-d tensors."""
+    """Quantization errors of the activations since the last `reset`, by place: norms of tensors and of their errors.
 
-    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    counting: False where a layer is computed again, whose errors are known.
+    """
+
+    norms: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    counting: bool = True
 
     def reset(self) -> None:
         """Forget everything."""
-        self.sums.clear()
+        self.norms.clear()
 
     def add(self, place: str, signal: Tensor, noise: Tensor) -> None:
-        """Count a tensor and its rounding error. Recomputing all places doubles both sums and leaves their ratio."""
-        new = square_sum(signal), square_sum(noise)
-        old = self.sums.get(place)
-        self.sums[place] = new if old is None else (old[0] + new[0], old[1] + new[1])
+        """Count a tensor and its rounding error, by as few operations as may be: it is done at every place."""
+        if self.counting:
+            self.norms.setdefault(place, []).append((euclidean_norm(signal), euclidean_norm(noise)))
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """A block in which nothing is counted."""
+        self.counting = False
+        try:
+            yield
+        finally:
+            self.counting = True
 
     def snr(self) -> dict[str, float]:
-        """10 log10(signal / noise) in dB by place; a GPU is waited for once, not for each."""
-        if not self.sums:
+        """10 log10(sum of signal^2 / sum of noise^2) in dB by place; a GPU is waited for once, not for each."""
+        if not self.norms:
             return {}
-        signals, noises = zip(*self.sums.values(), strict=True)
-        device = signals[0].device  # layers may lie on several
-        signal, noise = (torch.stack([part.to(device) for part in parts]) for parts in (signals, noises))
-        return dict(zip(self.sums, decibel(signal, noise).tolist(), strict=True))
+        device = next(iter(self.norms.values()))[0][0].device  # layers may lie on several
+        found = torch.stack([one.to(device) for pairs in self.norms.values() for pair in pairs for one in pair])
+        squares = (
+            found.cpu().double().square().unflatten(0, (-1, 2)).split([len(pairs) for pairs in self.norms.values()])
+        )
+        signal, noise = torch.stack([part.sum(0) for part in squares], dim=1)
+        return dict(zip(self.norms, decibel(signal, noise).tolist(), strict=True))
 
 
 class LearningNetwork:
@@ -211,9 +226,16 @@ def quantized_network(
             one = _Layer(network, architecture, recipe, matrices, scales, index, layer, gradient, weights)
             one.install(stack, handle)
         # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
-        settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), OneDNNLinear())}
+        settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), _again(network))}
         stack.enter_context(recomputed(model, checkpointing, **settings))
         yield network
+
+
+@contextmanager
+def _again(network: LearningNetwork) -> Iterator[None]:
+    """A block in which a layer is computed again, as the first time but without counting its errors."""
+    with OneDNNLinear(), network.errors.left_out():
+        yield
 
 
 @dataclass(frozen=True)
