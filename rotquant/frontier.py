@@ -44,7 +44,8 @@ ERRORS = 2.0
 class Tried:
     """A method on the model, or why it was not tried.
 
-    kl: nats by window. online: transforms that act while the model runs. seconds: of quantizing.
+    kl: nats by window. online: transforms that act while the model runs. seconds: of quantizing. late: whether the time
+    was over before it could begin.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Tried:
     online: int = 0
     seconds: float = 0.0
     said: str = ""
+    late: bool = False
 
     @property
     def mean(self) -> float:
@@ -83,18 +85,21 @@ class Frontier:
 
     @property
     def reason(self) -> str:
-        """Why it is taken, as a sentence."""
+        """Why it is taken, as a sentence, and what was not begun."""
         if not self.tried:
             return "Nothing could be tried."
+        others, count = [name for name in self.alike if name != self.taken], sum(one.late for one in self.left)
+        every = "every other method that was tried" if count else "every other method"
         if len(self.tried) == 1:
-            return f"Take {self.taken}: it alone was tried."
-        others = [name for name in self.alike if name != self.taken]
-        if not others:
-            return f"Take {self.taken}: every other method is worse by more than {ERRORS:g} standard errors."
-        return (
-            f"Take {self.taken}: {', '.join(others)} cannot be told apart from it by {len(self.tried[0].kl)} windows, "
-            "and it has the fewest transforms at run time, then the least time."
-        )
+            why = "it alone was tried."
+        elif others:
+            why = (
+                f"{', '.join(others)} cannot be told apart from it by {len(self.tried[0].kl)} windows, and it has the "
+                "fewest transforms at run time, then the least time."
+            )
+        else:
+            why = f"{every} is worse by more than {ERRORS:g} standard errors."
+        return f"Take {self.taken}: {why}" + (f" Methods that were not begun: {count}." if count else "")
 
 
 def frontier(
@@ -136,7 +141,7 @@ def frontier(
         for name, recipe in rows.items():
             spent = time.monotonic() - started
             if budget is not None and spent > budget:
-                left.append(Tried(name, said=f"not begun: {spent:.0f} s are spent"))
+                left.append(Tried(name, said=f"not begun: {spent:.0f} s are spent", late=True))
                 continue
             try:
                 recipe = _fitted(checkpoint, name, recipe, samples, length)
@@ -167,7 +172,8 @@ def class_of(recipe: Recipe) -> str:
 
 
 def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
-    """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits; what takes fewer steps first.
+    """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits, in the order in which they are
+    tried: of fewer steps first, then without text, then rotated, since a short time should go to what may be the best.
 
     Equal ones are one row where the cache alone is left, or 4-bit floats. Of MXFP4 and NVFP4 the presets of either are
     rows. Presets that train the whole model are left out: `rotquant train-quantized` is for these.
@@ -195,7 +201,7 @@ def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
         for name, recipe in rows.items():
             less = {one.name: dict(one.short) for one in recipe.methods.values() if one.short}
             rows[name] = override(recipe, {"methods": less}, name) if less else recipe
-    return dict(sorted(rows.items(), key=lambda row: _steps(row[1])))
+    return dict(sorted(rows.items(), key=lambda row: _place(row[1])))
 
 
 def _bits(found: re.Match[str], recipe: Recipe) -> dict[str, Any]:
@@ -239,9 +245,10 @@ def _trains(recipe: Recipe) -> bool:
     return any(way_of(method, recipe) == "training" for method in recipe.methods.values())
 
 
-def _steps(recipe: Recipe) -> tuple[int, bool]:
-    """Steps of learning, and whether text is read."""
-    return sum(method.budget(recipe).steps for method in recipe.methods.values()), recipe.reads_text
+def _place(recipe: Recipe) -> tuple[int, bool, bool]:
+    """Steps of learning, whether text is read, and whether nothing is rotated."""
+    steps = sum(method.budget(recipe).steps for method in recipe.methods.values())
+    return steps, recipe.reads_text, recipe.rotation is None
 
 
 def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:

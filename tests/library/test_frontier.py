@@ -2,7 +2,9 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,9 +76,24 @@ def test_stored_matrices_and_orders_count_in_the_bits_of_a_weight(model: Path, t
 def test_no_method_begins_after_the_time(model: Path, text: CorpusSpec) -> None:
     found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn"], budget=1e-6, **SMALL)
     assert not found.tried
-    assert [one.name for one in found.left] == ["rtn", "quarot-rtn"]
+    assert [one.name for one in found.left] == ["quarot-rtn", "rtn"]
     assert all("not begun" in one.said for one in found.left)
     assert found.reason == "Nothing could be tried."
+
+
+def test_a_short_time_goes_to_rotated_methods_and_what_it_did_not_reach_is_counted(
+    model: Path, text: CorpusSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(recipes_of("W4A4KV4", short=True))
+    assert names.index("quarot-rtn") < names.index("rtn") < names.index("quarot") < names.index("resq")
+    assert names.index("resq") < names.index("gptq") < names.index("spinquant-hard")
+    clock = iter([0.0] * 7 + [60.0] * 9)  # two methods are tried in no time
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn", "quarot", "gptq"], budget=59.0, **SMALL)
+    late = [one.name for one in found.left if one.late]
+    assert [*sorted(one.name for one in found.tried), *late] == ["quarot-rtn", "rtn", "quarot", "gptq"]
+    assert found.reason.endswith(" Methods that were not begun: 2.")
+    assert "every other method that was tried is worse" in replace(found, alike=[found.taken]).reason
 
 
 def test_what_does_not_fit_a_model_is_left_with_its_sentence(model: Path, text: CorpusSpec) -> None:
