@@ -14,7 +14,7 @@ ROOTS = ("CONTRIBUTING.md", "config/README.md", "CHANGELOG.md")
 #: Papers in the navigation of the gallery, by the short name with which reports begin.
 PAPERS = {"quarot": "QuaRot", "spinquant": "SpinQuant", "prefixquant": "PrefixQuant", "rcp": "RCP"}
 #: What the navigation calls the reports of config/published.yaml.
-_PRETRAINED = "QuaRot on SmolLM2-135M"
+_PRETRAINED = "On SmolLM2-135M"
 
 
 def _read(path: str) -> str:
@@ -29,7 +29,8 @@ def on_config(config: Any) -> Any:
     modules = [{title: f"reference/{name}.md"} for name, title, *_ in reference.MODULES]
     commands = [{f"rotquant {name}": f"reference/{name}.md"} for name in reference.commands()]
     sections["Reference"][1:1] = [{"Modules": modules}, {"Commands": commands}]
-    found: dict[str, list[Any]] = {name: [] for name in [*PAPERS.values(), "Others", _PRETRAINED]}
+    found: dict[str, list[Any]] = {name: [] for name in [_PRETRAINED, *PAPERS.values(), "Others"]}
+    found[_PRETRAINED].append({"What these show": "gallery/real/index.md"})
     for folder in ("gallery", "gallery/real"):
         for report in sorted((ROOT / "docs" / folder).glob("*.md"), key=lambda path: _number(path.stem)):
             if report.stem != "index":
