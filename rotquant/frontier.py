@@ -173,7 +173,8 @@ def class_of(recipe: Recipe) -> str:
 
 def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits, in the order in which they are
-    tried: of fewer steps first, then without text, then rotated, since a short time should go to what may be the best.
+    tried: of fewer steps first, then without text, then rotated, then of fewer methods, since a short time should go to
+    what may be the best and is quick.
 
     Equal ones are one row where the cache alone is left, or 4-bit floats. Of MXFP4 and NVFP4 the presets of either are
     rows. Presets that train the whole model are left out: `rotquant train-quantized` is for these.
@@ -245,10 +246,11 @@ def _trains(recipe: Recipe) -> bool:
     return any(way_of(method, recipe) == "training" for method in recipe.methods.values())
 
 
-def _place(recipe: Recipe) -> tuple[int, bool, bool]:
-    """Steps of learning, whether text is read, and whether nothing is rotated."""
+def _place(recipe: Recipe) -> tuple[int, bool, bool, int]:
+    """Steps of learning, whether text is read, whether nothing is rotated, and methods beside that which rounds."""
     steps = sum(method.budget(recipe).steps for method in recipe.methods.values())
-    return steps, recipe.reads_text, recipe.rotation is None
+    beside = sum(method.roles != {"rounding"} for method in recipe.methods.values())
+    return steps, recipe.reads_text, recipe.rotation is None, beside
 
 
 def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:
