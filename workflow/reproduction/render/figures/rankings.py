@@ -1,6 +1,5 @@
-"""The figure of a ranking: what a class's divergence costs in bits and in seconds, and the ranks on each model."""
+"""The figure of a ranking: each class's ranks on each model, and what its divergence costs in bits and in seconds."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,58 +8,75 @@ from typing import Any
 
 from reproduction.claims.ranking import Class
 from reproduction.render.figures.axes import logarithmic
-from reproduction.render.figures.panels import drawn, entry, name_points, name_rows, room_for
-from reproduction.render.figures.style import LINK, NEUTRAL, OURS_MARK, SERIES, WIDTHS
+from reproduction.render.figures.panels import LEGEND, drawn, entry, legend, name_points, name_rows, room_for
+from reproduction.render.figures.style import LIGHT, LINK, NEUTRAL, OURS, WIDTHS
 
 #: Marks of models.
 MARKS = "osD^v<>ph*"
-
-#: Inches of the upper panels, and of what stands around the rows of a lower one.
-_UPPER, _AROUND = 2.8, 0.55
+#: Inches of the lowest line of panels, and of what stands around the rows of a line.
+_LEAST, _AROUND = 1.7, 0.65
+#: The ratio of two values from which on their axis is logarithmic; of its third power, without ticks at 2 and 5.
+_MUCH = 4.0
 
 
 def draw(classes: Sequence[Class], path: Path) -> None:
-    """Draw divergence against bits and against seconds, a colour for each class; below, ranks, a panel for each.
+    """Draw a line for each class: ranks by row, then mean divergence over models against bits and against seconds.
 
-    Named are the methods that are better than all that take less.
+    A point has its row's number. Dark are those that are better than all that take less.
     """
-    heights = [room_for(one.ranked.rows)[1] + _AROUND for one in classes]
-    colors = [color for color, _ in zip(itertools.cycle((*SERIES, NEUTRAL)), classes, strict=False)]
-    with drawn(path, (WIDTHS["page"], _UPPER + sum(heights))) as figure:
-        upper, lower = figure.subfigures(2, 1, height_ratios=[_UPPER, sum(heights)])
-        bits, seconds = upper.subplots(1, 2, sharey=True)
-        named: list[tuple[Any, dict[str, tuple[float, float]]]] = []
-        for axis, what in ((bits, "stored"), (seconds, "seconds")):
-            for color, one in zip(colors, classes, strict=True):
-                points = _points(one, getattr(one, what))
-                if not points:
-                    continue
-                axis.plot(*zip(*points.values(), strict=True), linestyle="", color=color, **OURS_MARK)
-                named.append((axis, _undominated(points)))
-            logarithmic(axis, "y")
-        logarithmic(seconds, "x")
-        bits.set(xlabel="bits a weight", ylabel="KL divergence, nats, mean over models")
-        seconds.set_xlabel("seconds of learning and rounding, mean over models")
-        marks = [entry(one.said.name, color, **OURS_MARK) for one, color in zip(classes, colors, strict=True)]
-        models = dict.fromkeys(column for one in classes for column in one.ranked.columns)
-        marks += [entry(f"rank on {name}", NEUTRAL, marker=MARKS[place]) for place, name in enumerate(models)]
-        upper.legend(handles=marks, loc="outside upper center", ncols=len(marks))
-        axes = lower.subplots(len(classes), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for axis, one, color in zip(axes, classes, colors, strict=True):
-            _ranks(axis, one, color, [*models])
+    heights = [max(_LEAST, room_for(one.ranked.rows)[1] + _AROUND) for one in classes]
+    models = [*dict.fromkeys(column for one in classes for column in one.ranked.columns)]
+    numbered: list[tuple[Any, dict[str, tuple[float, float]]]] = []
+    with drawn(path, (WIDTHS["page"], LEGEND + sum(heights))) as figure:
+        lines = figure.subplots(len(classes), 3, height_ratios=heights, width_ratios=[1.3, 1, 1], squeeze=False)
+        for (ranks, bits, seconds), one in zip(lines, classes, strict=True):
+            _ranks(ranks, one, models)
+            for axis, costs, what in ((bits, one.stored, "bits a weight"), (seconds, one.seconds, "seconds")):
+                points = _points(one, costs)
+                _costs(axis, points, what)
+                numbered.append((axis, points))
+        marks = [entry(f"rank on {name}", OURS, marker=MARKS[place]) for place, name in enumerate(models)]
+        marks.append(entry("KL divergence, mean over models: better than all that take less", OURS, marker="o"))
+        legend(figure, [*marks, entry("others", LIGHT, marker="o")])
         figure.draw_without_rendering()  # places of the marks
-        for axis, points in named:
+        for axis, points in numbered:
             name_points(axis, points)
 
 
 def _points(one: Class, costs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Cost and mean divergence over models, by row; none of bits where weights are not quantized."""
+    """Cost and mean divergence over models, by the row's number; none where nothing is stored, or made."""
     found = one.ranked
     return {
-        row: (costs[row], fmean(found.standings[row, column].kl for column in found.columns))
-        for row in found.rows
-        if math.isfinite(costs[row])
+        str(number): (costs[row], fmean(found.standings[row, column].kl for column in found.columns))
+        for number, row in enumerate(found.rows, start=1)
+        if math.isfinite(costs[row]) and costs[row] > 0
     }
+
+
+def _costs(axis: Any, points: Mapping[str, tuple[float, float]], what: str) -> None:
+    """Draw divergence against a cost."""
+    if not points:
+        axis.set_axis_off()
+        return
+    best = _undominated(points)
+    for number, point in points.items():
+        axis.plot(*point, marker="o", markersize=4.5, color=OURS if number in best else LIGHT)
+    axis.set(xlabel=what, ylabel="KL, nats")
+    for which, values in zip("xy", zip(*points.values(), strict=True), strict=True):
+        _scale(axis, which, values)
+
+
+def _scale(axis: Any, which: Any, values: Sequence[float]) -> None:
+    """Make an axis logarithmic where values differ much."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    scale = getattr(axis, f"{which}axis")
+    if min(values) <= 0 or max(values) < _MUCH * min(values):
+        scale.set_major_locator(MaxNLocator(4))
+        return
+    logarithmic(axis, which)
+    if max(values) > _MUCH**3 * min(values):
+        scale.set_major_locator(LogLocator())
 
 
 def _undominated(points: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -72,16 +88,18 @@ def _undominated(points: Mapping[str, tuple[float, float]]) -> dict[str, tuple[f
     return found
 
 
-def _ranks(axis: Any, one: Class, color: str, models: Sequence[str]) -> None:
+def _ranks(axis: Any, one: Class, models: Sequence[str]) -> None:
     """Draw each row's ranks: a mark for each model, and the range over seeds."""
     from matplotlib.ticker import MaxNLocator
 
     found = one.ranked
     name_rows(axis, found.rows)
+    axis.set_yticklabels([f"{row}  {number}" for number, row in enumerate(found.rows, start=1)])
     for place, row in enumerate(found.rows):
         axis.hlines(place, min(found.ranks[row]), max(found.ranks[row]), color=LINK, linewidth=1)
         for column in found.columns:
             mark = MARKS[models.index(column)]
-            axis.plot(found.standings[row, column].rank, place, marker=mark, markersize=4.5, color=color)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set(xlim=(0.5, len(found.rows) + 0.5), title=f"{one.said.name}: rank on each model, and its range over seeds")
+            axis.plot(found.standings[row, column].rank, place, marker=mark, markersize=4.5, color=OURS)
+    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axis.set(xlim=(0.5, len(found.rows) + 0.5), xlabel="rank")
+    axis.set_title(one.said.name, loc="left", fontweight="bold", color=NEUTRAL)
