@@ -32,7 +32,6 @@ from torch.utils.checkpoint import checkpoint
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import task, tell
-from rotquant.tensors.devices import tensor_core_products
 from rotquant.training.state import Checkpoint, Part, Record
 
 _LOSS = MappingProxyType({"loss": ".3f"})
@@ -96,9 +95,6 @@ def train(
 class GradientStep:
     """A step of optimizers along the gradient of a batch's loss; call it with the number of the step.
 
-    Losses and gradients have a GPU's products of float32 in TF32, which is more than the bfloat16 of the methods'
-    authors. What optimizers compute, such as rotations that must stay orthogonal, has them in float32.
-
     batch: the parts of a step's batch, which pass the model one after the other; a function of the step's number alone.
     loss: of one part, a scalar with gradient; or named scalars, `loss` among them. Those of all parts are added up, so
         each is its part's share of the batch's.
@@ -136,7 +132,7 @@ class GradientStep:
             optimizer.step()
 
     def _of_part(self, part: Any) -> dict[str, Tensor]:
-        with torch.enable_grad(), tensor_core_products():
+        with torch.enable_grad():
             found = self.loss(part)
             values = {"loss": found} if isinstance(found, Tensor) else found
             self.backward(values["loss"])

@@ -345,20 +345,3 @@ def test_the_seed_decides_the_order() -> None:
 
 def test_a_batch_holds_no_more_than_there_is() -> None:
     assert [len(batch) for batch in shuffled_batches(3, batch_size=8, steps=2, seed=0)] == [3, 3]
-
-
-def test_losses_and_gradients_take_tensor_cores_and_optimizers_float32() -> None:
-    """A GPU's products; on a CPU the setting changes nothing. Orthogonal matrices are kept so by the optimizer's."""
-    weight, seen = nn.Parameter(torch.ones(2)), list[str]()
-    weight.register_hook(lambda _: seen.append(torch.backends.cuda.matmul.fp32_precision))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: seen.append(torch.backends.cuda.matmul.fp32_precision))
-
-    def loss(part: Tensor) -> Tensor:
-        seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return (weight * part).sum()
-
-    before = torch.backends.cuda.matmul.fp32_precision
-    GradientStep(lambda step: [torch.ones(2)], loss, [optimizer])(0)
-    assert seen == ["tf32", "tf32", before]
-    assert before != "tf32"
