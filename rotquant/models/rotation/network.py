@@ -139,11 +139,10 @@ class RoundingErrors:
         """10 log10(sum of signal^2 / sum of noise^2) in dB by place; a GPU is waited for once, not for each."""
         if not self.norms:
             return {}
-        device = next(iter(self.norms.values()))[0][0].device  # layers may lie on several
-        found = torch.stack([one.to(device) for pairs in self.norms.values() for pair in pairs for one in pair])
-        squares = (
-            found.cpu().double().square().unflatten(0, (-1, 2)).split([len(pairs) for pairs in self.norms.values()])
-        )
+        counts = [len(pairs) for pairs in self.norms.values()]
+        norms = [one for pairs in self.norms.values() for pair in pairs for one in pair]
+        found = torch.stack([one.to(norms[0].device) for one in norms])  # layers may lie on several devices
+        squares = found.cpu().double().square().unflatten(0, (-1, 2)).split(counts)
         signal, noise = torch.stack([part.sum(0) for part in squares], dim=1)
         return dict(zip(self.norms, decibel(signal, noise).tolist(), strict=True))
 
