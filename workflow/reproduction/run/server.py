@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 import traceback
+import warnings
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,6 +189,8 @@ def _lock(folder: Path) -> None:
 def main() -> None:
     """Serve as the process of a kind, at a socket that listens already."""
     listening = socket.socket(fileno=int(sys.argv[2]))
+    # Python 3.12 warns of threads that imports have started, which hold no lock while this one waits.
+    warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning)
     states = _own_folder()
     try:
         os.environ.setdefault(VARIABLE, str(states))
