@@ -1,4 +1,5 @@
 """Effective bits per weight: what a stored weight costs with scales, zero points, outliers, tables and permutations.
+And of a number in the KV cache.
 
 Derived from a recipe and the shapes of the linear layers, by the storage format of `weights.packing`; a test compares
 it with stored files. Scales are float32, those of 4-bit floats 8 bits with a float32 a weight of NVFP4, whole zero
@@ -53,6 +54,23 @@ def bits_per_weight(
     weights = sum(rows * columns for rows, columns in shapes.values())
     found = {part: count / weights for part, count in bits.items() if count}
     return {**found, "total": sum(found.values())}
+
+
+def bits_per_cached(recipe: Recipe, head_dim: int, kv_heads: int) -> float:
+    """Bits of a number in the KV cache with its share of scales and zero points, a mean of keys and values.
+
+    Each has 16 bits, as the decoder stores them; by vLLM's rule a scale has 32, with the zero point in it. Static ones
+    cost nothing a token. What the first and recent tokens keep does not grow with the text and is not counted.
+    """
+    found = []
+    for scheme in (recipe.keys, recipe.values):
+        if scheme is None:
+            found.append(float(UNQUANTIZED_BITS))
+            continue
+        size = scheme.group_size or (head_dim if scheme.granularity == "head" else kv_heads * head_dim)
+        scale = 32 if scheme.rule == "vllm" or not scheme.symmetric else 16
+        found.append(scheme.bits + (scale / size if scheme.dynamic else 0.0))
+    return sum(found) / len(found)
 
 
 def weight_bits(recipe: Recipe, rows: int, columns: int, float_bits: int, site: Site) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """The quantized KV cache: every token quantized once, by itself, at prefill and at decode, in any batch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +11,12 @@ from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import decoder_layers, rotary
 from rotquant.models.simulation.kv_cache import KVQuantizer, QuantizedCache
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors import hadamard
 from rotquant.tensors.quantization import QParams, fake_quantize
+from rotquant.weights.bits import bits_per_cached
 from tests.helpers.models import checkpointed_loss, tiny_model, tiny_tokens
 
 PER_HEAD = QuantizationScheme(bits=4, symmetric=False, granularity="head", clip_ratio=0.95)
@@ -229,3 +234,14 @@ def test_cropping_and_selecting_act_on_every_stored_tensor() -> None:
 def test_schemes_without_meaning_in_a_cache_are_refused(scheme: QuantizationScheme, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         wrap(tiny_model(), RuntimeQuantization(keys=scheme))
+
+
+def test_a_cached_number_has_its_share_of_scales_and_zero_points() -> None:
+    quarot, vllm = preset("quarot-rtn"), preset("int4-per-token-head")
+    assert bits_per_cached(quarot, head_dim=64, kv_heads=3) == bits_per_cached(vllm, 64, 3) == 4 + 32 / 64
+    changes: dict[str, Any] = {"keys": {"symmetric": True}, "values": None}
+    assert bits_per_cached(override(quarot, changes, "test"), 64, 3) == (4 + 16 / 64 + 16) / 2
+    grouped = {"keys": {"granularity": "group", "group_size": 32}, "values": {"granularity": "token"}}
+    assert bits_per_cached(override(quarot, grouped, "test"), 64, 3) == pytest.approx(4 + (32 / 32 + 32 / 192) / 2)
+    static = preset("prefixquant")
+    assert bits_per_cached(static, 64, 3) == 4

@@ -18,6 +18,7 @@ from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Project
 from reproduction.tables.rankings import Ranking
 from rotquant.foundation.errors import ConfigError
+from tests.helpers.models import tiny_model
 from tests.helpers.reports import load, metrics, provenance, rows, table
 
 SEEDS = (1, 2, 3, 4, 5)
@@ -162,6 +163,37 @@ def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, mon
     assert as_csv(frame).count("First") == 7  # both slots are one checkpoint here
     source.draw(project, chosen, collected, tmp_path / figure_path("quarot"))
     assert "<svg" in (tmp_path / figure_path("quarot")).read_text()
+
+
+def test_bits_of_a_class_of_the_cache_alone_are_those_of_a_cached_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {
+        "weights": None,
+        "activations": None,
+        "rotation": None,
+        "values": {"granularity": "group", "group_size": 4},
+    }
+    others = [{"name": "Other", "method": "quarot-rtn", "recipe": alone}]
+    (fields,) = RANKING["tables"]
+    classes = [{**fields["classes"][0], "name": "KV4", "against": "Other"}]
+    monkeypatch.chdir(tmp_path)
+    columns = ["Llama-2-7B"]
+    made = table("table1", columns=columns, rows=[*rows("First")[:1], *others], published=None, claims=[])
+    load(tmp_path, monkeypatch, made)
+    (tmp_path / "workflow/papers/quarot/ranking.yaml").write_text(
+        json.dumps({**RANKING, "tables": [{**fields, "classes": classes}]})
+    )
+    (tmp_path / "models/small").mkdir(parents=True)
+    (tmp_path / "models/small/config.json").write_text(tiny_model(hidden_size=64, num_heads=8).config.to_json_string())
+    project = load_project(root=tmp_path)
+    computed(project)
+    chosen = project.one(Ranking, "quarot")
+    source = source_of(chosen)
+    (found,) = source.collect(project, chosen)
+    assert found.stored == {"Other": 4 + (32 / 8 + 32 / 4) / 2}
+    page = markdown(source.report(project, chosen, [found])).replace("\u00a0", " ")
+    assert "| 10.00 |" in next(line for line in page.splitlines() if line.startswith("| Other |"))
 
 
 def test_a_class_with_less_text_says_how_the_order_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

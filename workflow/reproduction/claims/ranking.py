@@ -16,11 +16,13 @@ from scipy.stats import kendalltau, rankdata
 from reproduction.claims.effects import View
 from reproduction.claims.estimates import CONFIDENCE, Array, Estimate, Interval
 from reproduction.frame.values import Values, collect
+from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import KL, LOG_ODDS
 from reproduction.tables.rankings import MethodClass
 from reproduction.tables.tables import RunTable
+from rotquant.weights.bits import bits_per_cached
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,10 @@ class LessText:
 class Class:
     """A class of bits with its methods ranked.
 
-    stored: bits a weight with all that is stored, by row; nan of weights that are not quantized. seconds: of learning
-    and rounding, a mean over models and seeds. memory: largest memory of that in GiB, of rows whose runs say it.
-    results: its runs by key. less: the same methods with less calibration text, where they were computed.
+    stored: bits a weight with all that is stored, by row, or of a cached number where the cache alone is quantized; nan
+    where that is not known. seconds: of learning and rounding, a mean over models and seeds. memory: largest memory of
+    that in GiB, of rows whose runs say it. results: its runs by key. less: the same methods with less calibration text,
+    where they were computed.
     """
 
     said: MethodClass
@@ -118,9 +121,9 @@ def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTabl
         ResultError: as `collect`.
     """
     found, quantized, results = _ranked_of(project, said, table)
-    seconds = {row: fmean(_seconds(one) for one in runs) for row, runs in quantized.items()}
-    stored = {row: fmean(_bits(one) for one in runs) for row, runs in quantized.items()}
-    peaks = {row: [peak for one in runs for peak in _peaks(one)] for row, runs in quantized.items()}
+    seconds = {row: fmean(_seconds(one) for _, one in runs) for row, runs in quantized.items()}
+    stored = {row: fmean(_bits(project, run, one) for run, one in runs) for row, runs in quantized.items()}
+    peaks = {row: [peak for _, one in runs for peak in _peaks(one)] for row, runs in quantized.items()}
     memory = {row: max(known) / 2**30 for row, known in peaks.items() if known}
     again = None
     if less is not None:
@@ -131,13 +134,13 @@ def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTabl
 
 def _ranked_of(
     project: Project, said: MethodClass, table: RunTable
-) -> tuple[Ranked, dict[str, list[RunResult]], dict[str, RunResult]]:
-    """The ranking of a table, and its results by row and by key."""
+) -> tuple[Ranked, dict[str, list[tuple[Run, RunResult]]], dict[str, RunResult]]:
+    """The ranking of a table, its runs with their results by row, and its results by key."""
     values, results = collect(project, table)
-    quantized: dict[str, list[RunResult]] = {}
+    quantized: dict[str, list[tuple[Run, RunResult]]] = {}
     for cell in project.cells(table.id):
         if cell.metric.kind == "perplexity" and not cell.runs[0].recipe.is_baseline:
-            quantized.setdefault(cell.row, []).extend(results[run.key] for run in cell.runs)
+            quantized.setdefault(cell.row, []).extend((run, results[run.key]) for run in cell.runs)
     return ranked(values, results, list(quantized), project.columns(table), said.against), quantized, results
 
 
@@ -167,10 +170,14 @@ def _peaks(result: RunResult) -> list[float]:
     return [float(one) for one in found if one]
 
 
-def _bits(result: RunResult) -> float:
-    if result.run.recipe.weights is None:
+def _bits(project: Project, run: Run, result: RunResult) -> float:
+    """Bits a weight; or of a number in the cache, where that alone is quantized and the model's sizes are known."""
+    if run.recipe.weights is not None:
+        return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
+    model = project.model(project.checkpoint_path(run.checkpoint), run.checkpoint_digest)
+    if model is None or (run.recipe.keys is None and run.recipe.values is None):
         return math.nan
-    return float(((result.weights or {}).get("bits_per_weight") or {}).get("total", math.nan))
+    return bits_per_cached(run.recipe, model[0].head_dim, model[0].num_kv_heads)
 
 
 def ranked(

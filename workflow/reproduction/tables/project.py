@@ -370,13 +370,21 @@ class Project:
             if name in self.known.fits:
                 found = self.known.fits[name]
             else:
-                model = self.known.models.get(digest) or model_of(place, digest)
-                self.models.update({digest: model} if model else {})
-                found = fit(recipe, metric, model, fixed)
+                found = fit(recipe, metric, self.model(place, digest), fixed)
         except (CheckpointError, UnsupportedArchitectureError) as error:
             raise ConfigError(f"{self.config.where('slots', slot.name, 'checkpoint')}: {error}") from None
         self.fittings[name] = found if found and found.sentence else None
         return found or Fitting(recipe=recipe)
+
+    def model(self, place: str, digest: str) -> tuple[Architecture, ModelLimits] | None:
+        """Layers and limits of a checkpoint at a place, remembered from plan to plan; None where it is not here.
+
+        Raises:
+            CheckpointError, UnsupportedArchitectureError: as `model_of`.
+        """
+        model = self.known.models.get(digest) or model_of(place, digest)
+        self.models.update({digest: model} if model else {})
+        return model
 
     def checkpoint_path(self, checkpoint: str) -> str:
         """A local checkpoint folder as an absolute path; a hub id unchanged.

@@ -31,7 +31,7 @@ def draw(classes: Sequence[Class], path: Path) -> None:
         lines = figure.subplots(len(classes), 3, height_ratios=heights, width_ratios=[1.3, 1, 1], squeeze=False)
         for (ranks, bits, seconds), one in zip(lines, classes, strict=True):
             _ranks(ranks, one, models)
-            for axis, costs, what in ((bits, one.stored, "bits a weight"), (seconds, one.seconds, "seconds")):
+            for axis, costs, what in ((bits, one.stored, "bits"), (seconds, one.seconds, "seconds")):
                 points = _points(one, costs)
                 _costs(axis, points, what)
                 numbered.append((axis, points))

@@ -2,6 +2,7 @@
 that is over seeds and models.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,10 @@ def _first(classes: Sequence[Class]) -> Grid:
 
 
 def _bits(project: Project, one: Class) -> Mapping[str, str]:
-    """Bits a weight with all that is stored, by row, as printed."""
-    return origins.row_bits(project, project.one(RunTable, one.said.table), one.results)
+    """Bits a weight with all that is stored, or of a number in the cache, by row, as printed."""
+    return origins.row_bits(project, project.one(RunTable, one.said.table), one.results) or {
+        row: f"{bits:.2f}" for row, bits in one.stored.items() if math.isfinite(bits)
+    }
 
 
 def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
