@@ -89,7 +89,6 @@ class Frontier:
         if not self.tried:
             return "Nothing could be tried."
         others, count = [name for name in self.alike if name != self.taken], sum(one.late for one in self.left)
-        every = "every other method that was tried" if count else "every other method"
         if len(self.tried) == 1:
             why = "it alone was tried."
         elif others:
@@ -98,7 +97,8 @@ class Frontier:
                 "fewest transforms at run time, then the least time."
             )
         else:
-            why = f"{every} is worse by more than {ERRORS:g} standard errors."
+            tried = " that was tried" if count else ""
+            why = f"every other method{tried} is worse by more than {ERRORS:g} standard errors."
         return f"Take {self.taken}: {why}" + (f" Methods that were not begun: {count}." if count else "")
 
 

@@ -120,12 +120,12 @@ class ModelLimits:
 
 def check_kept(recipe: Recipe, length: int) -> None:
     """Raise `RecipeError` where a recipe's KV cache keeps all tokens of such windows in full precision."""
-    kept = {scheme.kept for scheme in (recipe.keys, recipe.values) if scheme is not None and sum(scheme.kept) >= length}
-    for first, recent in kept:
-        raise RecipeError(
-            f"the first {first} and last {recent} tokens of the KV cache stay in full precision, which are all of "
-            f"windows of {length} tokens: use windows of more than {first + recent}."
-        )
+    for scheme in filter(None, (recipe.keys, recipe.values)):
+        if sum(scheme.kept) >= length:
+            raise RecipeError(
+                f"the first {scheme.kept_first} and last {scheme.kept_recent} tokens of the KV cache stay in full "
+                f"precision, which are all of windows of {length} tokens: use windows of more than {sum(scheme.kept)}."
+            )
 
 
 def advised_length(model_max_length: Any) -> int | None:

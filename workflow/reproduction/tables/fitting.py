@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reproduction.metrics.settings import Metric
 from rotquant.foundation.data import Frozen
@@ -26,10 +25,6 @@ from rotquant.recipes.recipe import Recipe
 if TYPE_CHECKING:
     from rotquant.models.architectures import Architecture
     from rotquant.models.limits import ModelLimits
-
-
-#: What a metric reads.
-WINDOWS = "windows"
 
 
 class Fitting(Frozen):
@@ -117,10 +112,11 @@ def fit(
                 fixed = {*fixed} - {"residual"}
             recipe, sentence = fitted(recipe, architecture, fixed)
             check_recipe_for(recipe, architecture, limits)
-        for length, what in _lengths(recipe, metric):
+        for length, what in _lengths(recipe):
             limits.check_length(length, what)
-            if what == WINDOWS:
-                check_kept(recipe, length)
+        if (length := getattr(metric, "sequence_length", None)) is not None:  # tasks have none
+            limits.check_length(length, "windows")
+            check_kept(recipe, length)
     except RecipeError as error:
         return Fitting(recipe=None, sentence=_reason(str(error)))
     return Fitting(recipe=recipe, sentence=sentence)
@@ -134,12 +130,10 @@ def _reason(sentence: str) -> str:
     )
 
 
-def _lengths(recipe: Recipe, metric: Any) -> Iterator[tuple[int, str]]:
-    """Lengths in tokens of the texts that are read, and what they are."""
+def _lengths(recipe: Recipe) -> Iterator[tuple[int, str]]:
+    """Lengths in tokens of the texts that weights and rotations are made with, and what they are."""
     if recipe.needs_calibration and recipe.calibration is not None:
         yield recipe.calibration.sequence_length, "calibration samples"
     for name, method in recipe.methods.items():
         if method.own_text is not None:
             yield method.own_text.sequence_length, f"samples of {name}"
-    with suppress(AttributeError):  # of tasks
-        yield metric.sequence_length, WINDOWS
