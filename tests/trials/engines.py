@@ -84,6 +84,14 @@ CASES = (
         FOR_VLLM,
         5e-2,
     ),
+    Case(
+        "W4A16, R3",
+        "vllm",
+        "quarot-rtn",
+        (*WEIGHTS, "rotation.heads=false", "rotation.mlp=false"),
+        FOR_VLLM,
+        5e-2,
+    ),
     Case("W4A16, R4 and across heads", "vllm", "quarot-rtn", WEIGHTS, FOR_VLLM, 5e-2, says="cpu_linear"),
     # Inputs of down_proj have outliers here: what bfloat16 rounds moves codes of 8 bits, a third of what these cost.
     Case("W8A8, dynamic", "vllm", "quarot-rtn", (*_W8A8, *MERGED), FOR_VLLM, 1e-1),
