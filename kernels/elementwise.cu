@@ -99,18 +99,26 @@ __global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vector
 
 // Projections (q | k | v) [batch * tokens, (heads + 2 kv_heads) * D]: rotary embedding of q to `queries`, of k into the
 // cache, and v into the cache, at positions lengths[b] + t. cos, sin [1 or batch, tokens, D], their halves equal. A
-// thread turns eight features of a head's first half with the eight of its second.
+// thread turns eight features of a head's first half with the eight of its second. A text's queries [gap + tokens] begin
+// with a gap of zeros.
 template <class T>
 __global__ void __launch_bounds__(256)
-    rope_append(const T* qkv, const T* cos, const T* sin, int cos_batch, const int* lengths, int batch, int tokens,
-                int heads, int kv_heads, int head_dim, int capacity, T* queries, T* keys, T* values) {
+    rope_append(const T* qkv, const T* cos, const T* sin, int cos_batch, const int* lengths, int batch, int gap,
+                int tokens, int heads, int kv_heads, int head_dim, int capacity, T* queries, T* keys, T* values) {
     const int all = heads + 2 * kv_heads, half = head_dim / 2;
     const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int i = 8 * (item % (half / 8)), head = item / (half / 8) % all;
     const long long row = item / (half / 8) / all;
-    if (row >= static_cast<long long>(batch) * tokens) return;
-    const int text = row / tokens, token = row % tokens;
-    const T* source = qkv + (row * all + head) * head_dim + i;
+    if (row >= static_cast<long long>(batch) * (gap + tokens)) return;
+    const int text = row / (gap + tokens), token = row % (gap + tokens) - gap;
+    if (token < 0) {
+        if (head >= heads) return;
+        T* target = queries + (row * heads + head) * head_dim + i;
+        store(target, Eight<T>{});
+        store(target + half, Eight<T>{});
+        return;
+    }
+    const T* source = qkv + ((static_cast<long long>(text) * tokens + token) * all + head) * head_dim + i;
     Eight<T> first = load(source), second = load(source + half);
     if (head < heads + kv_heads) {
         const long long angle = (static_cast<long long>(cos_batch == 1 ? 0 : text) * tokens + token) * head_dim + i;

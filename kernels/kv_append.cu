@@ -184,22 +184,25 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     }
 }
 
-// RoPE and Hadamard transform of x [batch, tokens, heads, D] into a contiguous tensor: prefill's queries.
+// RoPE and Hadamard transform of x [batch, tokens, heads, D] into out [batch, gap + tokens, heads, D], zeros in the gap:
+// prefill's queries.
 template <class T, int D>
 __global__ void __launch_bounds__(kWarps* kWarp)
     kv_rotate(const T* x, long long x_batch, long long x_token, const T* cos, const T* sin, int cos_batch, T* out,
-              int batch, int tokens, int heads, int rotate) {
-    const int lane = threadIdx.x % kWarp;
+              int batch, int gap, int tokens, int heads, int rotate) {
+    const int lane = threadIdx.x % kWarp, rows = gap + tokens;
     const long long item = static_cast<long long>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-    if (item >= static_cast<long long>(batch) * tokens * heads) return;
-    const int head = item % heads, token = item / heads % tokens, sequence = item / heads / tokens;
-    HeadVector<D> v;
-    v.load(x + sequence * x_batch + token * x_token + head * D, lane);
-    if (cos != nullptr) {
-        const int row = (sequence * cos_batch + token) * D;
-        v.template rope<T>(cos + row, sin + row, lane);
+    if (item >= static_cast<long long>(batch) * rows * heads) return;
+    const int head = item % heads, token = item / heads % rows - gap, sequence = item / heads / rows;
+    HeadVector<D> v{};
+    if (token >= 0) {
+        v.load(x + sequence * x_batch + token * x_token + head * D, lane);
+        if (cos != nullptr) {
+            const int row = (sequence * cos_batch + token) * D;
+            v.template rope<T>(cos + row, sin + row, lane);
+        }
+        if (rotate) v.hadamard(lane);
     }
-    if (rotate) v.hadamard(lane);
 #pragma unroll
     for (int i = 0; i < D / kWarp; ++i) out[item * D + lane + kWarp * i] = static_cast<T>(v.x[i]);
 }

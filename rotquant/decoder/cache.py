@@ -60,6 +60,13 @@ class Step:
     mask: Tensor | None = None
     local: "Step | None" = None
 
+    @property
+    def gap(self) -> int:
+        """How many queries of zeros stand before those of the tokens, their answers dropped: as many as there are
+        tokens before, where these are few, since square attention has the faster kernels."""
+        start = self.start or 0
+        return start if _SHORT_PAST * start <= self.tokens else 0
+
 
 class Cache:
     """The caches of all layers for `batch` texts of at most `capacity` tokens, which stand after the prefix.
@@ -174,11 +181,11 @@ class FloatCache:
         if step.start is not None:
             end = step.start + step.tokens
             keys, values = keys[:, :end], values[:, :end]
-        return attend(queries, keys, values, step.mask).reshape(len(qkv), -1)
+        return attend(queries, keys, values, step.mask)[:, step.gap :].reshape(len(qkv), -1)
 
     def append(self, qkv: Tensor, step: Step) -> Tensor:
-        """Store new keys and values; returns the queries after RoPE, [batch, tokens, heads, head_dim]."""
-        return rope_append(qkv, step.cos, step.sin, step.lengths, self.keys, self.values, self.heads)
+        """Store new keys and values; returns the queries after RoPE, [batch, gap + tokens, heads, head_dim]."""
+        return rope_append(qkv, step.cos, step.sin, step.lengths, self.keys, self.values, self.heads, step.gap)
 
 
 class RoundedCache(FloatCache):
@@ -210,7 +217,7 @@ class RoundedCache(FloatCache):
         positions = step.lengths.long()[:, None] + torch.arange(step.tokens, device=qkv.device)
         texts = torch.arange(step.batch, device=qkv.device)[:, None]
         self.keys[texts, positions], self.values[texts, positions] = keys, values
-        return rotate(queries, step.cos, step.sin)
+        return pad(rotate(queries, step.cos, step.sin), (0, 0, 0, 0, step.gap, 0))
 
 
 class Int4Cache:
@@ -247,8 +254,9 @@ class Int4Cache:
         if step.start is None:
             return self.store.attend(queries[:, 0], *turn, new_tokens=1).flatten(1)
         keys, values = self.store.dequantize(step.start + step.tokens, qkv.dtype)
-        queries = self.store.rotate_queries(queries, *turn)
-        return attend(queries, keys.transpose(1, 2), values.transpose(1, 2)).reshape(step.batch * step.tokens, -1)
+        queries = self.store.rotate_queries(queries, *turn, gap=step.gap)
+        attended = attend(queries, keys.transpose(1, 2), values.transpose(1, 2))
+        return attended[:, step.gap :].reshape(step.batch * step.tokens, -1)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -258,9 +266,6 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
     """
     tokens, total = queries.shape[1], keys.shape[1]
     before = total - tokens if mask is None and tokens > 1 else 0
-    if 0 < _SHORT_PAST * before <= tokens:
-        # Square attention has the faster kernels: the few tokens before get queries too, whose answers are dropped.
-        return attend(pad(queries, (0, 0, 0, 0, before, 0)), keys, values)[:, before:]
     output = scaled_dot_product_attention(
         queries.transpose(1, 2),
         keys.transpose(1, 2),

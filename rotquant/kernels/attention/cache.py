@@ -131,9 +131,12 @@ class Int4KVCache:
         pools = (*self._pools, self.k_prefix, self.v_prefix)
         return attention.kv_dequantize(*pools, self.block_table, self.batch, tokens, dtype)
 
-    def rotate_queries(self, q: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """RoPE and the online Hadamard transform: [batch, tokens, heads, head_dim] queries for dequantized keys."""
-        return attention.kv_rotate(q, cos, sin, self.rotate)
+    def rotate_queries(self, q: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, gap: int = 0) -> Tensor:
+        """RoPE and the online Hadamard transform: [batch, tokens, heads, head_dim] queries for dequantized keys.
+
+        gap: how many queries of zeros stand before them in the result.
+        """
+        return attention.kv_rotate(q, cos, sin, self.rotate, gap)
 
     @property
     def _pools(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -162,4 +165,4 @@ def _placed(prefix: tuple[Tensor, Tensor], shape: tuple[int, ...], rotate: bool)
             raise KernelError(f"the prefix has {name} of shape {tuple(part.shape)}, and the cache takes {shape}.")
     keys, values = prefix
     by_token = keys.transpose(0, 1)[None].contiguous()
-    return attention.kv_rotate(by_token, None, None, rotate)[0].transpose(0, 1).contiguous(), values.contiguous()
+    return attention.kv_rotate(by_token, None, None, rotate, 0)[0].transpose(0, 1).contiguous(), values.contiguous()

@@ -54,7 +54,7 @@ _APPEND = CudaFile(
             x_token=LONG,
             **_ROPE,
             out=POINTER,
-            **dict.fromkeys(("batch", "tokens", "heads", "rotate"), INT),
+            **dict.fromkeys(("batch", "gap", "tokens", "heads", "rotate"), INT),
         ),
         "kv_dequantize": Parameters(
             **_POOL_POINTERS,
@@ -239,23 +239,29 @@ def _dequantize_fake(a: Dequantize) -> tuple[Tensor, Tensor]:
     return a.k_codes.new_empty(shape, dtype=a.dtype), a.k_codes.new_empty(shape, dtype=a.dtype)
 
 
-def _rotate_reference(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool) -> Tensor:
-    return reference.rotated(x, cos, sin, rotate).clone()
+def _rotate_reference(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool, gap: int) -> Tensor:
+    out = _rotate_fake(x, cos, sin, rotate, gap)
+    out[:, :gap], out[:, gap:] = 0, reference.rotated(x, cos, sin, rotate)
+    return out
 
 
-def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool) -> Tensor:
+def _rotate_fake(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool, gap: int) -> Tensor:
+    return x.new_empty(x.shape[0], gap + x.shape[1], *x.shape[2:])
+
+
+def _rotate_cuda(x: Tensor, cos: Tensor | None, sin: Tensor | None, rotate: bool, gap: int) -> Tensor:
     batch, tokens, heads, head_dim = _check_heads(x, "queries", 4)
     cos_batch = _check_rope(cos, sin, batch, tokens, head_dim, x.dtype)
     check_same_device(x, cos=cos, sin=sin)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = _rotate_fake(x, cos, sin, rotate, gap)
     name = _Shape(head_dim, 1, x.dtype).rotate
     if out.numel():
         launch(
             kernel(TranslationUnit(_APPEND, (name,)), name, x.device),
-            (-(-batch * tokens * heads // _WARPS),),
+            (-(-out.numel() // head_dim // _WARPS),),
             (32 * _WARPS,),
             *(x, x.stride(0), x.stride(1), cos, sin, cos_batch, out),
-            *(batch, tokens, heads, rotate),
+            *(batch, gap, tokens, heads, rotate),
             device=x.device,
         )
     return out
@@ -362,7 +368,6 @@ kv_attention = operator(
 #: Keys (rotated) and values of every sequence, [batch, kv_heads, tokens, D] of dtype.
 kv_dequantize = operator("kv_dequantize", reference=reference.dequantize, cuda=_dequantize_cuda, fake=_dequantize_fake)
 
-#: RoPE and the Hadamard transform of x [batch, tokens, heads, D] (strides as in `kv_append`); contiguous, of x's dtype.
-kv_rotate = operator(
-    "kv_rotate", reference=_rotate_reference, cuda=_rotate_cuda, fake=lambda x, *_: x.new_empty(x.shape)
-)
+#: RoPE and the Hadamard transform of x [batch, tokens, heads, D] (strides as in `kv_append`), behind a gap of zeros:
+#: [batch, gap + tokens, heads, D], contiguous, of x's dtype.
+kv_rotate = operator("kv_rotate", reference=_rotate_reference, cuda=_rotate_cuda, fake=_rotate_fake)

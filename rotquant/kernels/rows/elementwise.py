@@ -30,7 +30,7 @@ _FILE = CudaFile(
             **dict.fromkeys(("qkv", "cos", "sin"), POINTER),
             cos_batch=INT,
             lengths=POINTER,
-            **dict.fromkeys(("batch", "tokens", "heads", "kv_heads", "head_dim", "capacity"), INT),
+            **dict.fromkeys(("batch", "gap", "tokens", "heads", "kv_heads", "head_dim", "capacity"), INT),
             **dict.fromkeys(("queries", "keys", "values"), POINTER),
         ),
     },
@@ -133,7 +133,7 @@ class RopeAppend(NamedTuple):
 
     qkv: [batch * tokens, (heads + 2 kv_heads) * D]. cos, sin: [1 or batch, tokens, D]. lengths: int32 [batch]; token t
     of text b goes to position lengths[b] + t of keys and values [batch, capacity, kv_heads, D], and is dropped beyond
-    the capacity.
+    the capacity. gap: how many queries of zeros stand before those of the tokens in the result.
     """
 
     qkv: Tensor
@@ -143,6 +143,7 @@ class RopeAppend(NamedTuple):
     keys: Written
     values: Written
     heads: int
+    gap: int
 
 
 def _append_reference(a: RopeAppend) -> Tensor:
@@ -156,7 +157,13 @@ def _append_reference(a: RopeAppend) -> Tensor:
     inside = positions < capacity
     where = (texts[inside], positions[inside])
     a.keys[where], a.values[where] = new_keys[inside], new_values[inside]
-    return queries.contiguous()
+    out = _append_fake(a)
+    out[:, : a.gap], out[:, a.gap :] = 0, queries
+    return out
+
+
+def _append_fake(a: RopeAppend) -> Tensor:
+    return a.qkv.new_empty(a.keys.shape[0], a.gap + a.cos.shape[1], a.heads, a.keys.shape[3])
 
 
 def _append_cuda(a: RopeAppend) -> Tensor:
@@ -175,20 +182,15 @@ def _append_cuda(a: RopeAppend) -> Tensor:
     columns = (a.heads + 2 * kv_heads) * head_dim
     check_tensor(a.qkv, "projections", dtypes=(keys.dtype,), shape=(batch * tokens, columns))
     check_same_device(keys, qkv=a.qkv, cos=a.cos, sin=a.sin, lengths=a.lengths, values=a.values)
-    queries = a.qkv.new_empty(batch, tokens, a.heads, head_dim)
-    items = batch * tokens * columns // (2 * _VECTOR)
+    queries = _append_fake(a)
+    items = batch * (a.gap + tokens) * columns // (2 * _VECTOR)
     if items:
-        sizes = (batch, tokens, a.heads, kv_heads, head_dim, capacity)
+        sizes = (batch, a.gap, tokens, a.heads, kv_heads, head_dim, capacity)
         arguments = (a.qkv, a.cos, a.sin, rows, a.lengths, *sizes, queries, keys, a.values)
         grid = (-(-items // _THREADS),)
         launch(_kernel("rope_append", keys), grid, (_THREADS,), *arguments, device=keys.device)
     return queries
 
 
-#: `RopeAppend`: q [batch, tokens, heads, D], rotated.
-rope_append = operator(
-    "rope_append",
-    reference=_append_reference,
-    cuda=_append_cuda,
-    fake=lambda a: a.qkv.new_empty(a.keys.shape[0], a.cos.shape[1], a.heads, a.keys.shape[3]),
-)
+#: `RopeAppend`: q [batch, gap + tokens, heads, D], rotated.
+rope_append = operator("rope_append", reference=_append_reference, cuda=_append_cuda, fake=_append_fake)

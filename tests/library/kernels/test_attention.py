@@ -164,8 +164,11 @@ def test_rope_is_that_of_transformers() -> None:
     angle = torch.randn(1, 5, 32).repeat(1, 1, 2)
     cos, sin = angle.cos().half(), angle.sin().half()
     expected_q, expected_k = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-    rotated = torch.ops.rotquant.kv_rotate(q, cos, sin, False)
+    rotated = torch.ops.rotquant.kv_rotate(q, cos, sin, False, 0)
     assert torch.equal(rotated, expected_q.transpose(1, 2))
+    behind = torch.ops.rotquant.kv_rotate(q, cos, sin, False, 3)
+    assert behind[:, :3].count_nonzero() == 0
+    assert torch.equal(behind[:, 3:], rotated)
     caches = [Int4KVCache.allocate(2, 64, 2, 64, device="cpu") for _ in range(2)]
     caches[0].append(k, k, cos, sin)
     caches[1].append(expected_k.transpose(1, 2), k)
@@ -199,9 +202,9 @@ def test_a_head_size_without_a_layout_is_refused() -> None:
 
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("prefix", [0, 3])
-def test_the_operators_have_shape_rules(prefix: int, static: bool) -> None:
-    before = tuple(torch.randn(2, 2, prefix, 64)) if prefix else None
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_the_operators_have_shape_rules(tokens: int, static: bool) -> None:
+    before = tuple(torch.randn(2, 2, tokens, 64)) if tokens else None
     cache, k, v = filled_cache(2, 20, 2, 64, prefix=before, scales=static_scales(2) if static else None)
     pools = cache.k_codes, cache.v_codes, cache.k_params, cache.v_params
     prefix = cache.k_prefix, cache.v_prefix
@@ -213,7 +216,7 @@ def test_the_operators_have_shape_rules(prefix: int, static: bool) -> None:
             (torch.randn(2, 4, 64), None, None, *pools, *prefix, cache.lengths, 0, None, cache.counters, True),
         ),
         (ops.kv_dequantize, (*pools, *prefix, None, 2, 20, torch.float16)),
-        (ops.kv_rotate, (k, None, None, True)),
+        (ops.kv_rotate, (k, None, None, True, tokens)),
     ):
         torch.library.opcheck(op.default, arguments)
 
@@ -396,9 +399,9 @@ def test_prefill_reads_the_same_numbers(case: tuple) -> None:
     cache = gpu_cache(batch, tokens + 3, kv_heads, head_dim, group_size=group_size, page_size=page_size)
     cache.append(k, v)
     rope = angles(tokens, head_dim, torch.float16)
-    rotated = cache.rotate_queries(q, *rope)
+    rotated = cache.rotate_queries(q, *rope, gap=2)
     with references():
-        expected, expected_queries = cache.dequantize(tokens), cache.rotate_queries(q, *rope)
+        expected, expected_queries = cache.dequantize(tokens), cache.rotate_queries(q, *rope, gap=2)
     for x, wanted in zip(cache.dequantize(tokens), expected, strict=True):
         assert torch.equal(x, wanted)
     assert relative_error(rotated, expected_queries) < 1e-4  # last bits, from the order of sums

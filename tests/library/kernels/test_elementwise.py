@@ -31,7 +31,9 @@ def test_rope_turns_pairs_and_append_writes_at_the_lengths() -> None:
     cos, sin = angles(batch, tokens, head_dim, torch.float32)
     lengths = torch.tensor([0, 6], dtype=torch.int32)
     keys, values = torch.zeros(2, batch, capacity, kv_heads, head_dim)
-    queries = rope_append(qkv, cos, sin, lengths, keys, values, heads)
+    queries = rope_append(qkv, cos, sin, lengths, keys, values, heads, 2)
+    assert queries[:, :2].count_nonzero() == 0
+    queries = queries[:, 2:]
     parts = qkv.view(batch, tokens, heads + 2 * kv_heads, head_dim)
     pair = torch.view_as_complex(torch.stack([parts[..., :8], parts[..., 8:]], dim=-1).contiguous())
     turned = torch.view_as_real(pair * torch.complex(cos, sin)[:, :, None, :8]).movedim(-1, -2).flatten(-2)
@@ -51,7 +53,7 @@ def test_the_operators_have_shape_rules() -> None:
     torch.library.opcheck(ops.add_rms_norm.default, (x, None, torch.ones(64), 1e-5))
     torch.library.opcheck(ops.swiglu.default, (x,))
     keys, values = torch.zeros(2, 2, 8, 1, 16)
-    torch.library.opcheck(ops.rope_append.default, (x, cos, cos, lengths, keys, values, 2))
+    torch.library.opcheck(ops.rope_append.default, (x, cos, cos, lengths, keys, values, 2, 3))
 
 
 @pytest.mark.gpu
@@ -75,19 +77,20 @@ def test_norm_and_swiglu_kernels(rows: int, n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1, 4, 4, 128), (3, 17, 8, 2, 64), (2, 5, 20, 20, 16), (16, 1, 32, 8, 128)])
-def test_rope_append_kernel(shape: tuple[int, ...], shared: bool, dtype: torch.dtype) -> None:
+def test_rope_append_kernel(shape: tuple[int, ...], shared: bool, gap: int, dtype: torch.dtype) -> None:
     batch, tokens, heads, kv_heads, head_dim = shape
     qkv = torch.randn(batch * tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device="cuda")
     cos, sin = angles(1 if shared else batch, tokens, head_dim, dtype, "cuda")
     lengths = torch.arange(batch, device="cuda", dtype=torch.int32)
     sizes = (2, batch, tokens + batch, kv_heads, head_dim)
     keys, values = torch.full(sizes, torch.nan, dtype=dtype, device="cuda")
-    queries = rope_append(qkv, cos, sin, lengths, keys, values, heads)
+    queries = rope_append(qkv, cos, sin, lengths, keys, values, heads, gap)
     wide_keys, wide_values = torch.full(sizes, torch.nan, dtype=torch.float64)
     expected = rope_append(
-        qkv.cpu().double(), cos.cpu().double(), sin.cpu().double(), lengths.cpu(), wide_keys, wide_values, heads
+        qkv.cpu().double(), cos.cpu().double(), sin.cpu().double(), lengths.cpu(), wide_keys, wide_values, heads, gap
     )
     step = torch.finfo(dtype).eps  # one rounding; where the two products cancel, of the order of the summands
     for found, wide in ((queries, expected), (keys, wide_keys), (values, wide_values)):
