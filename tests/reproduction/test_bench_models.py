@@ -57,7 +57,7 @@ def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
 
 @pytest.mark.unflipped  # torch makes no CausalBias under a dispatch mode
 @pytest.mark.parametrize(
-    ("activations", "cache", "prefix"),  # all pairs of their values
+    ("activations", "cache", "prefix"),  # all pairs of the 4-bit values, and 16-bit models
     [
         ("dynamic", "float16", 0),
         ("static", "float16", 3),
@@ -65,6 +65,8 @@ def test_the_first_token_of_a_whole_decoder(implementation: str) -> None:
         ("static", "int4", 0),
         ("dynamic", "int4-static", 0),
         ("static", "int4-static", 3),
+        ("weights-alone", "float16", 0),
+        ("none", "float16", 0),
     ],
 )
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

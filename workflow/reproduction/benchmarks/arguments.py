@@ -205,11 +205,12 @@ class GenerateArguments(Frozen):
 
 
 class WholeDecoderArguments(Frozen):
-    """A whole model with random weights, of 4 bits as its activations: the first token of a prompt, or one more token.
+    """A whole model with random weights: the first token of a prompt, or one more token.
 
     tokens: of each text's prompt; they are in the cache when a token is decoded.
-    activations: dynamic scales for each token and QuaRot's transforms, or a static one for each layer's input and
-        PrefixQuant's, which lack the transform across heads.
+    activations: 4 bits as the weights, by dynamic scales for each token and QuaRot's transforms, or by a static one for
+        each layer's input and PrefixQuant's, which lack the transform across heads; 16 bits with weights of 4 bits in
+        groups (weights-alone) or of 16 (none).
     cache: float16; int4, with a scale and zero point for each token and head; int4-static, with a scale for each head.
     prefix: tokens whose 16-bit keys and values precede every text.
     """
@@ -218,7 +219,7 @@ class WholeDecoderArguments(Frozen):
     batch: Size
     tokens: Size
     phase: Literal["prefill", "decode"]
-    activations: Literal["dynamic", "static"]
+    activations: Literal["dynamic", "static", "weights-alone", "none"]
     cache: Literal["float16", "int4", "int4-static"]
     prefix: Annotated[int, Field(ge=0)] = 0
 

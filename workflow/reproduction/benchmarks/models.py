@@ -34,7 +34,12 @@ _FEW_TOKENS = 32
 #: PrefixQuant keeps the first token of Llama-3-8B in the cache (Table 1).
 _PREFIX = 1
 #: The settings of `whole_decoder` by its names.
-_ACTIVATIONS = {"dynamic": KINDS["quarot"], "static": KINDS["prefixquant"]}
+_ACTIVATIONS = {
+    "dynamic": KINDS["quarot"],
+    "static": KINDS["prefixquant"],
+    "weights-alone": KINDS["w4a16"],
+    "none": KINDS["fp16"],
+}
 _CACHES = {"float16": None, "int4": KINDS["quarot"].cache, "int4-static": KINDS["prefixquant"].cache}
 #: Times a text is generated; the median counts.
 _TEXTS = 3

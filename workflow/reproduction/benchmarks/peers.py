@@ -6,6 +6,7 @@ they compute is not tested here: these are times.
 """
 
 import importlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,7 @@ _HUMMING = {
 
 def _humming(a: LinearArguments, device: torch.device) -> Built:
     library, forward = _library("humming.layer"), _library("humming.forward").humming_forward
+    heuristics = _library("humming.tune").get_heuristics_config
     weight_type, input_type, grouped = _HUMMING[a.implementation]
     sizes = {"shape_n": a.out_features, "shape_k": a.in_features, "torch_dtype": torch.float16}
     config: dict[str, Any] = {"dtype": weight_type} | ({"group_size": _GROUP} if grouped else {})
@@ -105,11 +107,13 @@ def _humming(a: LinearArguments, device: torch.device) -> Built:
     layer.load_from_unquantized(torch.randn(a.out_features, a.in_features, dtype=torch.float16, device=device))
     layer.transform()
     meta, locks = layer.humming_metas[""], layer.locks
+    # The kernel that it takes for so many tokens; without it, it compiles those of every number of tokens first.
+    tuning = json.dumps(heuristics(meta, shape_m=a.tokens, device=device))
     x, scale = library.HummingLayerMethod.may_quant_input(layer, _half(a, device))
 
     def run(x: Tensor, weight: Tensor, weight_scale: Tensor, *scales: Tensor) -> Tensor:
-        input_scale = scales[0] if scales else None
-        return forward(meta, x, weight, weight_scale=weight_scale, locks=locks, input_scale=input_scale)
+        given = {"weight_scale": weight_scale, "input_scale": scales[0] if scales else None, "locks": locks}
+        return forward(meta, x, weight, **given, tuning_config=tuning)
 
     return run, (x, layer.weight.detach(), layer.weight_scale.detach(), *([] if scale is None else [scale]))
 

@@ -45,7 +45,10 @@ _EPS = 1e-5
 #: NVFP4's of values whose largest is about 5; it does not change the time.
 _GLOBAL_SCALE = 500.0
 #: Names under which other libraries' transforms are imported.
-_PEERS = {"fast-hadamard-transform": "fast_hadamard_transform", "hadacore": "vllm._custom_ops"}
+_PEERS = {
+    "fast-hadamard-transform": "fast_hadamard_transform.fast_hadamard_transform_interface",
+    "hadacore": "vllm._custom_ops",
+}
 
 
 def transform(arguments: TransformArguments) -> Measurements:
