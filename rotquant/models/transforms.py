@@ -201,7 +201,9 @@ class _Matrix:
     def _inverse(self) -> Tensor:
         if self.orthogonal:
             return self.matrix.mT
-        return torch.linalg.inv(self.matrix.double()).to(self.matrix.dtype)
+        # Whether there is an inverse is not asked in training: that waits for the GPU, and the loss shows it.
+        found = torch.linalg.inv_ex(self.matrix.double(), check_errors=not self.matrix.requires_grad)
+        return found.inverse.to(self.matrix.dtype)
 
 
 @dataclass(frozen=True)

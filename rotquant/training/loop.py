@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import task, tell
+from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Part, Record
 
 _LOSS = MappingProxyType({"loss": ".3f"})
@@ -101,6 +102,7 @@ class GradientStep:
     schedules: of learning rates; they step after the optimizers.
     clip: called between the gradients and the optimizers.
     backward: how gradients are computed from a loss.
+    replay: takes parts, tuples of tensors then, whose loss is a pure function of them, and may record that on a GPU.
     """
 
     batch: Callable[[int], Iterable[Any]]
@@ -109,6 +111,7 @@ class GradientStep:
     schedules: Sequence[LRScheduler] = ()
     clip: Callable[[], object] | None = None
     backward: Callable[[Tensor], object] = Tensor.backward
+    replay: Replay | None = None
 
     def __call__(self, step: int) -> Record:
         """Take the step; the sums of its named scalars."""
@@ -122,7 +125,9 @@ class GradientStep:
         """Compute the gradient of a batch, in place of an earlier one; the scalars of its parts, without waiting."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        return [self._of_part(part) for part in parts]
+        if self.replay is None:
+            return [self._of_part(part) for part in parts]
+        return [self.replay(self._of_part, part) for part in parts]
 
     def apply(self) -> None:
         """Let the optimizers follow the gradient."""

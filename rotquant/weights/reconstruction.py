@@ -30,6 +30,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.training.replay import Replay
 from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
@@ -208,14 +209,18 @@ def train(
     optimizer.register_step_post_hook(lambda *_: learned.clamp())
     batches = shuffled_batches(len(inputs), settings.batch_size, steps, seed)
 
-    def loss(batch: Tensor) -> Tensor:
+    def parts(step: int) -> list[tuple[Tensor, Tensor]]:
+        return [(inputs[batches[step]].to(like), targets[batches[step]].to(like))]
+
+    def loss(part: tuple[Tensor, Tensor]) -> Tensor:
         quantized = quantized_parameters(parameters, block.architecture, scheme, learned, block.rotary_dim)
-        return nn.functional.mse_loss(block(quantized, inputs[batch].to(like)), targets[batch].to(like))
+        return nn.functional.mse_loss(block(quantized, part[0]), part[1])
 
     remedy = f"lower methods.{settings.name}.{settings.rates[-1]}"
     not_finite = f"the loss of a block of {settings.title} is {{loss}} after {{step}} steps: {remedy}."
-    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer])
-    loop.train(gradient, steps, description, noted={}, not_finite=not_finite)
+    with Replay([*learned.scales.values(), *logits], steps, pure="experts" not in block.architecture.traits) as replay:
+        gradient = GradientStep(parts, loss, [optimizer], replay=replay)
+        loop.train(gradient, steps, description, noted={}, not_finite=not_finite)
 
 
 @torch.no_grad()

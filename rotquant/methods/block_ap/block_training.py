@@ -24,6 +24,7 @@ from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
@@ -228,9 +229,11 @@ def _train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, settings, steps))
     optimizer.register_step_post_hook(learned.stay_positive())
 
-    def loss(batch: Tensor) -> Tensor:
-        output = block_output(layer, learned, scheme, stream.hidden[batch].to(device), stream.kwargs[index])
-        wanted = targets[batch].to(device).float()
+    def parts(step: int) -> list[tuple[Tensor, Tensor]]:
+        return [(stream.hidden[batches[step]].to(device), targets[batches[step]].to(device))]
+
+    def loss(part: tuple[Tensor, Tensor]) -> Tensor:
+        output, wanted = block_output(layer, learned, scheme, part[0], stream.kwargs[index]), part[1].float()
         if settings.loss == "mse":
             return nn.functional.mse_loss(output.float(), wanted)
         square = wanted.square().mean(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -241,9 +244,12 @@ def _train(
             nn.utils.clip_grad_norm_([*learned.steps, *weights], limit)
 
     static = {name: QParams(scale) for name, scale in learned.static.items()}
-    with wrap(context.model, context.quantized(static)):
+    with (
+        wrap(context.model, context.quantized(static)),
+        Replay([*learned.steps, *weights], steps, pure="experts" not in context.architecture.traits) as replay,
+    ):
         return loop.train(
-            GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule], clip),
+            GradientStep(parts, loss, [optimizer], [schedule], clip, replay=replay),
             steps,
             f"block {index}",
             parts={"learned": learned, "optimizer": optimizer, "schedule": schedule},

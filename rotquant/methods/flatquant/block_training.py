@@ -27,6 +27,7 @@ from rotquant.tensors.hadamard import random_orthogonal_matrix
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.training.replay import Replay
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.reconstruction import (
     INITIAL_CLIPPING,
@@ -64,7 +65,8 @@ def _orthogonal(free: Tensor) -> Tensor:
     """(I - S/2)^-1 (I + S/2) with the skew-symmetric S of a free matrix's lower triangle."""
     skew = free.tril(-1)
     skew, one = (skew - skew.mT) / 2, torch.eye(len(free), dtype=free.dtype, device=free.device)
-    return torch.linalg.solve(one - skew, one + skew)
+    # Not `solve`, which waits for the GPU to see whether there is a solution: 1 - S/2 of a skew S always has one.
+    return torch.linalg.solve_ex(one - skew, one + skew).result
 
 
 class LearnedSite(nn.Module):
@@ -190,15 +192,19 @@ def train_block(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, settings.steps))
     batches = shuffled_batches(len(inputs), settings.batch_size, settings.steps, seed)
 
-    def loss(batch: Tensor) -> Tensor:
+    def parts(step: int) -> list[tuple[Tensor, Tensor]]:
+        return [(inputs[batches[step]].to(like), targets[batches[step]].to(like))]
+
+    def loss(part: tuple[Tensor, Tensor]) -> Tensor:
         weights = learned.weights(parameters, block.architecture, scheme)
-        return nn.functional.mse_loss(block(weights, inputs[batch].to(like)), targets[batch].to(like))
+        return nn.functional.mse_loss(block(weights, part[0]), part[1])
 
     not_finite = (
         "the loss of a block of FlatQuant is {loss} after {step} steps: lower methods.flatquant.transformation_lr."
     )
-    gradient = GradientStep(lambda step: [batches[step]], loss, [optimizer], [schedule], backward=_backward)
-    return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
+    with Replay([*matrices, *clips], settings.steps) as replay:
+        gradient = GradientStep(parts, loss, [optimizer], [schedule], backward=_backward, replay=replay)
+        return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
 
 
 def _backward(loss: Tensor) -> None:
