@@ -7,9 +7,8 @@ import contextlib
 import gc
 import subprocess
 import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -241,6 +240,9 @@ def assert_same(one: StoredModel, other: StoredModel) -> None:
         assert torch.equal(weight.qparams.scale, other.weights[name].qparams.scale), name
     for key, qparams in one.state.static.items():
         assert torch.equal(qparams.scale, other.state.static[key].scale), key
+    for method, tensors in one.state.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, other.state.tensors[method][name]), name
     others = other.model.state_dict()
     assert all(torch.equal(tensor, others[name]) for name, tensor in one.model.state_dict().items())
 
@@ -261,8 +263,8 @@ class Losses(list[float]):
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each part that a graph computes; a warning of a failed recording is an error."""
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """One entry for each part that a graph computes; no recording may fail."""
     found: list[int] = []
     whole = replay.Recorded.__call__
 
@@ -272,17 +274,13 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(replay, "_failures", [])
     monkeypatch.setattr(replay.Recorded, "__call__", call)
-    warnings.filterwarnings("error", message="a training's step could not be recorded")
-    return found
-
-
-GPU = [pytest.mark.gpu, pytest.mark.captures]
+    yield found
+    assert replay._failures == []
 
 
 def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in (*GPU, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")):
-        test = mark(test)
-    return test
+    needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+    return pytest.mark.gpu(pytest.mark.captures(needs(test)))
 
 
 @on_gpu
@@ -328,7 +326,7 @@ def test_a_smaller_last_batch_runs_between_replays(replays: list[int], monkeypat
 
 
 @on_gpu
-@pytest.mark.parametrize("lives", [24, 63])  # in the first block, in the second
+@pytest.mark.parametrize("lives", [24, 90])  # in the first block, in the second
 def test_a_killed_training_continues_with_the_same_bits_on_a_gpu(lives: int, replays, tmp_path: Path) -> None:
     asked = recipe("block_ap", 2 * STEPS)
     whole = build(asked, tiny_model(), "cuda")
@@ -359,7 +357,7 @@ def test_a_block_leaves_no_memory_behind(method: str, replays: list[int], monkey
     before = torch.cuda.memory_allocated()
     build(recipe(method), model, "cuda")
     gc.collect()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before
     assert len(begins) == 4
     assert begins[3] - begins[2] <= max(0, begins[2] - begins[1])  # what is kept of every layer, such as tensors
     assert replays
