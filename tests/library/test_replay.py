@@ -78,8 +78,9 @@ def watched(method: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> l
     seen: list[Capturing] = []
     monkeypatch.setattr(Watched, "seen", seen, raising=False)
     monkeypatch.setattr(TRAINED[method], "Replay", Watched)
+    monkeypatch.setattr(replay, "LEAST_STEPS", 2 * WARM_UP)
     changes = {"rotation": None} if architecture_of(model).traits & {"post_norms", "bare_inputs"} else {}
-    build(recipe(method, changes=changes if method == "block_ap" else {}), model)
+    build(recipe(method, 2 * WARM_UP, changes if method == "block_ap" else {}), model)
     return seen
 
 
@@ -88,7 +89,7 @@ def watched(method: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> l
 def test_what_a_gpu_records_neither_copies_from_the_host_nor_waits(method: str, family: str, monkeypatch) -> None:
     """And it reads the same addresses at each step, else it would compute with what lay there once."""
     seen = watched(method, MODELS[family](), monkeypatch)
-    assert len(seen) == 2 * (STEPS - WARM_UP)  # of both layers
+    assert len(seen) == 2 * WARM_UP  # of both layers
     assert set().union(*(step.refused for step in seen)) == set()
     for steps in (seen[: len(seen) // 2], seen[len(seen) // 2 :]):
         assert all(step.outside == steps[0].outside for step in steps)
