@@ -80,7 +80,7 @@ def quantize_gptq_site(
         columns_of_codes = order
     else:
         codes, qparams = _quantize_at_fixed_scales(columns, spread, base[:normal], rank, weights, settings, gptq)
-        codes = torch.empty_like(codes).index_copy_(0, rank, codes)
+        codes = _placed(codes, rank)
         columns_of_codes = base
     values, scale = _finish_outliers(columns, spread, normal, gptq.block_size, split, _scale_dtype(weights))
     if values is not None and scale is None:
@@ -147,6 +147,13 @@ def _quantize_grouped(
 def _scale_dtype(weights: Sequence[Tensor]) -> torch.dtype:
     """The type of stored scales: at least float32."""
     return torch.promote_types(weights[0].dtype, torch.float32)
+
+
+def _placed(codes: Tensor, rank: Tensor) -> Tensor:
+    """Row i of the codes, which are of one byte each, at row rank[i]; torch moves no float8 on a GPU but as bytes."""
+    placed = torch.empty_like(codes)
+    placed.view(torch.uint8).index_copy_(0, rank, codes.view(torch.uint8))
+    return placed
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:
