@@ -208,6 +208,19 @@ def test_the_command_shows_its_progress(
     assert "6 cells on Some GPU, 0 of them without a number" in result.output
 
 
+def test_the_command_measures_several_tables_into_a_folder(
+    tmp_path: Path, answer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["quarot_table14", "quarot_table15"]
+    tables = [SPEED["tables"][0] | {"id": name, "published": None} for name in names]
+    Copy(tmp_path).write("workflow/papers/quarot/speed.yaml", yaml.safe_dump(SPEED | {"tables": tables}))
+    answer(one_second)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["bench", "measure", *names, "-o", "results/bench/a-gpu"])
+    assert result.exit_code == 0, result.output
+    assert [read_record(Path(f"results/bench/a-gpu/{name}.json"), name).table for name in names] == names
+
+
 def test_without_a_gpu_it_is_one_sentence(table: SpeedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(KernelError, match="needs an NVIDIA GPU"):

@@ -26,7 +26,7 @@ from tests.helpers.project import REPOSITORY
 from tests.helpers.weights import ROTATED_GPTQ, build
 
 #: What stands for arguments that name no place, where a command needs them.
-WORDS = {"method": "rtn", "table": "quarot_table14", "slots": "Llama-2-7B"}
+WORDS = {"method": "rtn", "table": "quarot_table14", "slots": "Llama-2-7B", "tables": "quarot_table14"}
 
 #: Names of files that a command replaces where they are there; which ones it writes follows from what it finds.
 REPLACED = {"runs export": "quarot-runs.parquet"}
@@ -110,7 +110,7 @@ def targets(command: str, name: str, given: Mapping[str, object], place: Path) -
         one: parameter.default
         for one, parameter in inspect.signature(COMMANDS[command], eval_str=True).parameters.items()
     }
-    arguments = {**defaults, "method": "rtn", "slots": ["Llama-2-7B"], **given}
+    arguments = {**defaults, "method": "rtn", "slots": ["Llama-2-7B"], "tables": ["quarot_table14"], **given}
     folder = mark.folder if isinstance(mark.folder, bool) else mark.folder(arguments)
     return ([place] if mark.files is None else [*mark.files(place, arguments)]), folder
 

@@ -1,8 +1,9 @@
 """`rotquant bench`: time and memory at the papers' real shapes, written as records under results/bench/."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,9 +11,9 @@ from reproduction.commands.runs import table_names
 from reproduction.tables.speed.definitions import SpeedCell, SpeedTable
 from rotquant.commands.answers import CommandResult, answers
 from rotquant.commands.options import Changes, Device, Dtype, changed, method_names
-from rotquant.commands.outputs import Writes
+from rotquant.commands.outputs import Arguments, Writes
 from rotquant.foundation.files import OutputKind, has_keys
-from rotquant.foundation.progress import task
+from rotquant.foundation.progress import ProgressTask, task
 from rotquant.tensors.devices import torch_device, torch_dtype
 
 bench_app = typer.Typer(help="Measure time and memory at the papers' shapes.", no_args_is_help=True)
@@ -46,49 +47,66 @@ def quantize(
     return CommandResult(record, (f"{shape}, {record['layers']} layers, {method}: {stages}", peak))
 
 
+def _records(output: Path, arguments: Arguments) -> list[Path]:
+    """The record of each table: the file that is named, of one table, or one of the table's name in the folder."""
+    tables = arguments["tables"]
+    return [output] if len(tables) == 1 and output.suffix == ".json" else [output / f"{one}.json" for one in tables]
+
+
 @bench_app.command()
-@answers({"every key of the record": "its cells, the GPU, the environment"})
+@answers(
+    {"every key of the record": "its cells, the GPU, the environment"} | {"records": "of several tables instead, by id"}
+)
 def measure(
-    table: Annotated[str, typer.Argument(autocompletion=table_names, help="A speed table's id, e.g. quarot_table14.")],
+    tables: Annotated[
+        list[str], typer.Argument(autocompletion=table_names, help="Ids of speed tables, e.g. quarot_table14.")
+    ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The record (JSON); one that is there is continued."),
-        Writes(OutputKind("a record of times", has_keys("table", "gpu", "sittings", "cells"))),
+        typer.Option(
+            "--output", "-o", help="The record (JSON) of one table, or the folder of all; what is there is continued."
+        ),
+        Writes(OutputKind("a record of times", has_keys("table", "gpu", "sittings", "cells")), files=_records),
     ],
     row: Annotated[list[str] | None, typer.Option(help="Only rows that match this pattern with *. Repeatable.")] = None,
     quick: Annotated[bool, typer.Option(help="The first row of each grid alone, to try a table out.")] = False,
     note: Annotated[str, typer.Option(help="A sentence for the record: what else the machine does.")] = "",
 ) -> CommandResult:
-    """Measure a speed table on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
+    """Measure speed tables on this machine's GPU or CPU. Started again after an interruption, it measures the rest.
 
-    Example: `rotquant bench measure quarot_table14 -o results/bench/nvidia-h200/quarot_table14.json`
+    Example: `rotquant bench measure quarot_table14 kernels_h200 -o results/bench/nvidia-h200`
     """
     from reproduction.run.stages.speed import measure as measure_table
     from reproduction.run.tracking.job import timed
     from reproduction.sources import load_tables
     from reproduction.tables.configuration import find_root
     from rotquant.foundation.errors import lookup
-    from rotquant.foundation.files import check_output_file
 
-    check_output_file(output)
-    root = find_root()
+    root, patterns = find_root(), tuple(row or ("*",))
     found = {name: one for name, one in load_tables(root).items() if isinstance(one, SpeedTable)}
-    chosen = lookup(found, table, "unknown speed table")
-    with task(f"measuring {table}", "cell") as under_way:
-
-        def progress(number: int, count: int, cell: SpeedCell, outcome: str) -> None:
-            under_way.total = count
-            under_way.advance(number - under_way.done)
-            print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)
-
-        patterns = tuple(row or ("*",))
-        with timed(table):
+    chosen = [lookup(found, table, "unknown speed table") for table in tables]
+    records, said = dict[str, Any](), list[str]()
+    for table, path in zip(chosen, _records(output, {"tables": tables}), strict=True):
+        with task(f"measuring {table.id}", "cell") as under_way, timed(table.id):
             record = measure_table(
-                chosen, output, root=root, patterns=patterns, quick=quick, note=note, progress=progress
+                table, path, root=root, patterns=patterns, quick=quick, note=note, progress=_shown(under_way)
             )
-    missing = sum(cell.missing is not None for cell in record.cells)
-    said = f"{table}: {len(record.cells)} cells on {record.gpu}, {missing} of them without a number, in {output}"
-    return CommandResult(record.model_dump(mode="json"), (said,))
+        missing = sum(cell.missing is not None for cell in record.cells)
+        count = f"{len(record.cells)} cells on {record.gpu}, {missing} of them without a number"
+        said.append(f"{table.id}: {count}, in {path}")
+        records[table.id] = record.model_dump(mode="json")
+    return CommandResult(records[tables[0]] if len(tables) == 1 else {"records": records}, tuple(said))
+
+
+def _shown(under_way: ProgressTask) -> Callable[[int, int, SpeedCell, str], None]:
+    """What is told of each cell as it is measured, counted by a task."""
+
+    def progress(number: int, count: int, cell: SpeedCell, outcome: str) -> None:
+        under_way.total = count
+        under_way.advance(number - under_way.done)
+        print(f"{cell.grid}, {cell.row}, {cell.column}: {outcome}", file=sys.stderr, flush=True)
+
+    return progress
 
 
 @bench_app.command()
