@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reproduction.benchmarks.layers import copy_case, fp8_linear, int8_linear
-from reproduction.benchmarks.timing import gpu, measure, rotations, time_gpu
+from reproduction.benchmarks.timing import gpu, measure, power, rotations, time_gpu, time_single
 from rotquant.foundation.errors import KernelError
 
 
@@ -24,6 +24,31 @@ def test_every_set_is_used_equally_often(graph: bool) -> None:
     replayed = counts.tolist()
     assert len(set(replayed)) == 1
     assert replayed[0] >= 3 * timing.calls_per_replay / 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dirty", [False, True])
+def test_a_single_call_is_launched_as_a_graph(dirty: bool) -> None:
+    """A host that takes long over a call would be timed with it: it calls to warm up and to capture, no more."""
+    calls, x = [], torch.zeros(8, device=gpu())
+
+    def call() -> None:
+        calls.append(x.add_(1))
+
+    timing = time_single(call, dirty=dirty)
+    assert len(calls) == 4
+    assert x[0].item() == 3 + timing.replays
+
+
+@pytest.mark.gpu
+def test_energy_is_of_replayed_calls() -> None:
+    pytest.importorskip("pynvml")
+    called, x = [], torch.zeros(2, 8, device=gpu())
+    found = power(lambda index: called.append(x[index].add_(1)), 2, 1e-4)
+    assert len(called) == 30  # those of one graph
+    assert x[0, 0].item() == x[1, 0].item()
+    assert found["joules"].value >= 0
+    assert found["clock"].value > 0
 
 
 @pytest.mark.gpu

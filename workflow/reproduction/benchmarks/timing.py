@@ -11,7 +11,6 @@ minutes. Their order differs in each turn, since a function finds the caches as 
 
 import functools
 import importlib
-import itertools
 import os
 import random
 import subprocess
@@ -142,8 +141,8 @@ def time_single(call: Callable[[], Any], *, dirty: bool) -> Measurement:
 _ENERGY_SECONDS = 0.5
 
 
-def power(run: Callable[[], Any], seconds: float) -> dict[str, Measurement]:
-    """Joules of a call of `seconds` that is repeated, and the clock of the multiprocessors meanwhile.
+def power(call: Callable[[int], Any], sets: int, seconds: float) -> dict[str, Measurement]:
+    """Joules of a call of `seconds`, and the clock of the multiprocessors, while `time_gpu`'s graph of it is replayed.
 
     Nothing where NVML's package is not installed.
     """
@@ -154,17 +153,22 @@ def power(run: Callable[[], Any], seconds: float) -> dict[str, Measurement]:
     pynvml.nvmlInit()
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    calls = max(1, round(_ENERGY_SECONDS / seconds))
-    torch.cuda.synchronize()
-    before, clocks = pynvml.nvmlDeviceGetTotalEnergyConsumption(device), list[int]()
-    for index in range(calls):
+    stream, clocks = torch.cuda.Stream(), list[int]()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls, run = _repeated(call, seconds, sets, stream)
+        replays = max(1, round(_ENERGY_SECONDS / (seconds * calls)))
         run()
-        if index % max(1, calls // 8) == calls // 16:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        before = pynvml.nvmlDeviceGetTotalEnergyConsumption(device)
+        for index in range(replays):
             run()
-            clocks.append(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM))
-    torch.cuda.synchronize()
-    spent = (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3 / (calls + len(clocks))
+            if index % max(1, replays // 8) == replays // 16:
+                stream.synchronize()
+                run()
+                clocks.append(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM))
+        torch.cuda.synchronize()
+        spent = (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3 / (replays + len(clocks)) / calls
     return {"joules": Measurement(spent, "J"), "clock": Measurement(sorted(clocks)[len(clocks) // 2] * 1e6, "Hz")}
 
 
@@ -241,8 +245,7 @@ def measure(case: Case, *, replays: int = REPLAYS, regime: Regime = "sustained")
         settle = SETTLE if dense else 0.0
         found["seconds"] = time_gpu(lambda index: case.run(*sets[index]), len(sets), replays=replays, settle=settle)
         if dense and replays == REPLAYS:
-            turns = itertools.cycle(sets)
-            found |= power(lambda: case.run(*next(turns)), found["seconds"].value)
+            found |= power(lambda index: case.run(*sets[index]), len(sets), found["seconds"].value)
     else:
         found["seconds"] = time_single(case, dirty=regime == "single-dirty")
     counted = {"bytes": Measurement(size + written, "B"), "operations": Measurement(case.operations, "op")}
