@@ -21,6 +21,7 @@ Optimizer states of 8 bits would take 12.9 GiB of the GPU and change the numbers
 would save 25.1 and add noise larger than RCP's steps of 1e-6.
 """
 
+import copy
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -248,11 +249,11 @@ def estimate(
 
 
 def _empty(config: Any) -> nn.Module:
-    """The model without weights."""
+    """The model without weights. transformers writes the type into the configuration that it makes a model of."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
 
 
 def _rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -164,7 +164,7 @@ class Training:
                     title=settings.title,
                 )
 
-        return self.engine.same(written_once(teacher, about, make))
+        return self.engine.same(written_once(teacher, self.engine.device, about, make))
 
     def _begin(self, resumed: bool) -> None:
         """Make the quantizers, and clip weights whose quantizers do not learn it, by a search on the text's beginning.

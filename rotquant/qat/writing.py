@@ -120,12 +120,13 @@ class _Room(DynamicLayer):
         return self.keys, self.values
 
 
-def written_once(model: nn.Module, about: object, make: Callable[[], Tensor]) -> Tensor:
+def written_once(model: nn.Module, device: torch.device, about: object, make: Callable[[], Tensor]) -> Tensor:
     """The text that `make` has the model write, made once in this process.
 
     Args:
+        device: where it is written; a GPU draws other tokens than a CPU.
         about: what else than the model's weights and configuration decides the text, as something whose `str` says it.
     """
-    key = str((weights_digest(model), about))
+    key = str((weights_digest(model), device.type, about))
     known = _TEXTS.get(key)
     return keep(_TEXTS, key, make(), _TEXT_BYTES) if known is None else known

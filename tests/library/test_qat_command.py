@@ -18,6 +18,7 @@ from rotquant import api
 from rotquant.commands.distil import _check_unfinished
 from rotquant.foundation.errors import RecipeError, ResultError
 from rotquant.models.checkpoints import config_of
+from rotquant.models.integrity import weights_digest
 from rotquant.qat import estimate as estimates
 from rotquant.qat.engine import Engine, ShardedCheckpoint
 from rotquant.qat.estimate import estimate
@@ -216,6 +217,16 @@ def test_the_estimate_follows_what_it_is_made_of(place, monkeypatch):
     # Student 6 x teacher 2 x one more forward pass, 2 operations a weight and token, at 0.4 of the rate.
     read = whole.steps * whole.tokens
     assert read * 8 * whole.parameters <= 0.4e12 * whole.seconds <= read * 10 * whole.parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_estimate_leaves_the_model_as_it_is(dtype, monkeypatch):
+    """Its configuration decides what is saved, and by a digest which text it wrote."""
+    monkeypatch.setattr(estimates, "_rate", lambda *_: 1e12)
+    model, of = tiny_model(dtype=dtype), preset("rcp")
+    before = weights_digest(model)
+    estimate(model.config, of, of.methods["rcp"], torch.device("cpu"), dtype)
+    assert weights_digest(model) == before
 
 
 def test_a_gpu_takes_the_first_way_that_fits(place, monkeypatch):

@@ -71,7 +71,8 @@ def _text(model: nn.Module, recipe: Recipe, seed: int) -> Tensor:
     """Text that `generate` writes for a recipe, computed once for one model and seed: all bit widths share it."""
     settings = LLMQAT.of(recipe)
     size = (settings.samples, settings.sequence_length)
-    return written_once(model, (recipe.rotation, size, seed), lambda: generate(model, *size, seed))
+    device = embedding(model).weight.device
+    return written_once(model, device, (recipe.rotation, size, seed), lambda: generate(model, *size, seed))
 
 
 def quantized_weights(model: nn.Module, scheme: QuantizationScheme) -> dict[str, Tensor]:
