@@ -48,6 +48,7 @@ __device__ __forceinline__ void normalize(const Problem& p, float (&v)[Vectors][
 // The block's threads, a multiple of 32, times Vectors * 8 cover the columns.
 template <Kind What, Output Out, int Vectors>
 __global__ void __launch_bounds__(1024) quantize_rows_32(const Problem p) {
+    ptx::follow_previous_launch();
     __shared__ float scratch[2][32];
     const long long row = blockIdx.x;
     float v[Vectors][8] = {};

@@ -246,6 +246,7 @@ __device__ __forceinline__ void write_row(const uint4 (&x)[Pieces], const Codes&
 // The block's threads, a multiple of 32, times Pieces * 8 cover the columns.
 template <class T, Kind What, Output Out, int Pieces>
 __global__ void __launch_bounds__(1024) quantize_rows_16(const Problem p) {
+    ptx::follow_previous_launch();
     constexpr bool kNormed = What == kNorm || What == kSumNorm;
     __shared__ Statistics scratch[2][32];
     const long long row = blockIdx.x, start = row * p.n;

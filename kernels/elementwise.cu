@@ -2,6 +2,7 @@
 // RMSNorm, SwiGLU, rotary embedding and append to the cache. All are bound by memory. Arithmetic is float32, rounded
 // where it is stored. sm_80 and newer.
 
+#include "ptx/instructions.cuh"
 #include "values/element.cuh"
 
 namespace {
@@ -46,6 +47,7 @@ __device__ __forceinline__ float block_sum(float x) {
 template <class T>
 __global__ void __launch_bounds__(1024)
     add_rms_norm(const T* x, const T* residual, const T* gain, float eps, int n, T* sum, T* out) {
+    ptx::follow_previous_launch();
     const long long row = static_cast<long long>(blockIdx.x) * n;
     float v[kNormVectors][8];
     float squares = 0.f;
@@ -84,6 +86,7 @@ __global__ void __launch_bounds__(1024)
 // out [rows, n] = silu(gate) * up of (gate | up) [rows, 2 n], silu rounded as torch rounds it; n a multiple of eight.
 template <class T>
 __global__ void __launch_bounds__(256) swiglu(const T* gate_up, long long vectors, int n, T* out) {
+    ptx::follow_previous_launch();
     const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (item >= vectors) return;
     const long long row = item / (n / 8), column = 8 * (item % (n / 8));
@@ -105,6 +108,7 @@ template <class T>
 __global__ void __launch_bounds__(256)
     rope_append(const T* qkv, const T* cos, const T* sin, int cos_batch, const int* lengths, int batch, int gap,
                 int tokens, int heads, int kv_heads, int head_dim, int capacity, T* queries, T* keys, T* values) {
+    ptx::follow_previous_launch();
     const int all = heads + 2 * kv_heads, half = head_dim / 2;
     const long long item = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int i = 8 * (item % (half / 8)), head = item / (half / 8) % all;

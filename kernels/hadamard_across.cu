@@ -352,6 +352,7 @@ __device__ __forceinline__ void write_tile(const Sums<S>& sums, const Problem& p
 template <class Type, int Order, int Chunks, int Slots, Output Result, Kind What, int MinBlocks>
 __global__ void __launch_bounds__(32 * Shape<Type, Order, Chunks, Slots, Result, What>::kWarps, MinBlocks)
     hadamard_across(const Problem p, const __grid_constant__ ptx::TensorMap map) {
+    ptx::follow_previous_launch();
     using S = Shape<Type, Order, Chunks, Slots, Result, What>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[2][32];  // rows take turns, so that one barrier to a row suffices

@@ -161,6 +161,7 @@ __device__ void quantize_row(const A* row, const Problem& p, int elements, float
 // One block to a row. A: the type of the arithmetic, float or __half. Dynamic shared memory: a row of A.
 template <class T, class A, Output Out, Kind What>
 __global__ void __launch_bounds__(1024) hadamard_any(const Problem p) {
+    ptx::follow_previous_launch();
     extern __shared__ float4 shared[];
     __shared__ float scratch[32];
     A* row = reinterpret_cast<A*>(shared);

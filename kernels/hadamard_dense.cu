@@ -268,6 +268,7 @@ template <class Type, int Order, int Chunks, int Tiles, bool Columns, Output Res
 __global__ void
 __launch_bounds__(32 * Shape<Type, Order, Chunks, Tiles, Columns, Result, What, Half>::kWarps, MinBlocks)
     hadamard_dense(const Problem p) {
+    ptx::follow_previous_launch();
     using S = Shape<Type, Order, Chunks, Tiles, Columns, Result, What, Half>;
     extern __shared__ uint4 shared[];
     alignas(16) __shared__ float scratch[32];

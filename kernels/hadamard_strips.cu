@@ -17,6 +17,7 @@
 template <class Type, int Order, int Warps, int Strips, int Slots, int Passes, bool Columns, Output Result, Kind What,
           bool Half, int MinBlocks>
 __global__ void __launch_bounds__(Warps == 1 ? 128 : 32 * Warps, MinBlocks) hadamard_strips(const Problem p) {
+    ptx::follow_previous_launch();
     using S = Shape<Type, Order, Warps, Strips, Slots, Passes, Columns, Result, What, Half>;
     extern __shared__ float4 shared[];
     alignas(16) __shared__ float scratch[32];

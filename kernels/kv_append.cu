@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
               Params<Groups>* k_params, Params<Groups>* v_params, const int* starts, const int* table, int pages,
               int per_sequence, int page_size, int batch, int tokens, int kv_heads, int rotate, float clip_k,
               float clip_v) {
+    ptx::follow_previous_launch();
     const Pages book{table, pages, per_sequence, page_size};
     const Tokens<T, D> keys{k, k_batch, k_token, cos, sin, cos_batch, rotate != 0, clip_k};
     const Tokens<T, D> values{v, v_batch, v_token, nullptr, nullptr, 0, false, clip_v};

@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, HeadTiles == 1 && Groups < 4 ? 
                  const T* k_prefix, const T* v_prefix, int prefix, const int* lengths, int new_tokens, const int* table,
                  int pages, int per_sequence, int page_size, int group, int rotate, float scale, float* workspace,
                  int* counters, T* out) {
+    ptx::follow_previous_launch();
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ QueryTile<D, Groups, HeadTiles> queries;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;

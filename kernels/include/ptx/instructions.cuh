@@ -351,6 +351,12 @@ __device__ __forceinline__ void await_previous_launch() {
 #endif
 }
 
+// For a kernel that reads nothing early: the next launch may move in at once, and fetch its weight meanwhile.
+__device__ __forceinline__ void follow_previous_launch() {
+    release_next_launch();
+    await_previous_launch();
+}
+
 // Barrier `id` (1 to 15; 0 is __syncthreads) among `Threads` threads of the block.
 template <int Threads>
 __device__ __forceinline__ void named_barrier(int id) {

@@ -20,6 +20,7 @@ from rotquant.kernels.attention import reference
 from rotquant.kernels.attention.reference import Append, Attend, Dequantize
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
+from rotquant.kernels.launch.overlap import launch_waiting
 from rotquant.kernels.layouts.weights import padded
 
 HEAD_DIMS = (64, 128)
@@ -159,7 +160,7 @@ def _append_cuda(a: Append) -> None:
     blocked = tokens >= 16
     blocks = batch * (-(-tokens // 16) + 1) * kv_heads if blocked else -(-batch * tokens * kv_heads // _WARPS)
     name = shape.append(blocked)
-    launch(
+    launch_waiting(
         kernel(TranslationUnit(_APPEND, (name,)), name, k.device),
         (blocks, 2),
         (32 * _WARPS,),
@@ -198,7 +199,7 @@ def _attend_cuda(a: Attend) -> Tensor:
     workspace = torch.empty(batch * heads * splits * (head_dim + 4) * (splits > 1), device=q.device)
     stages = _stages(architecture_of_device(q.device))
     source = _attention_source(shape, column_tiles, stages)
-    launch(
+    launch_waiting(
         kernel(source, source.instances[0], q.device),
         (splits, kv_heads, batch),
         (32 * _WARPS,),

@@ -17,7 +17,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters, Structure
 from rotquant.kernels.hadamard.cuts import CHUNK, TILE, Across, Cut, Strips, cut_of, signs, threads
 from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
-from rotquant.kernels.launch.operators import launch
+from rotquant.kernels.launch.overlap import launch_waiting
 from rotquant.kernels.launch.tma import TENSOR_MAP, matrix_map
 from rotquant.kernels.layouts.codes import CODES, NO_CODES, RowCodes, RowFloats
 from rotquant.tensors.hadamard.constructions import core_matrix, decompose
@@ -194,7 +194,7 @@ def launch_cut(
     if isinstance(cut, Across):  # rows of x as matrices, one below the other; a copy takes 64 columns of one
         shape = {"columns": CHUNK * cut.chunks, "rows": rows * cut.order, "box": (CHUNK, cut.order)}
         maps = (matrix_map(x, element=2, swizzled=True, **shape),)
-    launch(function, (blocks,), (threads(cut),), problem, *maps, device=x.device, shared=shared)
+    launch_waiting(function, (blocks,), (threads(cut),), problem, *maps, device=x.device, shared=shared)
 
 
 def has_kernel(n: int, inner: int, dtype: torch.dtype, device: torch.device, half: bool = False) -> bool:
@@ -229,7 +229,7 @@ def _launch_any(
         norm=2**halvings / math.sqrt(n),
     )
     block = 1024 if elements > 16384 or core > 2048 else 512 if elements > 4096 else 128
-    launch(function, (x.shape[0],), (block,), problem, device=x.device, shared=shared)
+    launch_waiting(function, (x.shape[0],), (block,), problem, device=x.device, shared=shared)
 
 
 def _tensors(x: Tensor, out: Out, table: Tensor, norm: RowNorm | None) -> dict[str, Any]:

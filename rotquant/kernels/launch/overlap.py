@@ -1,13 +1,15 @@
 """Launches that overlap: a kernel starts, and reads what nothing before it wrote, while the one before it still runs.
 
 CUDA's programmatic dependent launch, on Hopper and newer, for kernels that wait (griddepcontrol.wait) before they touch
-what earlier launches wrote. A product of few rows fetches its weight that way under the end of its predecessor. Never
-on by itself: only the caller knows that the launch just before does not write a weight.
+what earlier launches wrote: those of a decoded token. A product of few rows fetches its weight under its predecessors;
+the others begin with the wait, and save the time of a start. Never on by itself: only the caller knows that no launch
+under way writes a weight.
 """
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +25,8 @@ _overlapping: ContextVar[bool] = ContextVar("rotquant_overlapping_launches", def
 def overlapping_launches() -> Iterator[None]:
     """Let kernels that can start before their predecessor ends; capture a CUDA graph inside to keep it so.
 
-    The caller promises that weights and their scales were written, at the latest, by the last launch but one on the
-    stream: true of every model whose weights do not change.
+    The caller promises that no launch of the stream that may be under way writes weights or their scales: true of every
+    model whose weights do not change.
     """
     token = _overlapping.set(True)
     try:
@@ -38,16 +40,21 @@ def overlaps(device: torch.device) -> bool:
     return _overlapping.get() and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def launch_structure(
-    kernel: Kernel, blocks: int, threads: int, structure: np.void, *, device: torch.device, shared: int = 0
+def launch_waiting(
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    *arguments: Any,
+    device: torch.device,
+    shared: int = 0,
 ) -> None:
-    """Launch a kernel whose one argument is a structure by value, overlapping if `overlaps(device)`.
+    """Launch, as `launch` does, a kernel that waits for its predecessors; it overlaps them if `overlaps(device)`.
 
     Raises:
-        KernelError: CUDA refuses the launch.
+        KernelError: CUDA refuses the launch, or a number is too large for its parameter.
     """
     if not overlaps(device):
-        launch(kernel, (blocks,), (threads,), structure, device=device, shared=shared)
+        launch(kernel, grid, block, *arguments, device=device, shared=shared)
         return
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]  # compiled, without stubs
 
@@ -56,13 +63,13 @@ def launch_structure(
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = *grid, *(1,) * (3 - len(grid))
+    config.blockDimX, config.blockDimY, config.blockDimZ = *block, *(1,) * (3 - len(block))
     config.sharedMemBytes, config.hStream = shared, torch.cuda.current_stream(device).cuda_stream
     config.attrs, config.numAttrs = [attribute], 1
-    (argument,) = map(np.array, kernel.parameters.pack((structure,)))
-    arguments = np.array([argument.ctypes.data], np.uint64)  # CUDA copies the structure before it returns
+    packed = [np.array(one) for one in kernel.parameters.pack(arguments)]
+    places = np.array([one.ctypes.data for one in packed], np.uint64)  # CUDA copies what is there before it returns
     with torch.cuda.device(device):
-        (status,) = driver.cuLaunchKernelEx(config, kernel.function.kernel.ptr, arguments.ctypes.data, 0)
+        (status,) = driver.cuLaunchKernelEx(config, kernel.function.kernel.ptr, places.ctypes.data, 0)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise KernelError(f"CUDA refused a launch: {status.name}.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
-from rotquant.kernels.launch.overlap import launch_structure, overlaps
+from rotquant.kernels.launch.overlap import launch_waiting, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, STRIP, padded
 from rotquant.kernels.products.output import DTYPE, OUTPUTS
 
@@ -203,7 +203,7 @@ def launch_gemv(
         shared = max(shared, spreading_bytes(blocks, out.device))
     source = _source(plan, packed, grouped)
     function = kernel(source, source.instances[0], out.device)
-    launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
+    launch_waiting(function, (blocks,), (plan.threads,), problem, device=out.device, shared=shared)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, CudaFile, Parameters, Structure
 from rotquant.kernels.launch.loading import TranslationUnit, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
-from rotquant.kernels.launch.overlap import launch_structure
+from rotquant.kernels.launch.overlap import launch_waiting
 from rotquant.kernels.layouts.weights import STRIP, padded
 from rotquant.kernels.products.output import DTYPE, OUTPUTS, check_output
 
@@ -340,7 +340,7 @@ def launch_lut_gemv(
     )
     function = kernel(plan.source, plan.instance, x.device)
     shared = plan.shared_bytes(strips, groups)
-    launch_structure(function, plan.blocks, plan.threads, problem, device=x.device, shared=shared)
+    launch_waiting(function, (plan.blocks,), (plan.threads,), problem, device=x.device, shared=shared)
 
 
 def _multiply_dequantized(a: W2Linear) -> Tensor:

@@ -18,7 +18,7 @@ from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import INT, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.launch.loading import TranslationUnit, architecture_of_device, kernel
 from rotquant.kernels.launch.operators import check_same_device, check_tensor, launch, operator
-from rotquant.kernels.launch.overlap import launch_structure, overlaps
+from rotquant.kernels.launch.overlap import launch_waiting, overlaps
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_weight, padded, unpack_weight
 from rotquant.kernels.products.gemv import CONSTANTS, PROBLEM, GemvPlan, spreading_bytes
 from rotquant.kernels.products.linear import GROUP_SIZE, PackedWeight, packed_shapes
@@ -259,7 +259,7 @@ def launch_w4a16(
         shared = max(shared, spreading_bytes(blocks, out.device))
     source = _source(plan, x.dtype)
     function = kernel(source, source.instances[0], out.device)
-    launch_structure(function, blocks, plan.threads, problem, device=out.device, shared=shared)
+    launch_waiting(function, (blocks,), (plan.threads,), problem, device=out.device, shared=shared)
 
 
 def launch_dequantize(codes: Tensor, scale: Tensor, in_features: int, dtype: torch.dtype) -> Tensor:

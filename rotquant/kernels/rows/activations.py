@@ -18,7 +18,8 @@ from rotquant.kernels.arguments import FLOAT, INT, POINTER, TYPES, CudaFile, Par
 from rotquant.kernels.hadamard.launch import launch_transform
 from rotquant.kernels.hadamard.operator import check_heads, transform_reference
 from rotquant.kernels.launch.loading import TranslationUnit, kernel
-from rotquant.kernels.launch.operators import check_tensor, launch, operator
+from rotquant.kernels.launch.operators import check_tensor, operator
+from rotquant.kernels.launch.overlap import launch_waiting
 from rotquant.kernels.layouts.codes import CODES, Rounding, RowCodes
 from rotquant.kernels.layouts.weights import K_BLOCK, pack_rows, padded
 from rotquant.kernels.rows.elementwise import check_norm, empty_sum, gated
@@ -188,7 +189,8 @@ def _launch_rows(
         columns=out.columns,
         eps=eps,
     )
-    launch(kernel(TranslationUnit(file, (name,)), name, x.device), (x.shape[0],), (threads,), problem, device=x.device)
+    function = kernel(TranslationUnit(file, (name,)), name, x.device)
+    launch_waiting(function, (x.shape[0],), (threads,), problem, device=x.device)
 
 
 def _shape(pieces: int, rows: int, kind: str, wide: bool) -> tuple[int, int]:

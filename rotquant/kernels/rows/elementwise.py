@@ -13,7 +13,8 @@ from torch.nn.functional import rms_norm, silu
 from rotquant.foundation.errors import KernelError
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES_16, CudaFile, Parameters
 from rotquant.kernels.launch.loading import Kernel, TranslationUnit, kernel
-from rotquant.kernels.launch.operators import Written, check_same_device, check_tensor, launch, operator
+from rotquant.kernels.launch.operators import Written, check_same_device, check_tensor, operator
+from rotquant.kernels.launch.overlap import launch_waiting
 from rotquant.kernels.layouts.weights import padded
 
 _THREADS = 256
@@ -80,7 +81,7 @@ def _norm_cuda(x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: flo
     if rows:
         threads = min(1024, padded(-(-n // _VECTOR), 32))
         arguments = (x, residual, gain, eps, n, total, out)
-        launch(_kernel("add_rms_norm", x), (rows,), (threads,), *arguments, device=x.device)
+        launch_waiting(_kernel("add_rms_norm", x), (rows,), (threads,), *arguments, device=x.device)
     return out, total
 
 
@@ -109,7 +110,7 @@ def _swiglu_cuda(gate_up: Tensor) -> Tensor:
     if vectors:
         blocks = -(-vectors // _THREADS)
         arguments = (gate_up, vectors, n, out)
-        launch(_kernel("swiglu", gate_up), (blocks,), (_THREADS,), *arguments, device=gate_up.device)
+        launch_waiting(_kernel("swiglu", gate_up), (blocks,), (_THREADS,), *arguments, device=gate_up.device)
     return out
 
 
@@ -188,7 +189,7 @@ def _append_cuda(a: RopeAppend) -> Tensor:
         sizes = (batch, a.gap, tokens, a.heads, kv_heads, head_dim, capacity)
         arguments = (a.qkv, a.cos, a.sin, rows, a.lengths, *sizes, queries, keys, a.values)
         grid = (-(-items // _THREADS),)
-        launch(_kernel("rope_append", keys), grid, (_THREADS,), *arguments, device=keys.device)
+        launch_waiting(_kernel("rope_append", keys), grid, (_THREADS,), *arguments, device=keys.device)
     return queries
 
 

@@ -1,8 +1,11 @@
 """Launches overlap only where asked for and possible, and change no result."""
 
+import re
+
 import pytest
 import torch
 
+from rotquant.kernels.launch.loading import SOURCES
 from rotquant.kernels.launch.operators import references
 from rotquant.kernels.launch.overlap import overlapping_launches, overlaps
 from rotquant.kernels.layouts.weights import pack_rows
@@ -21,6 +24,23 @@ def test_launches_overlap_where_asked_for_and_possible(
     with overlapping_launches():
         assert overlaps(device) == possible
     assert not overlaps(device)
+
+
+#: Files of kernels that `launch_waiting` starts, but for these, which `launch` does; products wait further below.
+WAITING = ("activations", "activations_16", "elementwise", "hadamard_*", "kv_append", "kv_attention")
+ORDINARY = {"kv_rotate", "kv_dequantize"}
+
+
+def test_kernels_that_may_start_early_wait_first() -> None:
+    """A kernel that reads or writes before it waits meets what its predecessor has not written yet."""
+    waiting, found = "ptx::follow_previous_launch();", set[str]()
+    for file in (file for pattern in WAITING for file in SOURCES.glob(f"{pattern}.cu")):
+        for kernel in re.findall(r"__global__[^{]*?(\w+)\((?:[^()]|\([^()]*\))*\)\s*\{\s*([^\n]*)", file.read_text()):
+            name, first = kernel
+            found.add(name)
+            assert (first == waiting) == (name not in ORDINARY), (file.name, name, first)
+    assert {"quantize_rows_16", "rope_append", "hadamard_across", "kv_append", "kv_attention"} <= found
+    assert len(found) == 13
 
 
 @pytest.mark.gpu
