@@ -24,13 +24,18 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _SHORT = {
     "Hadamard transform": "transform",
     "Hadamard transform and quantization": "with quantization",
+    "Hadamard transform to floats of low bits": "with quantization",
+    "RMSNorm, Hadamard transform and quantization": "with norm",
     "Quantization without a transform": "quantization",
 }
-#: Columns from others.
+#: What columns from others begin with: of products and attention, and of what only moves bytes.
 _OTHERS = (
-    *("FP16", "BF16", "FP8", "INT8", "INT4 pack", "SDPA FP16", "Eager PyTorch"),
-    *("fast-hadamard-transform", "hadacore"),
+    *("FP16", "BF16", "FP8", "INT8", "INT4 pack", "SDPA", "flex_attention"),
+    *("CUTLASS", "Marlin", "Machete", "Humming"),
 )
+_OTHER_TRANSFORMS = ("fast-hadamard-transform", "hadacore", "Eager PyTorch")
+#: Characters of the labels below a panel of bars that fit beside each other.
+_FITTING = 26
 
 
 def draw(project: Project, table: SpeedTable, path: Path) -> None:
@@ -80,7 +85,9 @@ def _panel(axis: Any, table: SpeedTable, part: DrawnPart, numbers: SpeedNumbers)
     axis.axhline(1, color=NEUTRAL, linewidth=0.8)
     varying = [place for place in range(len(grid.axes)) if len({row.labels[place] for row in chosen}) > 1] or [0]
     axis.set(xticks=range(len(chosen)), title=part.title, ylabel=f"{grid.ratio} over {grid.baseline}")
-    axis.set_xticklabels(["\n".join(row.labels[place] for place in varying) for row in chosen])
+    labels = ["\n".join(row.labels[place] for place in varying) for row in chosen]
+    crowded = sum(max(map(len, label.split("\n"))) for label in labels) > _FITTING
+    axis.set_xticklabels(labels, **({"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if crowded else {}))
     axis.set_xlabel(", ".join(grid.axes[place].name.lower() for place in varying))
     axis.margins(y=0.1)
     axis.grid(axis="x", visible=False)
@@ -113,7 +120,7 @@ def _bandwidth(axis: Any, found: Sequence[Point], known: dict[str, float]) -> No
             share = 100 * point.bytes / point.seconds / known.get(point.memory, known["copy"])
             groups.setdefault(f"{_SHORT.get(grid, grid)}: {column}", []).append(share)
     for place, (name, shares) in enumerate(groups.items()):
-        color = PUBLISHED if name.endswith(_OTHERS) else OURS
+        color = PUBLISHED if name.endswith(_OTHER_TRANSFORMS) else OURS
         axis.plot(shares, [place] * len(shares), "o", color=color, markersize=4, alpha=0.8)
     axis.axvline(100, color=NEUTRAL, linewidth=0.8)
     axis.set(yticks=range(len(groups)), xlim=(0, 115), xlabel="bytes per second, % of copying or reading")
@@ -135,7 +142,7 @@ def _roof(axis: Any, found: Sequence[Point], known: dict[str, float]) -> None:
             axis.plot([], [], color=colors[name], label=f"{name}: {known[name] / 1e12:.0f} TOP/s")
     marks = dict(zip(dict.fromkeys(point.place[0] for point in found), itertools.cycle(_MARKS), strict=False))
     for point in found:
-        ours = point.place[2] not in _OTHERS
+        ours = not point.place[2].startswith(_OTHERS)
         look = {"markerfacecolor": colors[point.arithmetic] if ours else "white", "markersize": 4.5}
         place = point.operations / point.bytes, point.operations / point.seconds / 1e12
         axis.plot(*place, marks[point.place[0]], color=colors[point.arithmetic], **look)
