@@ -141,7 +141,10 @@ def export(
         if engine == "vllm" and integers and weights is not None and weights.scheme.bits < 8:
             notes += ("note: vLLM 0.26 ran 4-bit weights without quantizing their inputs: compare its answer to ours.",)
         if method != "rotquant" and read_json(output / "config.json")["quantization_config"]["transform_config"]:
-            notes += ("note: vLLM 0.33 runs online transforms on one GPU, and of no layer with a bias.",)
+            notes += (
+                "note: vLLM 0.33 runs online transforms on one GPU, and of no layer with a bias.",
+                "note: transformers ignores online transforms and finds no weights here: it takes --for transformers.",
+            )
         how += ", for transformers after `import rotquant.serving`" if method == "rotquant" else ""
     size = output.stat().st_size if form == "gguf" else folder_size(output)
     data = {"model": str(model), "output": str(output), "bytes": size, "format": form, "quant_method": method}

@@ -5,6 +5,7 @@ are read, no dataset script runs. Those of the hub go through the `datasets` lib
 hub of each file that it opens, and a damaged JSON file can crash its parser with the process.
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ _SHARD = re.compile(r"(?P<before>.*-)(?P<index>\d{5})-of-(?P<count>\d{5})(?P<aft
 #: Which tenths of the rows of a single file are which split: where the first begins, where the last ends.
 _TENTHS = {"train": (0, 8), "validation": (8, 9), "test": (9, 10)}
 
+#: Names of the hub's that resemble `wikitext2`.
+_ALIKE = ("wikitext",)
 
 #: In the place of a digest where a text cannot be read; nothing is computed under it.
 UNREAD = "unread"
@@ -42,13 +45,19 @@ _HUB_DATASET = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]
 
 
 def corpus_spec(text: str) -> CorpusSpec:
-    """The corpus that a user names: `wikitext2`, a folder, a file, or a dataset of the hub with its configuration."""
+    """The corpus that a user names: `wikitext2`, a folder, a file, or a dataset of the hub with its configuration.
+
+    Raises:
+        CorpusError: the name resembles `wikitext2`, and is none of the others.
+    """
     path = Path(text).expanduser()
     hub = _HUB_DATASET.fullmatch(text)
     if hub is None or path.exists() or path.suffix in _SUFFIXES:
         return CorpusSpec(name=path.stem, source="local", path=str(path))
     if text == WIKITEXT2.name:
         return WIKITEXT2
+    if text not in _ALIKE and difflib.get_close_matches(text, [WIKITEXT2.name], cutoff=0.8):
+        raise CorpusError(f"unknown corpus {text!r}; nearest: {WIKITEXT2.name}.")
     return CorpusSpec(name=hub["path"].split("/")[-1], source="hub", path=hub["path"], subset=hub["subset"])
 
 

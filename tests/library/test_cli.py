@@ -20,6 +20,7 @@ import rotquant as rotquant_package
 from rotquant.cli import app, warnings_in_words
 from rotquant.commands.options import changed, corpus_spec
 from rotquant.commands.root import cli
+from rotquant.foundation.errors import CorpusError
 from rotquant.foundation.files import file_digest
 from rotquant.methods.spinquant import cayley_training
 from rotquant.methods.spinquant.cayley_training import learn_rotations
@@ -262,3 +263,10 @@ def test_a_result_says_which_part_of_a_single_file_it_was_measured_on(model, tex
     assert rotquant(monkeypatch, "evaluate", model, *arguments) == 0
     (part,) = json.loads(file.read_text())["text"]["splits"].values()
     assert part["share"] == "rows from 90 to 100 % of the file"
+
+
+def test_a_corpus_that_is_nearly_wikitext2_is_not_asked_of_the_hub() -> None:
+    for name in ("wikitxt2", "wikitext-2", "wikitxt"):
+        with pytest.raises(CorpusError, match=f"unknown corpus '{name}'; nearest: wikitext2"):
+            corpus_spec(name)
+    assert corpus_spec("wikitext").source == corpus_spec("wikitext2").source == corpus_spec("c4").source == "hub"
