@@ -241,7 +241,10 @@ def _layers(work: Work, method: Method) -> Phase:
 
 
 def _blocks(work: Work, method: Method) -> Phase:
-    """A decoder layer with what is learned of it, and the hidden states of both networks."""
+    """A decoder layer with what is learned of it, and the hidden states of both networks.
+
+    Gradients are freed before each step, and grow in the backward pass while what was kept for it is freed.
+    """
     text = text_of(method, work.recipe)
     if text is None:
         return Phase(method.title, _layer(work))
@@ -253,8 +256,9 @@ def _blocks(work: Work, method: Method) -> Phase:
         4 * tokens * _width(work),
         f"{tokens:,} tokens x {_width(work):,}, float32",
     )
-    learned = Part("the layer's training", 16 * layer, f"{layer:,} weights x 16 bytes: float32, gradient, two moments")
-    return Phase(method.title, (*_layer(work), *here, learned, kept), there)
+    learned = Part("the layer's training", 12 * layer, f"{layer:,} weights x 12 bytes: float32, two moments")
+    gradient = Part("the layer's gradient", 4 * layer, f"{layer:,} numbers in float32")
+    return Phase(method.title, (*_layer(work), *here, learned, max(kept, gradient, key=_size)), there)
 
 
 def _network(work: Work, method: Method) -> Phase:
