@@ -15,7 +15,8 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,7 @@ def time_gpu(
     """
     if not torch.cuda.is_available():
         raise KernelError("timing needs an NVIDIA GPU, and torch sees none.")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with _beside() as stream:
         for index in range(sets):  # compile, allocate, warm up
             call(index)
         estimate = elapsed(lambda: [call(index) for index in range(sets)]) / sets
@@ -83,8 +82,17 @@ def time_gpu(
             run()
         replays = min(replays, max(_FEWEST_REPLAYS, round(_SECONDS / (estimate * calls))))
         seconds = sorted(elapsed(run) / calls for _ in range(replays))
-    torch.cuda.current_stream().wait_stream(stream)
     return Measurement.timed(seconds, calls)
+
+
+@contextmanager
+def _beside() -> Iterator[torch.cuda.Stream]:
+    """A stream of its own, as capturing needs, on which work runs in order with that of the current stream."""
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield stream
+    before.wait_stream(stream)
 
 
 def _repeated(
@@ -121,9 +129,8 @@ def time_single(call: Callable[[], Any], *, dirty: bool) -> Measurement:
     """
     l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     other = torch.zeros(2 * _L2_MULTIPLE * l2 // 4, device="cuda")
-    found, stream = [], torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    found = []
+    with _beside() as stream:
         for _ in range(3):  # compile, allocate, warm up
             call()
         run = _graph(lambda _: call(), 1, 1, stream)
@@ -133,7 +140,6 @@ def time_single(call: Callable[[], Any], *, dirty: bool) -> Measurement:
             time.sleep(_PAUSE)
             torch.cuda._sleep(_WAITED_CYCLES)  # pyright: ignore[reportPrivateUsage]  # no public name
             found.append(elapsed(run))
-    torch.cuda.current_stream().wait_stream(stream)
     return Measurement.timed(sorted(found), 1)
 
 
@@ -153,9 +159,8 @@ def power(call: Callable[[int], Any], sets: int, seconds: float) -> dict[str, Me
     pynvml.nvmlInit()
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    stream, clocks = torch.cuda.Stream(), list[int]()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    clocks = list[int]()
+    with _beside() as stream:
         calls, run = _repeated(call, seconds, sets, stream)
         replays = max(1, round(_ENERGY_SECONDS / (seconds * calls)))
         run()
