@@ -27,16 +27,17 @@ def test_launches_overlap_where_asked_for_and_possible(
 
 
 #: Files of kernels that `launch_waiting` starts, but for these, which `launch` does; products wait further below.
-WAITING = ("activations", "activations_16", "elementwise", "hadamard_*", "kv_append", "kv_attention")
+WAITING = ("activations*", "elementwise", "hadamard_*", "kv_append", "kv_attention")
 ORDINARY = {"kv_rotate", "kv_dequantize"}
+#: A kernel's name and the first statement of its body.
+_KERNEL = re.compile(r"__global__[^{]*?(\w+)\((?:[^()]|\([^()]*\))*\)\s*\{\s*([^\n]*)")
 
 
 def test_kernels_that_may_start_early_wait_first() -> None:
     """A kernel that reads or writes before it waits meets what its predecessor has not written yet."""
     waiting, found = "ptx::follow_previous_launch();", set[str]()
     for file in (file for pattern in WAITING for file in SOURCES.glob(f"{pattern}.cu")):
-        for kernel in re.findall(r"__global__[^{]*?(\w+)\((?:[^()]|\([^()]*\))*\)\s*\{\s*([^\n]*)", file.read_text()):
-            name, first = kernel
+        for name, first in _KERNEL.findall(file.read_text()):
             found.add(name)
             assert (first == waiting) == (name not in ORDINARY), (file.name, name, first)
     assert {"quantize_rows_16", "rope_append", "hadamard_across", "kv_append", "kv_attention"} <= found
