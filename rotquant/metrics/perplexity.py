@@ -21,17 +21,15 @@ from torch import Tensor, nn
 from rotquant.foundation.errors import CheckpointError
 from rotquant.foundation.progress import task
 from rotquant.metrics.divergence import FloatStates, batches_of, divergence
-from rotquant.models.architectures import config_of
+from rotquant.models.architectures import base_model, capped, config_of, lm_head
 from rotquant.models.limits import metric_windows
 from rotquant.models.simulation.prefix import BOS_OF_PREFIX, prefix_holds
 from rotquant.recipes.schemes import Perplexity
-from rotquant.tensors.devices import of_device
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.text import NO_BOS, Tokens
 
-#: Upper bound on the logits held at once, in elements. 2^26 float32 values are 256 MiB; 2^22, 16 MiB, stay in a CPU's
-#: cache and in memory that the allocator keeps (from 32 MiB on it maps fresh pages for every tensor).
-_LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+#: Upper bound on the logits of all windows that a CPU reads at once, in elements: its caches hold their states then.
+_LOGITS_ON_A_CPU = 2**22
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None =
     """Scores of a network on each window's tokens after its first, means over them.
 
     Args:
-        model: causal language model whose forward returns `.logits` [batch, tokens, vocabulary].
+        model: causal language model, whose head makes logits of one window at a time.
         windows: token ids, int64 [batch, tokens].
         exact: the full-precision model's last states of these windows.
         skipped: how many tokens at their head the network does not read, so that it predicts one less.
@@ -108,14 +106,14 @@ def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None =
     """
     scores = windows.new_zeros(len(windows), 3, dtype=torch.float64)
     with OneDNNLinear():
-        logits = model(input_ids=windows[:, skipped:], use_cache=False).logits
-        for place, (row, target) in enumerate(zip(logits, windows, strict=True)):  # which bounds the float32 copies
-            found = row[:-1].float().log_softmax(-1)
+        states = base_model(model)(input_ids=windows[:, skipped:], use_cache=False).last_hidden_state
+        for place, (row, target) in enumerate(zip(states, windows, strict=True)):
+            found = capped(model, lm_head(model)(row[:-1])).float().log_softmax(-1)
             scores[place, 0] = -found.gather(1, target[skipped + 1 :, None]).double().mean()
             if exact is not None:
-                states = exact.states[place, skipped:-1].to(row.device)
-                unread = int(not skipped and bool(states[0].isnan().any()))
-                kl, flips = divergence(exact.head(states[unread:]).float(), found[unread:])
+                known = exact.states[place, skipped:-1].to(row.device)
+                unread = int(not skipped and bool(known[0].isnan().any()))
+                kl, flips = divergence(exact.head(known[unread:]).float(), found[unread:])
                 scores[place, 1] = kl.double().mean()
                 scores[place, 2] = flips.double().mean() + 0 * scores[place, 1]
     return scores
@@ -136,7 +134,7 @@ def perplexity(
     Args:
         tokens: the whole text that the metric names (`rotquant.text.tokenize`).
         metric: how it is cut into windows.
-        batch_size: windows per forward pass; lowered so that the logits stay within 16 MiB on a CPU, 256 MiB elsewhere.
+        batch_size: windows per forward pass; on a CPU fewer, so that what a layer reads stays in its caches.
         exact: the full-precision model's last states of the windows that the metric asks for.
 
     Returns:
@@ -150,10 +148,10 @@ def perplexity(
     windows = metric_windows(model, tokens, metric)
     if exact is not None and not torch.equal(exact.windows, windows):
         raise CheckpointError("the full-precision model read other tokens: the tokenizers of the two models differ.")
-    vocabulary: int = config_of(model).vocab_size
     device = next(model.parameters()).device
-    limit = of_device(_LOGITS_AT_ONCE, device)
-    batch_size = max(1, min(batch_size, limit // (metric.sequence_length * vocabulary)))
+    if device.type == "cpu":
+        vocabulary: int = config_of(model).vocab_size
+        batch_size = max(1, min(batch_size, _LOGITS_ON_A_CPU // (metric.sequence_length * vocabulary)))
     was_training = model.training
     model.eval()
     parts, unread = [], 0
