@@ -252,19 +252,20 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
         absent = _outside(project, table, claim, quantity, values.ours, results)
+        computed = [name for name in project.columns(table) if name in (claim.columns or (name,))] or claim.columns
         for about, check in claim.checks.items():
-            ours = judge(check, table, values.ours, quantity, results, claim.columns, absent)
+            ours = judge(check, table, values.ours, quantity, results, computed, absent)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)
             finer = None
             if about == "mechanism":
                 at_chance = ours.decision == "not checkable"
-                finer = endpoints.instead(check, quantity, values.ours, claim.columns, at_chance)
+                finer = endpoints.instead(check, quantity, values.ours, computed, at_chance)
             if finer is None:
                 said = about == "mechanism" and endpoints.has_finer(quantity)
                 judged = about == "mechanism" or own
                 yield about, Answer(ours, papers, judged, quantity if said else None)
             else:
-                decides = judge(check, table, values.ours, finer, results, claim.columns, absent)
+                decides = judge(check, table, values.ours, finer, results, computed, absent)
                 yield about, Answer(decides, papers, on=finer, second=ours)
 
     return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
