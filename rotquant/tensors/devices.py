@@ -142,7 +142,8 @@ def gpu_name(device: "torch.device") -> str | None:
 def tensor_core_products() -> Iterator[None]:
     """While open, a GPU's matrix products of float32 round their factors to 11 bits (TF32), eight times as fast.
 
-    For sums of many terms of which candidates are chosen. Elsewhere, and for other types, nothing changes.
+    For sums of many terms of which candidates are chosen, and for gradients. Elsewhere, and for other types, nothing
+    changes.
     """
     import torch
 

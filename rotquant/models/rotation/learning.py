@@ -1,7 +1,8 @@
 """Learning of rotations through the quantized network (`rotation.network`): SpinQuant's and OSTQuant's.
 
 The loss is one of the network in which activations and KV cache, and if a method says so weights, are quantized. All
-weights are frozen; the model is left as it was. A method says where it starts, its loss, optimizer and rates.
+weights are frozen; the model is left as it was. A method says where it starts, its loss, optimizer and rates. On a GPU
+products of float32 are TF32's, nearer to float32 than the authors' bfloat16; optimizers step in float32.
 """
 
 import hashlib
@@ -33,6 +34,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, check_quanti
 from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
+from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.stiefel import orthonormality_error
 from rotquant.training.loop import GradientStep, shuffled_batches, train
@@ -155,6 +157,7 @@ def learn_through_network(
                 optimizers,
                 schedules,
                 clip if settings.clip else None,
+                _backward,
             )
             checkpoint = options.checkpoint and Checkpoint(
                 options.checkpoint, _identity(model, recipe, seed, samples), options.checkpoint_every
@@ -199,7 +202,7 @@ class _Loss:
     def __call__(self, ids: Tensor) -> Tensor:
         """The share of token ids [batch, tokens], anywhere, in the loss."""
         ids = ids.to(embedding(self.model).weight.device)
-        with OneDNNLinear():
+        with OneDNNLinear(), tensor_core_products():
             exact = self._float_logits(ids) if self.settings.teacher or self.measuring else None
             logits = self.model(input_ids=ids, use_cache=False).logits
         if exact is not None and self.measuring:
@@ -223,6 +226,11 @@ class _Loss:
         if self.about:
             keep(_FLOAT_STATES, text, states, _FLOAT_BYTES)
         return capped(self.model, lm_head(self.model)(states))
+
+
+def _backward(loss: Tensor) -> None:
+    with tensor_core_products():
+        loss.backward()
 
 
 def _step(loss: _Loss, gradient: GradientStep, parameters: Mapping[str, Tensor], snr_every: int, step: int) -> Record:
