@@ -22,7 +22,7 @@ WARM_UP = 3
 #: Steps of the shortest training for which a graph is recorded, which takes as long as some steps.
 LEAST_STEPS = 16
 
-#: Computes the gradients of a part's loss, where there are none yet, and returns named scalars.
+#: Computes the gradients of a part's loss, adds them to those that there are, and returns named scalars.
 Compute = Callable[[tuple[Tensor, ...]], dict[str, Tensor]]
 
 #: Why recording failed in this process, which tries no more then: torch keeps the memory of a recording that failed.
@@ -32,33 +32,45 @@ _failures: list[str] = []
 class Recorded:
     """A computation for parts of one shape as a CUDA graph, recorded on the current stream, not the default one.
 
-    Nothing is computed until it is called. A call overwrites the scalars and gradients that the one before gave.
+    It adds to the gradients that there are when it is recorded, else it makes new ones. Nothing is computed until it is
+    called. A call overwrites the gradients that the one before made.
+
+    Args:
+        before: an earlier recording of the same training, which lends its memory: of it only gradients stay.
     """
 
-    def __init__(self, compute: Compute, part: tuple[Tensor, ...], parameters: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        part: tuple[Tensor, ...],
+        parameters: Iterable[Tensor],
+        before: "Recorded | None" = None,
+    ) -> None:
         self._parameters = list(parameters)
         self._inputs = tuple(tensor.clone() for tensor in part)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
+        pool = None if before is None else before._graph.pool()
+        with torch.cuda.graph(self._graph, pool, torch.cuda.current_stream()):
             self._scalars = compute(self._inputs)
-        self._gradients = [parameter.grad for parameter in self._parameters]
+        self.gradients = [parameter.grad for parameter in self._parameters]
 
     def __call__(self, part: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """The part's scalars; its gradients become those of the parameters."""
+        """The part's scalars; its gradients become those of the parameters, or are added to them."""
         for own, given in zip(self._inputs, part, strict=True):
             own.copy_(given)
         self._graph.replay()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+        for parameter, gradient in zip(self._parameters, self.gradients, strict=True):
             parameter.grad = gradient
-        return self._scalars
+        return {name: value.clone() for name, value in self._scalars.items()}
 
 
 class Replay:
     """Computes the gradients of parts: by a graph where one pays, else kernel by kernel. Open it for one training.
 
-    A graph is recorded on a GPU, for parts of the first one's shape, after some of them. Parts of other shapes, and
-    parts whose gradients are added to earlier ones, are computed kernel by kernel. A recording that fails ends no
-    training: a warning says it, and the process records nothing more.
+    On a GPU two graphs are recorded, for parts of the first one's shape, after some of them: one makes the gradients of
+    a step's first part, the other adds those of a further part. Parts of other shapes, and what is added to their
+    gradients, are computed kernel by kernel. A recording that fails ends no training: a warning says it, and the
+    process records nothing more.
 
     Args:
         parameters: all leaves that get a gradient.
@@ -69,7 +81,8 @@ class Replay:
     def __init__(self, parameters: Iterable[Tensor], steps: int, *, pure: bool = True) -> None:
         self.parameters = list(parameters)
         self.wanted = pure and steps >= LEAST_STEPS
-        self._recorded: Recorded | None = None
+        self._first: Recorded | None = None
+        self._further: Recorded | None = None
         self._shape: list[tuple[torch.Size, torch.dtype]] = []
         self._seen = 0
 
@@ -77,32 +90,44 @@ class Replay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the graph and its memory, in which the last gradients lie."""
-        self._recorded = None
+        """Free the graphs and their memory, in which the last gradients lie."""
+        self._first = self._further = None
         for parameter in self.parameters:
             parameter.grad = None
 
     def __call__(self, compute: Compute, part: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """Compute a part's gradients and scalars; these hold until the next part."""
+        """Compute a part's scalars and its gradients, which hold until the next step, or add these to earlier ones."""
         if not self.wanted or _failures or not _on_gpu(part):
             return compute(part)
         shape = [(tensor.shape, tensor.dtype) for tensor in part]
         self._shape = self._shape or shape
-        if shape != self._shape or any(parameter.grad is not None for parameter in self.parameters):
+        if shape != self._shape:
             return compute(part)
-        if self._recorded is None:
-            self._seen += 1
-            if self._seen <= WARM_UP:
-                with _beside(part[0].device):
-                    return compute(part)
-            self._try_to_record(compute, part)
-        return compute(part) if self._recorded is None else self._recorded(part)
+        further = any(parameter.grad is not None for parameter in self.parameters)
+        self._seen += 1
+        if self._first is None and (further or self._seen <= WARM_UP):
+            with _beside(part[0].device):
+                return compute(part)
+        if not further:
+            self._first = self._first or self._record(compute, part)
+            recorded = self._first
+        elif self._first is not None and self._has_gradients_of(self._first):
+            self._further = self._further or self._record(compute, part, self._first)
+            recorded = self._further
+        else:
+            recorded = None
+        return compute(part) if recorded is None else recorded(part)
 
-    def _try_to_record(self, compute: Compute, part: tuple[Tensor, ...]) -> None:
-        """Record the graph, or say why there is none and leave everything as it was."""
+    def _has_gradients_of(self, recorded: Recorded) -> bool:
+        pairs = zip(self.parameters, recorded.gradients, strict=True)
+        return all(parameter.grad is gradient for parameter, gradient in pairs)
+
+    def _record(self, compute: Compute, part: tuple[Tensor, ...], before: Recorded | None = None) -> Recorded | None:
+        """Record a graph, or say why there is none and leave everything as it was."""
+        gradients = [parameter.grad for parameter in self.parameters]
         try:
             with _beside(part[0].device):
-                self._recorded = Recorded(compute, part, self.parameters)
+                return Recorded(compute, part, self.parameters, before)
         except RuntimeError as error:  # torch's and CuPy's; the same computation has just run without a graph
             reason = str(_first(error)).partition("\n")[0]
             _failures.append(reason)
@@ -111,8 +136,9 @@ class Replay:
                 "kernel, with the same results, and may take several times as long.",
                 stacklevel=2,
             )
-            for parameter in self.parameters:
-                parameter.grad = None
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            return None
 
 
 @contextmanager

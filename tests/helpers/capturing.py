@@ -1,6 +1,8 @@
 """What a CUDA graph cannot hold, seen on a CPU in the operators that torch dispatches."""
 
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -51,6 +53,11 @@ class Capturing(TorchDispatchMode):
         return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
+def as_recorded() -> AbstractContextManager[Any]:
+    """While open, who asks is told that a stream is being recorded, as transformers asks where it makes masks."""
+    return patch("torch.cuda.is_current_stream_capturing", return_value=True)
+
+
 class Watched(Replay):
     """In place of a `Replay`: watches the parts that a GPU would take from a graph, computed at fixed addresses."""
 
@@ -68,7 +75,7 @@ class Watched(Replay):
         self._inputs = self._inputs or tuple(tensor.clone() for tensor in part)
         for own, given in zip(self._inputs, part, strict=True):
             own.copy_(given)
-        with Capturing() as capturing:
+        with Capturing() as capturing, as_recorded():
             found = compute(self._inputs)
         self.seen.append(capturing)
         return found

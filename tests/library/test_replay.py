@@ -3,12 +3,10 @@
 Without a GPU a stand-in for the graph computes each part anew from inputs of its own, as a graph does.
 """
 
-import contextlib
 import gc
 import subprocess
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from tests.helpers.capturing import Capturing, Watched
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.interrupting import Interrupted, MortalCheckpoint
 from tests.helpers.models import FAMILIES, FURTHER, tiny_model, tiny_tokens
+from tests.helpers.replaying import Stand, counted, on_gpu, stand_in
 
 SAMPLES = tiny_tokens(batch=8, tokens=24)
 STEPS = LEAST_STEPS
@@ -122,35 +121,9 @@ def test_the_watch_sees_what_no_graph_holds() -> None:
     assert (capturing.refused, capturing.outside) == (set(), {x.untyped_storage().data_ptr()})
 
 
-class Stand:
-    """In place of a graph, without a GPU."""
-
-    made: list["weakref.ref[Stand]"]
-    calls: list[int]
-
-    def __init__(self, compute: Any, part: tuple[Tensor, ...], parameters: Iterable[Tensor]) -> None:
-        self.compute, self.inputs, self.parameters = compute, tuple(map(torch.clone, part)), list(parameters)
-        self.made.append(weakref.ref(self))
-
-    def __call__(self, part: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        for own, given in zip(self.inputs, part, strict=True):
-            own.copy_(given)
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.calls.append(1)
-        return self.compute(self.inputs)
-
-
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> type[Stand]:
-    """`Stand` in place of graphs, and the CPU in place of a GPU."""
-    monkeypatch.setattr(Stand, "made", [], raising=False)
-    monkeypatch.setattr(Stand, "calls", [], raising=False)
-    monkeypatch.setattr(replay, "_failures", [])
-    monkeypatch.setattr(replay, "_on_gpu", lambda part: True)
-    monkeypatch.setattr(replay, "Recorded", Stand)
-    monkeypatch.setattr(replay, "_beside", lambda device: contextlib.nullcontext())
-    return Stand
+    return stand_in(monkeypatch)
 
 
 class Regression:
@@ -187,12 +160,21 @@ def test_nothing_is_recorded_in_few_steps_or_of_what_is_not_pure(stand: type[Sta
     assert stand.made == []
 
 
-def test_parts_of_another_shape_and_further_parts_of_a_step_run_kernel_by_kernel(stand, monkeypatch) -> None:
-    parts = [[4]] * STEPS + [[3]] + [[4, 4]] * 2 + [[4]]
+def test_parts_of_another_shape_and_what_is_added_to_them_run_kernel_by_kernel(stand, monkeypatch) -> None:
+    parts = [[4]] * STEPS + [[3]] + [[3, 4]] * 2 + [[4, 3]] + [[4]]
     replayed = Regression(parts)
-    assert (len(stand.made), len(stand.calls)) == (1, STEPS - WARM_UP + 3)
+    assert (len(stand.made), len(stand.calls)) == (1, STEPS - WARM_UP + 2)
     monkeypatch.setattr(replay, "_on_gpu", lambda part: False)
     assert replayed.same(Regression(parts))
+
+
+@pytest.mark.parametrize("many", [2, 3, WARM_UP + 2])
+def test_further_parts_of_a_step_have_a_graph_that_adds(many: int, stand: type[Stand], monkeypatch) -> None:
+    replayed = Regression([[4] * many] * STEPS)
+    without = -(-WARM_UP // many)  # steps that begin among the parts before a recording
+    assert (len(stand.made), len(stand.calls)) == (2, (STEPS - without) * many)
+    monkeypatch.setattr(replay, "_on_gpu", lambda part: False)
+    assert replayed.same(Regression([[4] * many] * STEPS))
 
 
 def test_a_recording_that_fails_is_said_once_and_the_training_goes_on(stand, monkeypatch) -> None:
@@ -265,23 +247,8 @@ class Losses(list[float]):
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """One entry for each part that a graph computes; no recording may fail."""
-    found: list[int] = []
-    whole = replay.Recorded.__call__
-
-    def call(recorded: replay.Recorded, part: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        found.append(1)
-        return whole(recorded, part)
-
-    monkeypatch.setattr(replay, "_failures", [])
-    monkeypatch.setattr(replay.Recorded, "__call__", call)
-    yield found
-    assert replay._failures == []
-
-
-def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    needs = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-    return pytest.mark.gpu(pytest.mark.captures(needs(test)))
+    with counted(monkeypatch) as found:
+        yield found
 
 
 @on_gpu
