@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rotquant.models.masks import recordable
 from rotquant.qat.engine import Engine, local
 from rotquant.qat.method import SelfDistillation
 from rotquant.qat.quantizers import TrainableQuantizer
@@ -20,6 +21,7 @@ from rotquant.tensors.devices import of_device
 from rotquant.tensors.partition import partitions
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.offload import host_tensors
+from rotquant.training.replay import Replay
 from rotquant.training.state import Record
 
 #: Tokens that pass a model at once where no gradient is asked for.
@@ -75,7 +77,7 @@ class BestParameters:
 
 @dataclass
 class OptimizerStep:
-    """A step of the training; call it with its number.
+    """A step of the training; call it with its number, while its `replay` is open.
 
     ids, validation: samples that are trained on, and that are not, int64 [samples, tokens]. seed: of their order.
     states: the teacher's last hidden states of `ids`, or None. weights, learned: the student's parameters, and those of
@@ -98,7 +100,9 @@ class OptimizerStep:
 
     def __post_init__(self) -> None:
         self.batches = shuffled_batches(len(self.ids), self.settings.batch_size, self.settings.steps, self.seed)
-        self.gradient = GradientStep(self._parts, self._loss, [self.optimizer])
+        parameters = [*self.weights, *self.learned]
+        self.replay = Replay(parameters, self.settings.steps, pure=self._recordable())
+        self.gradient = GradientStep(self._parts, self._loss, [self.optimizer], replay=self.replay)
 
     def __call__(self, number: int) -> Record:
         """Take the step: nothing is changed where loss or gradient is not finite."""
@@ -125,9 +129,9 @@ class OptimizerStep:
         """Shorten gradients whose norm together is above what the settings allow."""
         most = self.settings.gradient_norm
         if most is not None and norm > most:
-            for parameter in (*self.weights, *self.learned):
-                if parameter.grad is not None:
-                    local(parameter.grad).mul_(most / norm)
+            every = (parameter.grad for parameter in (*self.weights, *self.learned))
+            gradients = [local(gradient) for gradient in every if gradient is not None]
+            torch._foreach_mul_(gradients, most / norm)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def _validated(self, taken: int) -> Record:
@@ -144,16 +148,24 @@ class OptimizerStep:
         self.best.measured(loss)
         return {"validation_loss": loss}
 
-    def _parts(self, number: int) -> Iterator[Tensor]:
-        """The samples of this process in a step's batch, in parts that pass the model one after the other."""
-        return iter(self.engine.own(self.batches[number]).split(self.engine.at_once or len(self.batches[number])))
+    def _parts(self, number: int) -> Iterator[tuple[Tensor, ...]]:
+        """The samples of this process in a step's batch [n, tokens], in parts that pass the model one after the other;
+        with each the teacher's states [n, tokens, hidden], where they are known."""
+        own, device = self.engine.own(self.batches[number]), self.engine.device
+        for rows in own.split(self.engine.at_once or len(own)):
+            ids = self.ids[rows].to(device)
+            yield (ids,) if self.states is None else (ids, self.states[rows.to(device)])
 
-    def _loss(self, part: Tensor) -> Mapping[str, Tensor]:
-        device = self.engine.device
-        states = None if self.states is None else self.states[part.to(device)]
-        found = self.distillation(self.ids[part].to(device), states)
-        share = len(part) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
+    def _loss(self, part: tuple[Tensor, ...]) -> Mapping[str, Tensor]:
+        found = self.distillation(*part)
+        share = len(part[0]) * self.engine.processes / len(self.batches[0])  # gradients become their processes' mean
         return {name: value * share for name, value in found._asdict().items()}
+
+    def _recordable(self) -> bool:
+        """Whether a graph can hold a part. Parts of another shape would need the graph's memory once more."""
+        engine, own = self.engine, len(self.engine.own(self.batches[0]))
+        alone = engine.processes == 1 and not engine.offloads
+        return alone and own % min(own, engine.at_once or own) == 0 and recordable(self.distillation.student)
 
     @torch.no_grad()
     def _quantizers(self) -> Record:

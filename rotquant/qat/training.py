@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import track
 from rotquant.models.architectures import Architecture, architecture_of, decoder_layers, linear_of, lm_head, logit_cap
 from rotquant.models.limits import ModelLimits
+from rotquant.models.masks import kept_masks
 from rotquant.models.memory import KEPT_BYTES, kept_bytes
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
@@ -287,7 +288,9 @@ class Training:
         step = OptimizerStep(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
-        with loop.recomputed(model, again):
+        # No layer draws numbers, and no graph holds the state of a generator.
+        recomputed = loop.recomputed(model, again, preserve_rng_state=False)
+        with recomputed, kept_masks(model, distillation.teacher), step.replay:
             history = loop.train(
                 step,
                 settings.steps,
@@ -301,7 +304,6 @@ class Training:
                 not_finite=f"the loss of {settings.title} or its gradient is {{loss}} at step {{step}}: lower "
                 f"{' or '.join(f'methods.{settings.name}.{name}' for name in rates)}; the last checkpoint is kept.",
             )
-        optimizer.zero_grad(set_to_none=True)
         if best is not None:
             best.restore()
         return history

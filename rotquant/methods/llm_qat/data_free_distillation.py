@@ -6,7 +6,7 @@ rounding being straight-through. No corpus is read. What is trained is rounded t
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import cast
 
@@ -26,6 +26,7 @@ from rotquant.models.architectures import (
 )
 from rotquant.models.experts import stack_experts
 from rotquant.models.limits import ModelLimits
+from rotquant.models.masks import kept_masks, recordable
 from rotquant.models.memory import LOGITS_AT_ONCE
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
@@ -37,6 +38,7 @@ from rotquant.tensors.onednn import OneDNNLinear
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
+from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 
@@ -127,22 +129,26 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
     batches = shuffled_batches(len(ids), settings.batch_size, settings.steps, settings.seed + seed)
 
-    room = of_device(LOGITS_AT_ONCE, embedding(model).weight.device)
-    at_once = max(1, room // (ids.shape[1] * config_of(model).vocab_size))
+    device, size = embedding(model).weight.device, len(batches[0])
+    at_once = max(1, of_device(LOGITS_AT_ONCE, device) // (ids.shape[1] * config_of(model).vocab_size))
 
-    def loss(part: Tensor) -> Tensor:
-        return _loss(model, teacher, part.to(embedding(model).weight.device), scheme) * (len(part) / len(batches[0]))
+    def parts(step: int) -> Iterator[tuple[Tensor]]:
+        return ((part.to(device),) for part in ids[batches[step]].split(at_once))
 
-    history = loop.train(
-        GradientStep(lambda step: ids[batches[step]].split(at_once), loss, [optimizer], [schedule]),
-        settings.steps,
-        "LLM-QAT training",
-        parts={"model": model, "optimizer": optimizer, "schedule": schedule},
-        checkpoint=checkpoint,
-        not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower methods.llm_qat.learning_rate.",
-    )
-    optimizer.zero_grad(set_to_none=True)
-    return history
+    def loss(part: tuple[Tensor]) -> Tensor:
+        return _loss(model, teacher, part[0], scheme) * (len(part[0]) / size)
+
+    # Parts of another shape would need the graph's memory once more.
+    pure = recordable(model) and size % min(size, at_once) == 0
+    with kept_masks(model, teacher), Replay(model.parameters(), settings.steps, pure=pure) as replay:
+        return loop.train(
+            GradientStep(parts, loss, [optimizer], [schedule], replay=replay),
+            settings.steps,
+            "LLM-QAT training",
+            parts={"model": model, "optimizer": optimizer, "schedule": schedule},
+            checkpoint=checkpoint,
+            not_finite="the loss of LLM-QAT is {loss} after {step} steps: lower methods.llm_qat.learning_rate.",
+        )
 
 
 def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: QuantizationScheme) -> Tensor:
