@@ -11,7 +11,8 @@ The budget of RCP at Llama-2-7B's shape, 8 sequences of 1,024 tokens at once, in
     AdamW's moments of both                                 51.7     0.4 (host: 51.7)
     the teacher, bfloat16                                   12.9     1.6 (host: 12.1)
     activations, a layer's quantized weights, loss          15.2                 15.2
-                                                           131.5                 68.9
+    held-out samples, next to a recorded step                3.8
+                                                           135.4                 68.9
 
 On an H200 with offloading: 57.6 allocated and 68.8 reserved at most, 98 on the host, 3.5 s a step (the clips' search
 apart). At 2 layers, where both ways fit, losses are equal to the last bit, and a step takes 0.25 s in place of 0.14.
@@ -31,10 +32,11 @@ import torch
 from torch import nn
 
 from rotquant.foundation.errors import RecipeError
-from rotquant.models.architectures import decoder_layers
+from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.memory import KEPT_BYTES, LIBRARIES, ON_THEIR_WAY, USABLE, free_memory, kept_bytes
 from rotquant.qat.loss import logits_at_once
 from rotquant.qat.method import SelfDistillation
+from rotquant.qat.steps import TOKENS_AT_ONCE
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
 
@@ -46,6 +48,8 @@ _TILES = 6 * 4 * 2**24
 _LEARNED = 4
 #: Tensors of the size of a chunk's logits that the loss holds together.
 _LOGITS = 6
+#: Tensors of the MLP's width in float32 that a layer holds together where no gradient is asked for.
+_PASSING = 4
 #: Share of a large matrix product's rate that training reaches; the rest are quantizers, norms, attention.
 _SHARE = 0.4
 
@@ -151,15 +155,33 @@ class Way:
         return kept_bytes(self.model, self.tokens) > of_device(KEPT_BYTES, self.device)
 
     @property
+    def recorded(self) -> bool:
+        """Whether steps may be recorded as a CUDA graph, which keeps its memory from one step to the next."""
+        return self.device.type == "cuda" and self.processes == 1 and not self.offloaded
+
+    @property
     def activations(self) -> int:
-        """Kept for the backward pass, a layer's quantized weights with what their gradient needs, and the loss."""
+        """Kept for the backward pass, a layer's quantized weights with what their gradient needs, and the loss; also a
+        pass of held-out samples, where a graph's memory is not free for it."""
         config: Any = self.model.config
         kept, hidden = kept_bytes(self.model, self.tokens), 4 * self.tokens * config.hidden_size
         layers = kept // config.num_hidden_layers + config.num_hidden_layers * hidden if self.recomputes else kept
         quantized = 12 * self.widest * (1 if self.recomputes else config.num_hidden_layers)
-        chunk = min(logits_at_once(self.device), self.tokens * config.vocab_size)
-        loss = 4 * _LOGITS * chunk + 4 * config.vocab_size * config.hidden_size + 2 * hidden
-        return layers + quantized + loss
+        step = layers + quantized + self._loss(self.tokens) + 4 * config.vocab_size * config.hidden_size
+        return step + (self._held_out if self.validated and self.recorded else 0)
+
+    @property
+    def _held_out(self) -> int:
+        """A pass of held-out samples: what a layer holds, its quantized weights, and the loss."""
+        tokens = self.tokens if self.at_once else max(self.tokens, of_device(TOKENS_AT_ONCE, self.device))
+        width = architecture_of(self.model).intermediate_size
+        return 4 * (_PASSING * tokens * width + self.widest) + self._loss(tokens)
+
+    def _loss(self, tokens: int) -> int:
+        """The loss of so many tokens: a chunk's logits, and hidden states of student and teacher."""
+        config: Any = self.model.config
+        chunk = min(logits_at_once(self.device), tokens * config.vocab_size)
+        return 4 * _LOGITS * chunk + 2 * 4 * tokens * config.hidden_size
 
     def _trained(self, layers: int) -> int:
         """Student and teacher with so many parameters in all decoder layers."""

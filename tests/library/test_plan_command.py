@@ -183,7 +183,7 @@ def test_a_training_that_is_too_large_for_a_gpu_keeps_a_part_on_the_host() -> No
     assert named["student and teacher"] + named["quantizers"] < 57.6 * 2**30
     assert not durations(replace(work, memory=found.memory))[1].whole
     roomy = {one.gpu: one for one in costs_of(work, gpus={"141 GB": 140 * 2**30, "large": 2**40}).fits}
-    assert [roomy[name].way for name in ("141 GB", "large")] == ["4 sequences at once", "64 sequences at once"]
+    assert [roomy[name].way for name in ("141 GB", "large")] == ["2 sequences at once", "64 sequences at once"]
     assert roomy["141 GB"].host < found.host
 
 

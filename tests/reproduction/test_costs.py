@@ -140,7 +140,7 @@ def test_predicted_memory_of_training_is_above_the_recorded_peak() -> None:
         a = cell.arguments
         recipe = preset(PRESETS[a["method"]])
         ((name, method),) = recipe.methods.items()
-        settings = {"batch_size": a["batch_size"], "text": {"sequence_length": a["tokens"]}}
+        settings = {"batch_size": a["batch_size"], "text": {"sequence_length": a["tokens"]}, "validation_share": 0.0}
         recipe = override(recipe, {"methods": {name: settings}}, "test")
         recorded = cell.quantities["peak_bytes"].value
         estimated = predicted(a["shape"], recipe, method.title, memory=2**40)
