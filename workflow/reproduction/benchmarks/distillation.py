@@ -30,6 +30,7 @@ from rotquant.qat.method import SelfDistillation
 from rotquant.qat.training import Training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe, override
+from rotquant.training.replay import LEAST_STEPS, WARM_UP
 from rotquant.weights.context import QuantizationContext
 
 if TYPE_CHECKING:
@@ -82,18 +83,22 @@ def _costs(a: DistillArguments, layers: int) -> tuple[list[float], int]:
 
 
 def take_steps(a: DistillArguments, model: "PreTrainedModel", engine: Engine) -> tuple[list[float], int]:
-    """Train a model for some steps; the seconds of those after the first two, and the memory that they take."""
+    """Train a model for some steps; the seconds of those after the first two, and the memory that they take.
+
+    Where steps are recorded as a CUDA graph, the steps before the recording are taken in addition.
+    """
     device = engine.device
+    unrecorded = WARM_UP if device.type == "cuda" and a.steps >= LEAST_STEPS else 0
     model.requires_grad_(True)
     recipe = _recipe(a)
     ((name, settings),) = recipe.methods.items()
     texts = {name: random_tokens(model.config.vocab_size, a.samples, a.tokens)}
     context = QuantizationContext(model, recipe, None, _SEED, device, None, texts=texts)
     training = _Started(context, cast(SelfDistillation, settings), engine)
-    clock = _Clock(device, a.taken)
+    clock = _Clock(device, a.taken + unrecorded)
     with register_optimizer_step_post_hook(clock), contextlib.suppress(_EnoughError):
         training.run()
-    return [after - before for before, after in itertools.pairwise(clock.times)][1:], memory_peak(device)
+    return [after - before for before, after in itertools.pairwise(clock.times)][1 + unrecorded :], memory_peak(device)
 
 
 def _recipe(a: DistillArguments) -> Recipe:
