@@ -197,7 +197,7 @@ def quantize(
     _warn_of_bos(network, tokenizer, recipe, corpus)
     if note := key_bias_note(network, recipe):
         warnings.warn(note, stacklevel=2)
-    known = _reference(network, tokenizer, corpus, check, device) if isinstance(check, Perplexity) else check
+    known = full_precision(network, tokenizer, corpus, check, device) if isinstance(check, Perplexity) else check
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "checkpoint_digest": digest}
     if recipe.reads_text:
         source["corpus"] = corpus.model_dump(mode="json")
@@ -244,14 +244,15 @@ def check_metric(checkpoint: str | Path, corpus: CorpusSpec) -> Perplexity | Non
     return None
 
 
-def _reference(
+def full_precision(
     network: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     corpus: CorpusSpec,
     metric: Perplexity,
     device: torch.device | str,
 ) -> FullPrecision | None:
-    """What the network says of windows of the head of a split; None where that is too short for one."""
+    """What a full-precision network says of windows of the head of a split, for `quantize(check=...)`; None where the
+    split is too short for one, or a GPU has no room."""
     wanted = metric.sequence_length * (metric.max_windows or 1)
     try:
         text = load_text(corpus, metric.split, max_characters=_READ_FOR_CHECK * CHARACTERS_PER_TOKEN * wanted)

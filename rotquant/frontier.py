@@ -1,13 +1,14 @@
 """Methods of one class of bits tried on one model within a time, and which of them to take.
 
 Every method quantizes the same model with the same calibration text and seed, and is judged by KL divergence from full
-precision on the same windows of held-out text. What cannot be told apart by these windows is said to be so.
+precision on the same windows of held-out text. What cannot be told apart by these windows is said to be so. How much
+text a short time allows follows from the time that the full-precision model takes for a window.
 """
 
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,10 @@ from rotquant import api
 from rotquant.costs.ways import way_of
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.foundation.progress import task
-from rotquant.metrics.cost import FullPrecision, QuantizationCost
+from rotquant.metrics.cost import FullPrecision
 from rotquant.metrics.perplexity import mean_with_error
 from rotquant.models.architectures import architecture_of
+from rotquant.models.checkpoints import load_checkpoint, local_folder
 from rotquant.recipes.corpus import CorpusSpec
 from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override
@@ -38,6 +40,15 @@ _USUAL = "W4A4KV4"
 _FLOATS = ("MXFP4", "NVFP4")
 #: Standard errors of a difference within which two methods are not told apart.
 ERRORS = 2.0
+#: Methods that a budget should allow, and the fewest of which one is taken.
+ENOUGH, FEWEST = 5, 3
+#: Shares of the text that are tried until `ENOUGH` methods fit a budget, and the least calibration samples and windows.
+_SHARES, _LEAST = (1.0, 0.5, 0.25, 0.125), (8, 4)
+#: Work in windows that the full-precision model reads, as measured on a CPU: a window read by the quantized model, one
+#: of text that a method reads, one that it learns from; making a model, GPTQ without its text, and a transformation.
+_JUDGED, _READ, _LEARNED, _MADE, _SOLVED, _SEARCHED = 1.5, 1.5, 3.0, 10, 5, 40
+#: Share of a budget by which the last method may exceed it.
+_OVER = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,9 @@ class Frontier:
     """What was tried, and what to take.
 
     tried: those with a result, the best first; left: the others, each with its reason in `said`.
-    alike: names that cannot be told apart from the best, itself among them. taken: the simplest of those.
+    alike: names that cannot be told apart from the best, itself among them. taken: the simplest of those; empty where
+        a budget allowed fewer than `FEWEST`. samples: of the calibration text. needed: seconds of a budget that allows
+        `ENOUGH` methods.
     """
 
     tried: Sequence[Tried]
@@ -82,13 +95,26 @@ class Frontier:
     metric: Perplexity
     alike: Sequence[str] = field(default_factory=tuple)
     taken: str = ""
+    samples: int = 0
+    needed: float = math.nan
+
+    @property
+    def late(self) -> Sequence[str]:
+        """Methods that the budget did not allow."""
+        return [one.name for one in self.left if one.late]
 
     @property
     def reason(self) -> str:
-        """Why it is taken, as a sentence, and what was not begun."""
+        """Why it is taken, as a sentence, or why none is."""
+        if self.late and not self.taken:
+            tried, rows = len(self.tried), len(self.tried) + len(self.left)
+            return (
+                f"The budget allowed {tried or 'none'} of {rows} methods, too few to take one of: "
+                f"--budget {math.ceil(self.needed / 60)}min allows about {min(ENOUGH, rows)}."
+            )
         if not self.tried:
             return "Nothing could be tried."
-        others, count = [name for name in self.alike if name != self.taken], sum(one.late for one in self.left)
+        others = [name for name in self.alike if name != self.taken]
         if len(self.tried) == 1:
             why = "it alone was tried."
         elif others:
@@ -97,9 +123,9 @@ class Frontier:
                 "fewest transforms at run time, then the least time."
             )
         else:
-            tried = " that was tried" if count else ""
+            tried = " that was tried" if self.late else ""
             why = f"every other method{tried} is worse by more than {ERRORS:g} standard errors."
-        return f"Take {self.taken}: {why}" + (f" Methods that were not begun: {count}." if count else "")
+        return f"Take {self.taken}: {why}"
 
 
 def frontier(
@@ -121,7 +147,8 @@ def frontier(
     Args:
         kind: a class, such as W4A4KV4 (`recipes_of`).
         corpus: its train split calibrates; methods are judged on its validation split, or else its test split.
-        budget: seconds after which no method begins; learning then has few steps. None: all, with the presets' steps.
+        budget: seconds; no method begins that would exceed them by a tenth. Learning then has few steps, and windows
+            and samples are fewer where less than `ENOUGH` methods fit. None: all, with the presets' steps.
         samples, length: of the calibration text.
         windows: of `length` tokens, or as many as the model reads at once, on which they are judged.
         methods: names of the class, in place of all.
@@ -135,27 +162,34 @@ def frontier(
         raise RecipeError(f"the text {corpus.name} has neither a validation split nor a test split to judge on.")
     window = min(length, api.limits_of(checkpoint).context or length)
     metric = metric.model_copy(update={"sequence_length": window, "max_windows": windows})
-    started, tried, left, full = time.monotonic(), [], [], math.nan
-    known: Perplexity | FullPrecision = metric  # the full-precision model reads the windows once
+    started, tried, left = time.monotonic(), [], []
+    known, pace, samples = _full_precision(checkpoint, corpus, metric, rows.values(), samples, budget, device, dtype)
+    extra: list[float] = []  # seconds that methods took beyond what was expected of them
+    waiting: list[float] = []
     with task("methods", "method", len(rows)) as under_way:
         for name, recipe in rows.items():
-            spent = time.monotonic() - started
-            if budget is not None and spent > budget:
-                left.append(Tried(name, said=f"not begun: {spent:.0f} s are spent", late=True))
+            recipe, begun = _with_text(recipe, samples, length), time.monotonic()
+            work = pace * _work(recipe, len(known.exact.windows), window)
+            expected, spent = work + (fmean(extra) if extra else 0.0), begun - started
+            if budget is not None and spent + expected > budget * (1 + _OVER):
+                said = f"not begun: it takes about {expected:.0f} s, and {max(0.0, budget - spent):.0f} s are left"
+                left.append(Tried(name, said=said, late=True))
+                waiting.append(expected)
                 continue
             try:
-                recipe = _fitted(checkpoint, name, recipe, samples, length)
-                found, cost, known = _tried(name, checkpoint, recipe, corpus, known, seed, device, dtype)
-                tried.append(found)
-                full = cost.full_precision
+                tried.append(_tried(name, checkpoint, recipe, corpus, known, seed, device, dtype))
+                extra.append(time.monotonic() - begun - work)
             except RotquantError as error:
                 left.append(Tried(name, said=str(error)))
             under_way.advance()
+    needed = time.monotonic() - started + sum(waiting[: max(0, ENOUGH - len(tried))])
     finite = sorted((one for one in tried if math.isfinite(one.mean)), key=lambda one: one.mean)
     left += [Tried(one.name, said="its KL divergence is no number") for one in tried if one not in finite]
     alike = [one for one in finite if not _worse(one, finite[0])]
-    taken = min(alike, key=lambda one: (one.online, one.seconds)).name if alike else ""
-    return Frontier(finite, left, full, metric, [one.name for one in alike], taken)
+    few = waiting and len(tried) < min(FEWEST, len(rows))
+    taken = "" if few or not alike else min(alike, key=lambda one: (one.online, one.seconds)).name
+    names = [one.name for one in alike]
+    return Frontier(finite, left, math.exp(known.nll), known.metric, names, taken, samples, needed)
 
 
 def class_of(recipe: Recipe) -> str:
@@ -173,8 +207,8 @@ def class_of(recipe: Recipe) -> str:
 
 def recipes_of(kind: str, short: bool = False) -> dict[str, Recipe]:
     """The presets of a class, plug-ins' among them, and those of W4A4KV4 with its bits, in the order in which they are
-    tried: of fewer steps first, then without text, then rotated, then of fewer methods, since a short time should go to
-    what may be the best and is quick.
+    tried: of fewer steps first, then without text, then rotated or with features of more bits, then of fewer methods,
+    since a short time should go to what is often the best and is quick (docs/real_models.md).
 
     Equal ones are one row where the cache alone is left, or 4-bit floats. Of MXFP4 and NVFP4 the presets of either are
     rows. Presets that train the whole model are left out: `rotquant train-quantized` is for these.
@@ -246,11 +280,15 @@ def _trains(recipe: Recipe) -> bool:
     return any(way_of(method, recipe) == "training" for method in recipe.methods.values())
 
 
-def _place(recipe: Recipe) -> tuple[int, bool, bool, int]:
-    """Steps of learning, whether text is read, whether nothing is rotated, and methods beside that which rounds."""
+def _place(recipe: Recipe) -> tuple[int, bool, bool, int, bool]:
+    """Steps of learning; whether text is read; whether nothing guards 4-bit inputs from outliers but a transformation,
+    which takes long; methods beside that which rounds; whether no features have more bits."""
+    roles = {role for method in recipe.methods.values() for role in method.roles}
     steps = sum(method.budget(recipe).steps for method in recipe.methods.values())
     beside = sum(method.roles != {"rounding"} for method in recipe.methods.values())
-    return steps, recipe.reads_text, recipe.rotation is None, beside
+    selected = "selection" in roles and recipe.activations is not None
+    guarded = (recipe.rotation is not None or selected) and "transformation" not in roles
+    return steps, recipe.reads_text, not guarded, beside, not selected
 
 
 def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:
@@ -260,11 +298,69 @@ def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:
     return {name: recipe for name, recipe in rows.items() if not methods or name in methods}
 
 
-def _fitted(checkpoint: str | Path, name: str, recipe: Recipe, samples: int, length: int) -> Recipe:
-    """A row's recipe as the model allows it, calibrated on these amounts of text."""
-    if recipe.calibration is not None:
-        recipe = override(recipe, {"calibration": {"samples": samples, "sequence_length": length}}, name)
-    return api.fit(checkpoint, api.limits_of(checkpoint).shorten(recipe))[0]
+def _full_precision(
+    checkpoint: str | Path,
+    corpus: CorpusSpec,
+    metric: Perplexity,
+    recipes: Iterable[Recipe],
+    samples: int,
+    budget: float | None,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> tuple[FullPrecision, float, int]:
+    """What the full-precision model says of the windows, the seconds that it takes for one, and calibration samples:
+    as asked, or what a budget allows by that time."""
+    network, tokenizer = load_checkpoint(local_folder(checkpoint), dtype, "cpu")
+
+    def read(windows: int | None) -> FullPrecision:
+        asked = metric.model_copy(update={"max_windows": windows})
+        found = api.full_precision(network, tokenizer, corpus, asked, device)
+        if found is None:
+            raise RecipeError("there is no room for the model's logits, or no window of the text.")
+        return found
+
+    windows, started, pace = metric.max_windows or _LEAST[1], time.monotonic(), 0.0
+    if budget is not None:
+        read(1)  # a GPU starts here
+        begun, length = time.monotonic(), metric.sequence_length
+        read(2)
+        pace = (time.monotonic() - begun) / 2
+        left = budget - (time.monotonic() - started)
+        samples, windows = _amounts(list(recipes), samples, windows, length, left / pace if pace else math.inf)
+    return read(windows), pace, samples
+
+
+def _amounts(recipes: Sequence[Recipe], samples: int, windows: int, length: int, room: float) -> tuple[int, int]:
+    """Calibration samples and windows: the largest of `_SHARES` with which `ENOUGH` recipes fit, or else the least.
+
+    Args:
+        room: windows for which there is time.
+    """
+    fewest, least = min(samples, _LEAST[0]), min(windows, _LEAST[1])
+    for share in _SHARES:
+        some, read = max(fewest, int(samples * share)), max(least, int(windows * share))
+        first = (_with_text(recipe, some, length) for recipe in recipes[:ENOUGH])
+        if read + sum(_work(recipe, read, length) for recipe in first) <= room:
+            return some, read
+    return fewest, least
+
+
+def _with_text(recipe: Recipe, samples: int, length: int) -> Recipe:
+    """A recipe calibrated on these amounts of text, where it is calibrated."""
+    if recipe.calibration is None:
+        return recipe
+    return override(recipe, {"calibration": {"samples": samples, "sequence_length": length}}, "the class's method")
+
+
+def _work(recipe: Recipe, windows: int, length: int) -> float:
+    """Roughly the work of making and judging a recipe's model, in windows of `length` tokens that the full-precision
+    model reads."""
+    work = _MADE + _JUDGED * windows
+    for method in recipe.methods.values():
+        budget = method.budget(recipe)
+        tokens = budget.steps * budget.seen * _LEARNED if budget.seen else budget.tokens * _READ
+        work += tokens / length + _SOLVED * method.inverts + _SEARCHED * ("transformation" in method.roles)
+    return work
 
 
 def _tried(
@@ -272,25 +368,26 @@ def _tried(
     checkpoint: str | Path,
     recipe: Recipe,
     corpus: CorpusSpec,
-    known: Perplexity | FullPrecision,
+    known: FullPrecision,
     seed: int,
     device: torch.device | str,
     dtype: torch.dtype,
-) -> tuple[Tried, QuantizationCost, FullPrecision]:
-    """Quantize and judge; also what it cost, and what the full-precision model said."""
+) -> Tried:
+    """Quantize, as the model allows it, and judge."""
     started = time.monotonic()
+    recipe = api.fit(checkpoint, api.limits_of(checkpoint).shorten(recipe))[0]
     model = api.quantize(
         checkpoint, recipe, corpus=corpus, seed=seed, device=device, dtype=dtype, placed=False, check=known
     )
     seconds = time.monotonic() - started
     cost = model.cost(device)
-    if cost is None or model.reference is None or model.stored is None:
-        raise RecipeError("there is no room for the model's logits, or no window of the text.")
+    if cost is None or model.stored is None:
+        raise RecipeError("there is no room for the model's logits.")
     manifest = model.stored.manifest
     tensors = model.stored.state.tensors  # such as matrices and orders of features
     bits = bits_per_weight(recipe, architecture_of(model.network), manifest.quantized, stored=tensors)["total"]
     online = sum(one.online for one in runtime_quantization(recipe, model.stored.state).transforms)
-    return Tried(name, cost.by_window, cost.quantized, bits, online, seconds), cost, model.reference
+    return Tried(name, cost.by_window, cost.quantized, bits, online, seconds)
 
 
 def _worse(one: Tried, best: Tried) -> bool:

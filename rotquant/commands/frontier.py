@@ -40,8 +40,10 @@ def _seconds(given: str) -> float:
         "left": "by method, why it was not tried",
         "full_precision": "perplexity",
         "alike": "methods that cannot be told apart from the best",
-        "taken": "the one to take",
+        "taken": "the one to take; empty where the budget allowed too few",
         "metric": "the windows",
+        "samples": "of the calibration text",
+        "needed": "seconds of a budget that allows some five methods",
     },
     file=True,
 )
@@ -56,8 +58,8 @@ def frontier(
         str | None,
         typer.Option(
             callback=a_budget,
-            help="A time such as 10min, after which no method begins; methods that learn take few steps then. Default: "
-            "all methods, with their presets' steps.",
+            help="A time such as 10min. Methods that learn take few steps then, and samples and windows are fewer "
+            "where less than five methods would fit. Default: all methods, with their presets' steps.",
         ),
     ] = None,
     methods: Annotated[
@@ -94,11 +96,13 @@ def frontier(
         device=torch_device(device),
         dtype=torch_dtype(dtype),
     )
-    left = [f"{one.name}: {one.said}" for one in found.left]
+    left = [f"{one.name}: {one.said}" for one in found.left if not one.late]
+    left += [f"not begun within {budget}: {', '.join(found.late)}"] if found.late else []
     metric = found.metric
     on = (
         f"on {len(found.tried[0].kl) if found.tried else 0} windows of {metric.sequence_length} tokens of {spec.name} "
-        f"{metric.split}; full precision has a perplexity of {found.full_precision:.4f}"
+        f"{metric.split}, calibrated on {found.samples} samples; full precision has a perplexity of "
+        f"{found.full_precision:.4f}"
     )
     data = {
         "class": kind,
@@ -118,6 +122,8 @@ def frontier(
         "alike": list(found.alike),
         "taken": found.taken,
         "metric": metric.model_dump(mode="json"),
+        "samples": found.samples,
+        "needed": found.needed,
     }
     return CommandResult(data, (_table(kind, found), on, *left, found.reason))
 

@@ -2,9 +2,8 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from rotquant import api
 from rotquant import frontier as work
 from rotquant.foundation.errors import RecipeError
 from rotquant.frontier import Tried, class_of, frontier, recipes_of
+from rotquant.metrics.cost import FullPrecision
 from rotquant.models.architectures import architecture_of
 from rotquant.models.checkpoints import load_config
 from rotquant.models.fitting import fitted
@@ -73,27 +73,49 @@ def test_stored_matrices_and_orders_count_in_the_bits_of_a_weight(model: Path, t
     assert found.bits == pytest.approx(without + 8 * sum(one.nbytes for one in tensors.values()) / numbers)
 
 
-def test_no_method_begins_after_the_time(model: Path, text: CorpusSpec) -> None:
+def test_no_method_begins_that_a_budget_has_no_time_for(model: Path, text: CorpusSpec) -> None:
     found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn"], budget=1e-6, **SMALL)
     assert not found.tried
-    assert [one.name for one in found.left] == ["quarot-rtn", "rtn"]
-    assert all("not begun" in one.said for one in found.left)
-    assert found.reason == "Nothing could be tried."
+    assert found.late == ["quarot-rtn", "rtn"]
+    assert all("not begun: it takes about" in one.said for one in found.left)
+    assert found.reason == (
+        "The budget allowed none of 2 methods, too few to take one of: --budget 1min allows about 2."
+    )
 
 
-def test_a_short_time_goes_to_rotated_methods_and_what_it_did_not_reach_is_counted(
+def test_a_short_time_goes_to_what_is_often_the_best_and_of_too_few_none_is_taken(
     model: Path, text: CorpusSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = list(recipes_of("W4A4KV4", short=True))
-    assert names.index("quarot-rtn") < names.index("rtn") < names.index("quarot") < names.index("resq")
-    assert names.index("resq") < names.index("gptq") < names.index("spinquant-hard")
-    clock = iter([0.0] * 7 + [60.0] * 9)  # two methods are tried in no time
-    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = frontier(model, "W4A4KV4", text, methods=["rtn", "quarot-rtn", "quarot", "gptq"], budget=59.0, **SMALL)
-    late = [one.name for one in found.left if one.late]
-    assert [*sorted(one.name for one in found.tried), *late] == ["quarot-rtn", "rtn", "quarot", "gptq"]
-    assert found.reason.endswith(" Methods that were not begun: 2.")
-    assert "every other method that was tried is worse" in replace(found, alike=[found.taken]).reason
+    assert names[:4] == ["quarot-rtn", "rtn", "quarot", "quarot-128g"]
+    assert names.index("atom-128g") < names.index("resq") < names.index("gptq") < names.index("spinquant-hard")
+    monkeypatch.setattr(work, "_work", lambda recipe, windows, length: 1000 * recipe.reads_text)
+    monkeypatch.setattr(work, "_full_precision", _at_one_second_a_window)
+    methods = ["rtn", "quarot-rtn", "quarot", "gptq"]
+    found = frontier(model, "W4A4KV4", text, methods=methods, budget=600.0, **SMALL)
+    assert sorted(one.name for one in found.tried) == ["quarot-rtn", "rtn"]
+    assert (found.late, found.taken) == (["quarot", "gptq"], "")
+    assert found.reason == ("The budget allowed 2 of 4 methods, too few to take one of: --budget 34min allows about 4.")
+    found = frontier(model, "W4A4KV4", text, methods=methods[:3], budget=2000.0, **SMALL)
+    assert not found.late
+    assert found.taken
+
+
+def _at_one_second_a_window(*given: Any) -> tuple[FullPrecision, float, int]:
+    known, _, samples = _measured(*given)
+    return known, 1.0, samples
+
+
+_measured = work._full_precision
+
+
+def test_amounts_of_text_are_the_largest_with_which_five_methods_fit() -> None:
+    rows = list(recipes_of("W4A4KV4", short=True).values())
+    assert work._amounts(rows, 32, 16, 512, math.inf) == (32, 16)
+    assert work._amounts(rows, 32, 16, 512, 300) == (16, 8)
+    assert work._amounts(rows, 32, 16, 512, 0) == (8, 4)
+    assert work._amounts(rows, 4, 2, 512, 0) == (4, 2)
+    assert work._amounts(rows[:2], 32, 16, 512, 100) == (32, 16)
 
 
 def test_what_does_not_fit_a_model_is_left_with_its_sentence(model: Path, text: CorpusSpec) -> None:
@@ -200,3 +222,7 @@ def test_the_command_prints_a_table_and_one_sentence(
     assert Perplexity.model_validate(found["metric"]).max_windows == 4
     rotquant(monkeypatch, *words)
     assert "Take rtn: it alone was tried." in capsys.readouterr().out
+    rotquant(monkeypatch, *words[:4], "--method", "rtn", "--method", "quarot-rtn", "--budget", "0.0001s", *small)
+    shown = capsys.readouterr().out
+    assert "not begun within 0.0001s: quarot-rtn, rtn" in shown
+    assert "The budget allowed none of 2 methods" in shown
