@@ -27,7 +27,6 @@ from rotquant.commands.options import (
     Split,
     changed,
     chosen_split,
-    is_written,
     named_corpus,
     named_recipe,
     place_of_bos,
@@ -42,7 +41,7 @@ from rotquant.metrics import lm_eval
 from rotquant.models.folders import QUANTIZED
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import ROTATION_FIELDS, Perplexity
+from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import torch_device, torch_dtype
 from rotquant.text import BOS, NO_BOS, bos_of, check_split
 
@@ -191,16 +190,12 @@ def recipe_for(
     changes: list[str] | None,
     bos: str | None = None,
 ) -> tuple[Recipe, str]:
-    """The recipe of a preset or file for a model, with what the command line says, and a sentence on what changed to
-    fit: a preset alone."""
+    """The recipe of a preset or file as a model allows it, with what the command line says, and a sentence on what
+    changed to fit: nothing that an option names."""
     from rotquant import api
 
-    recipe, fixed = named_recipe(method), rotation_fields(changes)
-    if is_written(method):
-        fixed = frozenset(ROTATION_FIELDS.values())
-    else:
-        recipe = api.limits_of(place).shorten(recipe)
-    return api.fit(place, with_options(recipe, samples, sequence_length, changes, bos), fixed)
+    recipe = api.limits_of(place).shorten(named_recipe(method))
+    return api.fit(place, with_options(recipe, samples, sequence_length, changes, bos), rotation_fields(changes))
 
 
 def _check_rotations(rotations: Path, output: Path) -> None:

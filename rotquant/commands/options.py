@@ -243,17 +243,12 @@ def named_recipe(method: str) -> Recipe:
         ConfigError, RecipeError, ResultError: no such method, or a file that cannot be read or holds no recipe.
     """
     path = Path(method).expanduser()
-    if not is_written(method):
+    if path.suffix not in (".yaml", ".yml", ".json"):
         return preset(method)
     data = yaml_value(read_text(path, "recipe", "write it in UTF-8"), f"recipe {path}")
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {path} holds no fields: write it as `rotquant recipe METHOD --format yaml` does.")
     return parse_recipe(data, f"recipe {path}")
-
-
-def is_written(method: str) -> bool:
-    """Whether a user names a file with a recipe, of which nothing changes that no option names; else it is a preset."""
-    return Path(method).suffix in (".yaml", ".yml", ".json")
 
 
 def with_options(

@@ -1,7 +1,7 @@
 """Whether a recipe fits a model's sizes, and what stands in for a Hadamard matrix that none of them has.
 
-Not every size has a Hadamard matrix here: no odd number of heads has one, nor 6, 10 or 14. A preset then takes what its
-rotation allows instead (`fitted`); a recipe that somebody wrote is refused with all that would have to change.
+Not every size has a Hadamard matrix here: no odd number of heads has one, nor 6, 10 or 14. A recipe then takes
+what its rotation allows instead (`fitted`), but for fields that somebody chose for the model (`check_fits`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

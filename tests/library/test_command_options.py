@@ -121,7 +121,7 @@ def test_a_recipe_in_a_file_runs_as_it_is_written(
     )
 
 
-def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
+def test_a_recipe_in_a_file_is_fitted_as_its_preset_and_what_an_option_names_is_not(
     tmp_path: Path, asked: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     folder, file = tmp_path / "model", tmp_path / "mine.yaml"
@@ -130,16 +130,18 @@ def test_a_recipe_in_a_file_that_does_not_fit_is_refused_and_a_preset_is_fitted(
     file.write_text(yaml.safe_dump(preset("quarot").model_dump(mode="json")))
     command = ["quantize", str(folder), "-o", str(tmp_path / "out"), "--method"]
     text = ["--corpus", str(save_words(tmp_path / "words.txt", 2000))]
-    assert asked(api, "quantize", *command, "quarot", *text)["recipe"].rotation.heads is False
-    assert "6 (number of attention heads)" in capsys.readouterr().out
+    of_preset = asked(api, "quantize", *command, "quarot", *text)["recipe"]
+    note = capsys.readouterr().out
+    assert (of_preset.rotation.heads, of_preset.calibration.sequence_length) == (False, 64)
+    assert "6 (number of attention heads)" in note
+    assert asked(api, "quantize", *command, str(file), *text)["recipe"] == of_preset
+    assert capsys.readouterr().out == note
     for options, said in (
-        ([], "change the recipe, --set rotation.heads=false"),
-        (["--set", "rotation.heads=false"], "samples of 2048 tokens exceed the model's context of 64 tokens"),
+        (["--set", "rotation.heads=true"], "change the recipe, --set rotation.heads=false"),
+        (["--sequence-length", "2048"], "samples of 2048 tokens exceed the model's context of 64 tokens"),
     ):
         assert rotquant(monkeypatch, *command, str(file), *options, *text) == 2
         assert said in capsys.readouterr().err
-    both = ["--set", "rotation.heads=false", "--sequence-length", "64"]
-    assert asked(api, "quantize", *command, str(file), *both, *text)["recipe"].calibration.samples == 128
     with pytest.raises(RecipeError, match="exceed the model's context"):
         api.quantize(folder, override(preset("quarot"), {"rotation": {"heads": False}}, "test"), corpus=WIKITEXT2)
 
