@@ -5,7 +5,9 @@ Importing this module imports neither torch nor lm-eval, which take seconds.
 
 import contextlib
 import copy
+import fnmatch
 import functools
+import importlib.util
 import io
 import logging
 import math
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _SEED = 1234
 #: File types of a task's own data, and the builder of the `datasets` library that reads each.
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+#: Where a definition may name tasks, groups and tags: after such a key, or in a list.
+_NAMING = re.compile(r"""^\s*(?:-\s+)?(?:["']?(?:task|group|tag)["']?\s*:|-)(.*)$""", re.MULTILINE)
 
 
 def evaluate(
@@ -94,11 +98,33 @@ def check_tasks(
     from huggingface_hub import constants
 
     _check_folders(include_path, task_data)
+    if include_path is None:
+        names = written_names()
+        for name in tasks:
+            if not fnmatch.filter(names, name):
+                raise _unknown(name, names)
     with task("reading lm-eval's tasks"), quiet(), _no_hub_code():
         if constants.HF_HUB_OFFLINE:
             with _loaded(tasks, include_path, task_data, num_fewshot):
                 return
         _known(_manager([] if include_path is None else [include_path.resolve()], tasks), tasks)
+
+
+def written_names() -> list[str]:
+    """Names in lm-eval's definitions, all of its tasks among them: to read these as YAML takes some twenty times as
+    long."""
+    package = importlib.util.find_spec("lm_eval")  # without its import
+    (place,) = (package and package.submodule_search_locations) or ("",)
+    found: set[str] = set()
+    for file in Path(place, "tasks").rglob("*"):
+        if file.suffix in ("", ".yaml") and file.is_file():
+            for words in _NAMING.findall(file.read_text(encoding="utf-8", errors="replace")):
+                found.update(re.findall(r"[^\s,\[\]'\"#]+", words))
+    return sorted(found)
+
+
+def _unknown(name: str, known: Sequence[str]) -> RecipeError:
+    return RecipeError(f"lm-eval has no task {name!r}{nearest(name, [*known])}.")
 
 
 def _check_folders(*folders: Path | None) -> None:
@@ -208,7 +234,7 @@ def _known(manager: "TaskManager", tasks: Iterable[str]) -> list[str]:
     for name in tasks:
         matching = manager.match_tasks([name])
         if not matching:
-            raise RecipeError(f"lm-eval has no task {name!r}{nearest(name, manager.all_tasks)}.")
+            raise _unknown(name, manager.all_tasks)
         found += matching
     if len({*found}) < len(found):
         raise RecipeError(f"tasks are named twice: {', '.join(found)}.")

@@ -190,6 +190,21 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(tasks: Path, quantized: Path
         api.zero_shot(model, ["humaneval"], task_data=tmp_path)
 
 
+def test_a_misspelt_task_is_refused_before_lm_evals_definitions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_eval, "_manager", lambda *_: pytest.fail("the definitions are read"))
+    for names in (["piqa", "piqqa"], ["piqqa*"]):
+        with pytest.raises(RecipeError, match=r"lm-eval has no task 'piqqa\*?'; nearest: piqa"):
+            lm_eval.check_tasks(names)
+    assert {"piqa", "humaneval", "leaderboard", "hendrycks_math"} <= {*lm_eval.written_names()}
+
+
+@pytest.mark.long
+def test_all_of_lm_evals_tasks_are_among_the_names_that_are_read_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # which left two of the tasks
+    lm_eval._built_in.cache_clear()
+    assert {*lm_eval._built_in().all_tasks} <= {*lm_eval.written_names()}
+
+
 def test_outputs_that_are_not_finite_have_no_accuracy(
     tasks: Path, quantized: Path, monkeypatch, tmp_path: Path
 ) -> None:
