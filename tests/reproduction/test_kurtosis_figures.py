@@ -155,9 +155,12 @@ def test_the_lemma_speaks_of_no_model(project: Project) -> None:
     compute(project)
     text = page(project, "rcp_lemma1")
     assert text.startswith("# Rotate, Clip, and Partition, Lemma 1: Excess kurtosis")
-    assert "Fact: not judged." in text
-    assert "Mechanism" not in text
-    assert "stand for the paper's" not in text
+    assert "agrees: 9.00 (at least 4 asked)" in text
+    assert "Fact: counts in no score." in text
+    assert "Fact: not judged" not in text
+    for words in ("Mechanism", "stand for the paper's", "Llama", "Models:", "over the seeds", "over seeds and windows"):
+        assert words not in text
+    assert "- Seeds: 0\n" in text  # which draw the numbers
 
 
 def test_a_recipe_that_quantizes_is_refused(project: Project) -> None:

@@ -20,7 +20,7 @@ from reproduction.tables.quantities import DESCRIPTIVE, OF_CHOICES, OF_WINDOWS, 
 from reproduction.tables.settings import SettingsTable
 from reproduction.tables.speed.definitions import FACTORS, DrawnPart, SpeedGrid, SpeedRow, SpeedTable, matches, rows
 from reproduction.tables.tables import Row, RunTable
-from reproduction.words.describe import is_stand_in, model_name
+from reproduction.words.describe import is_about_models, is_stand_in, model_name
 from reproduction.words.numbers import show, show_change, words
 from rotquant.recipes.recipe import Recipe
 
@@ -280,7 +280,9 @@ def _described(quantity: Quantity) -> str:
 
 
 def _remark(project: Project, table: RunTable, column: str) -> str:
-    """A column's model, where the column's name does not give it."""
+    """A column's model, where one is measured and the column's name does not give it."""
+    if not is_about_models(table):
+        return ""
     slot = project.slot(table, column)
     here = f"here: {model_name(slot)}" if is_stand_in(slot) else ""
     return here if column == slot.name else f"on {slot.name}{f' ({here})' if here else ''}"

@@ -130,9 +130,9 @@ def measurements(project: Project, table: RunTable) -> dict[str, list[str]]:
     return {how: [] if how in usual else [row for other, row in cells if other == how] for how, _ in cells}
 
 
-def model_facts(results: Results) -> list[Fact]:
-    """Models and seeds of the results."""
-    return _facts("models", runs=[result.run for result in results.values()])
+def model_facts(results: Results, on_models: bool = True) -> list[Fact]:
+    """Models, where any is measured, and seeds of the results."""
+    return _facts("models", runs=[result.run for result in results.values()], on_models=on_models)
 
 
 def origin_facts(results: Results) -> list[Fact]:
