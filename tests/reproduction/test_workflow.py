@@ -248,6 +248,8 @@ def test_bad_requests_are_one_sentence_before_anything_is_computed(tmp_path: Pat
     project.set_config(CONFIG)
     status, output = project.snakemake("results/runs/0123456789abcdef-01234567.json")
     assert (status != 0, "is no result of this configuration and this code" in output) == (True, True), output
+    status, output = project.snakemake("reports/quarot_tabel1.md")
+    assert (status != 0, "unknown table 'quarot_tabel1'; nearest: quarot_table1" in output) == (True, True), output
     if not has_driver():
         project.set_config({**CONFIG, "device": "cuda"})
         status, output = project.snakemake(REPORT)

@@ -105,6 +105,17 @@ for has_numbers in (True, False):
                 PAGE + "report page {wildcards.table} --results {params.results}" + BY_PLAN
 
 
+# Of a page that no table has Snakemake would say only that no rule makes it: its input function says which are near.
+rule unknown:
+    input:
+        lambda wildcards: sentence(PLAN.table, wildcards.unknown),
+    output:
+        local("reports/{unknown}.md"),
+    wildcard_constraints:
+        unknown=rf"(?!(index|{'|'.join(PLAN.tables)})\.md$)[^/]+",
+    localrule: True
+
+
 INDEX = PAGE + "report index" + BY_PLAN
 
 
