@@ -40,12 +40,14 @@ _USUAL = "W4A4KV4"
 _FLOATS = ("MXFP4", "NVFP4")
 #: Standard errors of a difference within which two methods are not told apart.
 ERRORS = 2.0
+#: How many times the fewest bits of a weight a method has that a sentence says so.
+_MORE = 1.25
 #: Methods that a budget should allow, and the fewest of which one is taken.
 ENOUGH, FEWEST = 5, 3
 #: Shares of the text that are tried until `ENOUGH` methods fit a budget, and the least calibration samples and windows.
 _SHARES, _LEAST = (1.0, 0.5, 0.25, 0.125), (8, 4)
 #: Work in windows that the full-precision model reads, as measured on a CPU: a window read by the quantized model, one
-#: of text that a method reads, one that it learns from; making a model, GPTQ without its text, and a transformation.
+#: of text that a method reads, one that it learns from; making a model, GPTQ without its text, and what is searched.
 _JUDGED, _READ, _LEARNED, _MADE, _SOLVED, _SEARCHED = 1.5, 1.5, 3.0, 10, 5, 40
 #: Share of a budget by which the last method may exceed it.
 _OVER = 0.1
@@ -125,6 +127,10 @@ class Frontier:
         else:
             tried = " that was tried" if self.late else ""
             why = f"every other method{tried} is worse by more than {ERRORS:g} standard errors."
+        bits = {one.name: one.bits for one in self.tried}
+        least = min(bits, key=bits.__getitem__)
+        if bits[self.taken] > _MORE * bits[least]:
+            why += f" It has {bits[self.taken]:.2f} bits a weight, where {least} has {bits[least]:.2f}."
         return f"Take {self.taken}: {why}"
 
 
@@ -280,15 +286,15 @@ def _trains(recipe: Recipe) -> bool:
     return any(way_of(method, recipe) == "training" for method in recipe.methods.values())
 
 
-def _place(recipe: Recipe) -> tuple[int, bool, bool, int, bool]:
+def _place(recipe: Recipe) -> tuple[int, bool, bool, int]:
     """Steps of learning; whether text is read; whether nothing guards 4-bit inputs from outliers but a transformation,
-    which takes long; methods beside that which rounds; whether no features have more bits."""
+    which takes long; methods beside that which rounds."""
     roles = {role for method in recipe.methods.values() for role in method.roles}
     steps = sum(method.budget(recipe).steps for method in recipe.methods.values())
     beside = sum(method.roles != {"rounding"} for method in recipe.methods.values())
     selected = "selection" in roles and recipe.activations is not None
     guarded = (recipe.rotation is not None or selected) and "transformation" not in roles
-    return steps, recipe.reads_text, not guarded, beside, not selected
+    return steps, recipe.reads_text, not guarded, beside
 
 
 def _rows(kind: str, methods: Sequence[str], short: bool) -> dict[str, Recipe]:
@@ -359,7 +365,8 @@ def _work(recipe: Recipe, windows: int, length: int) -> float:
     for method in recipe.methods.values():
         budget = method.budget(recipe)
         tokens = budget.steps * budget.seen * _LEARNED if budget.seen else budget.tokens * _READ
-        work += tokens / length + _SOLVED * method.inverts + _SEARCHED * ("transformation" in method.roles)
+        searched = not method.roles.isdisjoint(("transformation", "rotations"))
+        work += tokens / length + _SOLVED * method.inverts + _SEARCHED * searched
     return work
 
 

@@ -118,6 +118,13 @@ def test_amounts_of_text_are_the_largest_with_which_five_methods_fit() -> None:
     assert work._amounts(rows[:2], 32, 16, 512, 100) == (32, 16)
 
 
+def test_a_method_of_many_more_bits_is_taken_with_a_word_on_them() -> None:
+    """QUIK keeps as many features of a small model in full precision as of a large one."""
+    few, many = Tried("few", kl=(0.3, 0.3), bits=4.1), Tried("many", kl=(0.1, 0.1), bits=14.6)
+    found = work.Frontier([many, few], [], 20.0, Perplexity(corpus="words"), ["many"], "many")
+    assert found.reason.endswith("standard errors. It has 14.60 bits a weight, where few has 4.10.")
+
+
 def test_what_does_not_fit_a_model_is_left_with_its_sentence(model: Path, text: CorpusSpec) -> None:
     """Groups of 128 of 64 features."""
     found = frontier(model, "W4A16", text, methods=["awq-128g", "awq"], **SMALL)
