@@ -369,8 +369,18 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
     with pytest.raises(TrackingError, match=f"port {taken} of 127.0.0.1 cannot be used"):
         commands.ui(taken)
     commands.ui(0)
-    assert "quarot: http://127.0.0.1:0/#/experiments/1/runs?" in capsys.readouterr().out
-    (command,) = started
+    link = "quarot: http://127.0.0.1:0/#/experiments/1/runs?workflowType=machine_learning"
+    wanted = "&searchFilter=tags.%60rotquant.kind%60%20%3D%20%27run%27"
+    assert f"{link}&compareRunsMode=CHART{wanted}\n" in capsys.readouterr().out
+    client = opened()
+    client.create_run("1", tags={entries.KIND: "run"})  # without a metric, so that none is shared
+    commands.ui(0)
+    assert f"{link}{wanted}\n" in capsys.readouterr().out
+    for run in client.search_runs(["1"], f"tags.`{entries.KIND}` = 'run'"):
+        client.delete_run(run.info.run_id)
+    commands.ui(0)
+    assert f"{link}\n" in capsys.readouterr().out
+    (command, *_) = started
     given = dict(zip(command[4::2], command[5::2], strict=True))
     assert (given["--host"], given["--uvicorn-opts"]) == ("127.0.0.1", "--log-level warning")
     assert os.environ["MLFLOW_BACKEND_STORE_URI"] == f"sqlite:///{project.root}/mlflow.db"

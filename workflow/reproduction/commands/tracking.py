@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
@@ -14,8 +14,14 @@ from reproduction.run.tracking.entries import KIND, entries_of, keys_of
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.progress import track
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
+
+#: Runs of which MLflow draws charts before a user chooses others: the latest.
+_DRAWN = 10
 
 #: Settings of a server started here, unless the user has set them: without ten processes that nothing here needs, and
 #: without a warning about MLflow's own imports.
@@ -62,6 +68,18 @@ def sync_tracking(
         raise ResultError("no table is computed yet; `snakemake --cores all reports/quarot_table1.md` computes one.")
 
 
+def _view(client: "MlflowClient", experiment: str) -> str:
+    """The end of a link: charts of an experiment's runs where those that are drawn first share a metric, else a list.
+
+    An experiment of tables alone has no runs to filter by.
+    """
+    only = f"tags.`{KIND}` = 'run'"
+    runs = client.search_runs([experiment], only, max_results=_DRAWN)
+    shared = set[str].intersection(*(set(run.data.metrics) for run in runs)) if runs else set()
+    chart = "&compareRunsMode=CHART" if shared - {"seconds"} else ""
+    return f"runs?workflowType=machine_learning{chart}" + (f"&searchFilter={quote(only)}" if runs else "")
+
+
 def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")] = 5000) -> None:
     """Look at the runs in MLflow: print where each paper's are, and start its server, on this machine alone.
 
@@ -73,11 +91,11 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the ser
     os.chdir(find_root())
     uri = location()
     server = printable(uri).rstrip("/") if is_server(uri) else f"http://{HOST}:{port}"
-    found = [one for one in opened().search_experiments() if one.name != "Default"]
-    wanted = quote(f"tags.`{KIND}` = 'run'")
-    shown = f"runs?workflowType=machine_learning&compareRunsMode=CHART&searchFilter={wanted}"
+    client = opened()
+    found = [one for one in client.search_experiments() if one.name != "Default"]
     for experiment in found:
-        typer.echo(f"{experiment.name}: {server}/#/experiments/{experiment.experiment_id}/{shown}")
+        place = f"{server}/#/experiments/{experiment.experiment_id}"
+        typer.echo(f"{experiment.name}: {place}/{_view(client, experiment.experiment_id)}")
     if not found:
         typer.echo("no runs yet: they are logged as they are computed, and by `rotquant runs sync-tracking`")
     if is_server(uri):
