@@ -32,7 +32,7 @@ from rotquant.models.folders import kind_of, read_safetensors_header
 from rotquant.models.limits import metric_windows
 from rotquant.recipes.schemes import Perplexity
 from rotquant.tensors.devices import gpu_name
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.text import CorpusSpec, adds_bos, load_text, tokenize
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _bits_per_weight(folder: Path, network: nn.Module) -> float:
 def _speed(network: nn.Module, window: Tensor) -> float:
     """Tokens per second of a forward pass of one window, int64 [1, tokens]: median of a few after one that warms up."""
     seconds = []
-    with task("timing", "pass", _PASSES + 1) as under_way, OneDNNLinear():
+    with task("timing", "pass", _PASSES + 1) as under_way, FasterKernels():
         for _ in range(_PASSES + 1):
             started = time.perf_counter()
             network(input_ids=window, use_cache=False).logits[0, -1, 0].item()  # which waits for a GPU

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rotquant.foundation.progress import task
 from rotquant.models.architectures import base_model, lm_head, logit_cap
 from rotquant.models.simulation.prefix import prefix_holds
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def float_states(model: nn.Module, windows: Tensor, batch_size: int, bos: int | 
         bos: the token that a window does not begin with after a prefix that holds it; see `batches_of`.
     """
     device, parts = next(model.parameters()).device, []
-    with task("full precision", "window", len(windows)) as under_way, OneDNNLinear():
+    with task("full precision", "window", len(windows)) as under_way, FasterKernels():
         for batch, skipped in batches_of(model, windows, batch_size, bos):
             ids = windows[batch, skipped:].to(device)
             states = base_model(model)(input_ids=ids, use_cache=False).last_hidden_state.cpu()

@@ -25,7 +25,7 @@ from rotquant.models.architectures import base_model, capped, config_of, lm_head
 from rotquant.models.limits import metric_windows
 from rotquant.models.simulation.prefix import BOS_OF_PREFIX, prefix_holds
 from rotquant.recipes.schemes import Perplexity
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.text import NO_BOS, Tokens
 
 #: Upper bound on the logits of all windows that a CPU reads at once, in elements: its caches hold their states then.
@@ -105,7 +105,7 @@ def window_scores(model: nn.Module, windows: Tensor, exact: FloatStates | None =
         without `exact`; flips are nan where KL is not finite.
     """
     scores = windows.new_zeros(len(windows), 3, dtype=torch.float64)
-    with OneDNNLinear():
+    with FasterKernels():
         states = base_model(model)(input_ids=windows[:, skipped:], use_cache=False).last_hidden_state
         for place, (row, target) in enumerate(zip(states, windows, strict=True)):
             found = capped(model, lm_head(model)(row[:-1])).float().log_softmax(-1)

@@ -51,12 +51,11 @@ def sequences_at_once(shape: Architecture, tokens: int, itemsize: int) -> int:
 def attention_bytes(shape: Architecture, sequences: int, length: int, itemsize: int, device: torch.device) -> int:
     """Roughly what a layer holds while a batch passes its attention: hidden states, queries, repeated keys, values.
 
-    On a GPU torch has no fused attention for float64, nor for float32 with fewer heads of keys than of queries
-    (`enable_gqa`): there it holds the scores of all pairs of tokens before and after the softmax.
+    On a GPU torch has no fused attention for float64: there it holds the scores of all pairs of tokens before and after
+    the softmax.
     """
     width = 2 * shape.hidden_size + 5 * shape.num_heads * shape.head_dim
-    fused = itemsize < 4 or (itemsize == 4 and shape.num_kv_heads == shape.num_heads)
-    scores = 0 if fused or device.type == "cpu" else 2 * shape.num_heads * length
+    scores = 0 if itemsize < 8 or device.type == "cpu" else 2 * shape.num_heads * length
     return sequences * length * (width + scores) * itemsize
 
 

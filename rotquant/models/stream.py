@@ -17,7 +17,7 @@ from rotquant.models.architectures import Architecture, Site, architecture_of, b
 from rotquant.models.limits import ModelLimits
 from rotquant.models.memory import RECORD_BYTES, SHARE_OF_HIDDEN, TOKENS_AT_ONCE, free_memory
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 
 #: What an observer of a layer gives.
 Observed = TypeVar("Observed")
@@ -169,7 +169,7 @@ class LayerStream:
                 self.hidden[rows] = self._forward(index, rows).to(self.hidden.device)
 
     def _forward(self, index: int, rows: slice) -> Tensor:
-        with OneDNNLinear():
+        with FasterKernels():
             output = self.modules[index](self.hidden[rows].to(self.device), **self.kwargs[index])
         return output[0] if isinstance(output, tuple) else output
 

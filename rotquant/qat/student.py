@@ -25,7 +25,8 @@ from rotquant.models.architectures import (
 from rotquant.qat.loss import Divergence, cakld
 from rotquant.qat.quantizers import TrainableQuantizer
 from rotquant.tensors.devices import learning_dtype
-from rotquant.tensors.onednn import OneDNNLinear, linear
+from rotquant.tensors.faster import FasterKernels
+from rotquant.tensors.onednn import linear
 
 #: Where a linear layer has its quantizer.
 QUANTIZER = "quantizer"
@@ -108,7 +109,7 @@ class Distillation(nn.Module):
         Args:
             states: the teacher's last hidden states [n, tokens, hidden], where they are known.
         """
-        with OneDNNLinear():
+        with FasterKernels():
             target = teacher_states(self.teacher, ids) if states is None else states
             hidden = self._hidden(ids)
             head, cap = lm_head(self.teacher).weight, logit_cap(self.teacher)
@@ -134,7 +135,7 @@ class Distillation(nn.Module):
 @torch.no_grad()
 def teacher_states(teacher: nn.Module, ids: Tensor) -> Tensor:
     """A model's last hidden states of texts [n, tokens], [n, tokens, hidden]."""
-    with OneDNNLinear():
+    with FasterKernels():
         return base_model(teacher)(input_ids=ids, use_cache=False).last_hidden_state
 
 

@@ -45,7 +45,7 @@ from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.codebook_compression import in_float16
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.training import loop
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
@@ -155,7 +155,7 @@ class Training:
 
         def make() -> Tensor:
             generator = torch.Generator().manual_seed(seed)
-            with on_device(teacher, self.engine.device), wrap(teacher, self.context.online), OneDNNLinear():
+            with on_device(teacher, self.engine.device), wrap(teacher, self.context.online), FasterKernels():
                 return write(
                     teacher,
                     prompts,
@@ -288,9 +288,7 @@ class Training:
         step = OptimizerStep(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
-        # No layer draws numbers, and no graph holds the state of a generator.
-        recomputed = loop.recomputed(model, again, preserve_rng_state=False)
-        with recomputed, kept_masks(model, distillation.teacher), step.replay:
+        with loop.recomputed(model, again), kept_masks(model, distillation.teacher), step.replay:
             history = loop.train(
                 step,
                 settings.steps,

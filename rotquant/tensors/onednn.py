@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -56,11 +55,3 @@ class _Linear(torch.autograd.Function):
         to_x = None if weight is None else _product(gradient, weight.T)
         to_weight = None if x is None else rows.T @ x.reshape(-1, x.shape[-1])
         return to_x, to_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
-
-
-class OneDNNLinear(TorchFunctionMode):
-    """While open, every `torch.nn.functional.linear` of this thread, hence every `nn.Linear`, goes through `linear`."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Called by torch for each of its functions; torch suspends the mode meanwhile."""
-        return (linear if func is functional.linear else func)(*args, **(kwargs or {}))

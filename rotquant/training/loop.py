@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rotquant.foundation.errors import RotquantError
 from rotquant.foundation.progress import task, tell
+from rotquant.tensors.faster import FasterKernels
 from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Part, Record
 
@@ -149,16 +150,18 @@ def recomputed(model: nn.Module, active: bool = True, **settings: Any) -> Iterat
     """While open, a transformers model keeps only each decoder layer's input for the backward pass, where `active`.
 
     The layer is computed again there. Afterwards everything is as it was; dropout is on or off as it was all the time.
-    (`gradient_checkpointing_enable` would also make a frozen embedding's output ask for a gradient.)
+    (`gradient_checkpointing_enable` would also make a frozen embedding's output ask for a gradient.) Both passes take
+    `FasterKernels`, since torch suspends the caller's mode in the backward pass. Nothing in a layer is random.
 
     Args:
-        settings: of `torch.utils.checkpoint.checkpoint`, for example `context_fn` for modes that the second pass needs.
+        settings: of `torch.utils.checkpoint.checkpoint`, for example `context_fn` for other modes of the two passes.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     names = ("gradient_checkpointing", "_gradient_checkpointing_func", "training")
     layers = [module for module in model.modules() if active and isinstance(module, GradientCheckpointingLayer)]
     before = [{name: vars(layer)[name] for name in names if name in vars(layer)} for layer in layers]
+    settings = {"preserve_rng_state": False, "context_fn": lambda: (FasterKernels(), FasterKernels())} | settings
     recompute = partial(checkpoint, use_reentrant=False, **settings)
     for layer in layers:  # transformers acts in training alone; modules inside a layer keep their own mode
         vars(layer).update(zip(names, (True, recompute, True), strict=True))

@@ -7,7 +7,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rotquant.tensors import onednn
-from rotquant.tensors.onednn import OneDNNLinear, linear
+from rotquant.tensors.faster import FasterKernels
+from rotquant.tensors.onednn import linear
 
 needs_onednn = pytest.mark.skipif(not onednn._AVAILABLE, reason="torch was built without oneDNN")
 
@@ -42,20 +43,6 @@ def test_linear_is_exact_up_to_float32_rounding(shape: tuple[int, int, int], str
 
 
 @needs_onednn
-def test_modules_go_through_onednn_inside_the_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = nn.Linear(8, 4), random(2, 3, 8)
-    calls = []
-    original = onednn.linear
-    monkeypatch.setattr(onednn, "linear", lambda *args: calls.append(1) or original(*args))
-    with torch.no_grad():
-        with OneDNNLinear():
-            inside = module(x)
-        assert len(calls) == 1
-        torch.testing.assert_close(module(x), inside)
-        assert len(calls) == 1
-
-
-@needs_onednn
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_parameters_that_require_gradients_use_onednn_when_none_are_taken(
     context: type, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +63,7 @@ def test_gradients_are_those_of_torch(rows: tuple[int, ...], learned: tuple[bool
     exact = [
         operand.detach().double().requires_grad_(wanted) for operand, wanted in zip(operands, learned, strict=True)
     ]
-    with OneDNNLinear():
+    with FasterKernels():
         functional.linear(*operands).square().sum().backward()
     functional.linear(*exact).square().sum().backward()
     for operand, reference, wanted in zip(operands, exact, learned, strict=True):

@@ -31,7 +31,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.training import loop
 from rotquant.training.state import Record
 from rotquant.weights.context import QuantizationContext
@@ -179,7 +179,7 @@ class Prompt:
             tokens = torch.cat([first, tokens.expand(len(candidates), -1, -1)], dim=2)
         quantization = replace(self.online, prefix=self.prefix if self.prefix.tokens else None)
         skipped = tokens.shape[-1] - texts.shape[-1]
-        with measured(self.model, quantization, recipe, skipped) as errors, OneDNNLinear():
+        with measured(self.model, quantization, recipe, skipped) as errors, FasterKernels():
             base_model(self.model)(input_ids=tokens.flatten(0, 1).to(self.device), use_cache=False)
             found = errors.total().double().cpu().view(tokens.shape[:2]).sum(dim=1)
         return found.nan_to_num(nan=torch.finfo(found.dtype).max)  # what overflows is the worst

@@ -24,7 +24,7 @@ from rotquant.models.simulation.prefix import Prefix, bos_of, stored_prefix, sto
 from rotquant.models.simulation.runtime import RuntimeQuantization
 from rotquant.models.stream import on_device
 from rotquant.recipes.recipe import Recipe
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.state import Record
@@ -91,7 +91,7 @@ def losses(model: nn.Module, errors: ActivationErrors, ids: Tensor, error_weight
     Args:
         model: in which `errors` measures.
     """
-    with OneDNNLinear():
+    with FasterKernels():
         logits = model(input_ids=ids, use_cache=False).logits
     prediction = cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
     error = errors.total().sum()

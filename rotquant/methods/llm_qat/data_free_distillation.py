@@ -34,7 +34,7 @@ from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
@@ -153,7 +153,7 @@ def train(
 
 def _loss(model: nn.Module, teacher: nn.Module, ids: Tensor, scheme: QuantizationScheme) -> Tensor:
     """Loss of the quantized model on sequences [n, tokens], mean over tokens."""
-    with OneDNNLinear():
+    with FasterKernels():
         with torch.no_grad():
             target = teacher(input_ids=ids, use_cache=False).logits
         inputs = {"input_ids": ids, "use_cache": False}
@@ -192,7 +192,7 @@ def train_model(
     settings, dtype = LLMQAT.of(recipe), cast(torch.dtype, model.dtype)
     teacher = copy.deepcopy(model).requires_grad_(False)
     with on_device(teacher, device), wrap(teacher, RuntimeQuantization(recipe.transforms, tensors=tensors)):
-        with OneDNNLinear():
+        with FasterKernels():
             ids = _text(teacher, recipe, settings.seed + seed)
         model.to(torch.promote_types(dtype, torch.float32))
         with on_device(model, device), wrap(model, RuntimeQuantization(tensors=tensors, **recipe.runtime)):

@@ -23,7 +23,7 @@ from rotquant.models.simulation.kv_cache import TransientCache
 from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, quantize
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.error_feedback import error_spread, round_blocks, round_columns
@@ -124,7 +124,7 @@ class AttentionBlock:
     device: torch.device
 
     def _run(self, hidden: Tensor) -> Tensor:
-        with OneDNNLinear():
+        with FasterKernels():
             return self.module(hidden_states=hidden.to(self.device), **self.arguments)[0]
 
     def outputs(self) -> list[Tensor]:

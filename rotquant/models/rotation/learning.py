@@ -35,7 +35,7 @@ from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
 from rotquant.tensors.devices import tensor_core_products
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.stiefel import orthonormality_error
 from rotquant.training.loop import GradientStep, shuffled_batches, train
 from rotquant.training.state import Checkpoint, Record
@@ -202,7 +202,7 @@ class _Loss:
     def __call__(self, ids: Tensor) -> Tensor:
         """The share of token ids [batch, tokens], anywhere, in the loss."""
         ids = ids.to(embedding(self.model).weight.device)
-        with OneDNNLinear(), tensor_core_products():
+        with FasterKernels(), tensor_core_products():
             exact = self._float_logits(ids) if self.settings.teacher or self.measuring else None
             logits = self.model(input_ids=ids, use_cache=False).logits
         if exact is not None and self.measuring:

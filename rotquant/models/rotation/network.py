@@ -34,7 +34,8 @@ from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import INPUTS, QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
-from rotquant.tensors.onednn import OneDNNLinear, linear
+from rotquant.tensors.faster import FasterKernels
+from rotquant.tensors.onednn import linear
 from rotquant.tensors.quantization import choose_qparams, decibel, euclidean_norm, fake_quantize, grouped, ungrouped
 from rotquant.training.loop import recomputed
 
@@ -224,16 +225,14 @@ def quantized_network(
             scales = rotations.scales_of(index)
             one = _Layer(network, architecture, recipe, matrices, scales, index, layer, gradient, weights)
             one.install(stack, handle)
-        # torch suspends the caller's mode in the backward pass; nothing in a layer is random.
-        settings = {"preserve_rng_state": False, "context_fn": lambda: (OneDNNLinear(), _again(network))}
-        stack.enter_context(recomputed(model, checkpointing, **settings))
+        stack.enter_context(recomputed(model, checkpointing, context_fn=lambda: (FasterKernels(), _again(network))))
         yield network
 
 
 @contextmanager
 def _again(network: LearningNetwork) -> Iterator[None]:
     """A block in which a layer is computed again, as the first time but without counting its errors."""
-    with OneDNNLinear(), network.errors.left_out():
+    with FasterKernels(), network.errors.left_out():
         yield
 
 

@@ -11,7 +11,7 @@ from reproduction.metrics.settings import SNR
 from rotquant.foundation.progress import track
 from rotquant.metrics.perplexity import standard_error
 from rotquant.models.limits import metric_windows
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.quantization import decibel, square_sum
 from rotquant.text import Tokens
 
@@ -28,7 +28,7 @@ def window_snr(model: nn.Module, reference: nn.Module, window: Tensor) -> float:
     Returns:
         In dB: inf for equal logits, nan where one is not a number.
     """
-    with OneDNNLinear():
+    with FasterKernels():
         exact = reference(input_ids=window[None], use_cache=False).logits.float()
         noise = model(input_ids=window[None], use_cache=False).logits.float().sub_(exact)
     return decibel(square_sum(exact), square_sum(noise)).item()

@@ -28,7 +28,7 @@ from rotquant.models.simulation.prefix import prefix_holds
 from rotquant.models.simulation.runtime import scales_by_text
 from rotquant.recipes.corpus import BOS
 from rotquant.tensors.devices import of_device
-from rotquant.tensors.onednn import OneDNNLinear
+from rotquant.tensors.faster import FasterKernels
 from rotquant.text import bos_of
 
 #: Upper bound on the logits held at once, in elements: 2^28 float32 values are 1 GiB.
@@ -240,7 +240,7 @@ class Scorer:
         if self.by_text:
             lengths = torch.tensor([row.length for row in rows])
             mask = {"attention_mask": (torch.arange(width) < lengths[:, None]).long()}
-        with OneDNNLinear():
+        with FasterKernels():
             logits = self.model(
                 input_ids=ids.to(self.model.device),
                 use_cache=False,
@@ -266,7 +266,7 @@ class Scorer:
         for row, context in enumerate(contexts):
             ids[row, width - len(context) :] = torch.tensor(context)
             mask[row, width - len(context) :] = 1
-        with OneDNNLinear(), greedy(self.model, self.tokenizer, tokens, self.first_token) as ends:
+        with FasterKernels(), greedy(self.model, self.tokenizer, tokens, self.first_token) as ends:
             watch = _Watch(len(contexts), width, ends)
             generated = cast(Any, self.model).generate(
                 input_ids=ids.to(self.model.device),
