@@ -79,7 +79,7 @@ site: $(READY)
 
 gallery: $(READY)
 	snakemake --cores all
-	rotquant report gallery
+	rotquant report gallery --output docs/gallery/shipped --beside docs/gallery
 
 clean:
 	rm -rf results/runs results/weights results/tables results/corpora reports logs .snakemake

@@ -371,6 +371,47 @@ def test_the_gallery_is_a_copy_without_links_to_files_that_are_not_committed(
     assert (project.root / "docs/gallery/figures/quarot_table1.svg").exists()
 
 
+def test_copies_in_two_folders_name_each_other_and_what_measures_no_model_is_in_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    card = "[card](../workflow/resources/models/rq/MODEL_CARD.md)"
+    origins = "<summary>Provenance</summary>\n\n- "
+    models = f"# T\n\n{card}\n\n{origins}Models: m"
+    files = {
+        "reports/quarot_table1.md": models,
+        "reports/quarot_table2.md": models,
+        "reports/quarot_table14.md": f"# T\n\n[one](quarot_table1.md) [two](quarot_table2.md)\n\n{origins}",
+        "reports/index.md": "`snakemake --cores all reports/`\n\n[one](quarot_table1.md) [time](quarot_table14.md)",
+        "reports/figures/quarot_table14.svg": "<svg>rotquant</svg>",
+        "docs/gallery/quarot_table1.md": f"# T\n\n{origins}",
+        "docs/gallery/quarot_table14.md": origins,
+        "docs/gallery/index.md": "# Gallery",
+    }
+    for name, text in files.items():
+        (project.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.root / name).write_text(text)
+    for _ in range(2):
+        outcome = CliRunner().invoke(report_app, ["gallery", "-o", "docs/gallery/shipped", "--beside", "docs/gallery"])
+        assert outcome.exit_code == 0, outcome.output
+    folder = project.root / "docs/gallery"
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    models = models.replace("(../", "(../../../")
+    assert found == {
+        "shipped/quarot_table1.md": models.replace(
+            "# T\n", "# T\n\nOn a pretrained model: [quarot_table1](../quarot_table1.md).\n"
+        ),
+        "shipped/quarot_table2.md": models,
+        "shipped/index.md": "`snakemake --cores all reports/`\n\nOn a pretrained model: [index](../index.md).\n\n"
+        "[one](quarot_table1.md) [time](../quarot_table14.md)",
+        "quarot_table1.md": "# T\n\nOn the models that ship with the project: "
+        f"[quarot_table1](shipped/quarot_table1.md).\n\n{origins}",
+        "quarot_table14.md": f"# T\n\n[one](quarot_table1.md) [two](shipped/quarot_table2.md)\n\n{origins}",
+        "figures/quarot_table14.svg": "<svg>rotquant</svg>",
+        "index.md": "# Gallery",
+    }
+
+
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_recipe_is_described_in_one_line_that_differs_from_the_others(name: str) -> None:
     lines = {other: describe.settings(preset(other)) for other in PRESETS}

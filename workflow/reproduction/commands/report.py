@@ -1,7 +1,9 @@
 """`rotquant report`: from run files to tables, figures, pages, scoreboard; the commands of the rendering rules."""
 
+import os
 import re
 import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +17,7 @@ from reproduction.tables.configuration import find_root
 from reproduction.tables.project import Project
 from reproduction.tables.tables import Table
 from rotquant.commands.answers import CommandResult, answers
-from rotquant.commands.outputs import Writes
+from rotquant.commands.outputs import Arguments, Writes
 from rotquant.foundation.errors import ResultError
 from rotquant.foundation.files import OutputKind, atomic_path, read_text, write_text
 
@@ -32,6 +34,8 @@ FigureForm = Annotated[Literal["svg", "pdf"], typer.Option("--format", help="PDF
 _HEAD = 2**22
 #: What is in every page: its last part, of older ones the first, or the scoreboard's command.
 _PAGES = (b"<summary>Provenance</summary>", b"## What it means", b"`snakemake --cores all reports/")
+#: What a report of models says of them, and what it links to where they ship with the project: their cards.
+_MODELS, _SHIPPED = "\n- Models: ", "workflow/resources/models/"
 #: A figure of this project, and a file of the gallery.
 FIGURE = OutputKind(
     "a figure of this project", lambda path: _has(path, b"<svg") and _has(path, b"Matplotlib", b"rotquant")
@@ -172,11 +176,56 @@ def index(config: Configs = None, plan: PlanFile = None) -> None:
         typer.echo(str(REPORTS / name))
 
 
-def _copies(output: Path, _: object) -> list[Path]:
-    """The files that `gallery` writes."""
+def _placed(output: Path, beside: Path | None) -> dict[Path, Path]:
+    """Where `gallery` copies reports and figures to: what measures no model to the folder that has it already.
+
+    An index that somebody wrote stays.
+    """
     root = find_root()
-    pages, figures = (root / REPORTS).glob("*.md"), (root / FIGURES).glob("*.svg")
-    return [*(root / output / one.name for one in pages), *(root / output / "figures" / one.name for one in figures)]
+    places: dict[Path, Path] = {}
+    for page in sorted((root / REPORTS).glob("*.md")):
+        if page.stem != "index":
+            modelless = beside and (root / beside / page.name).exists() and _MODELS not in read_text(page, "report")
+            places[page] = root / (beside if beside and modelless else output) / page.name
+        elif not (written := root / output / page.name).exists() or PAGE.is_one(written):
+            places[page] = written
+    for figure in sorted((root / FIGURES).glob("*.svg")):
+        page = places.get(root / REPORTS / f"{figure.stem}.md", root / output / "of no page")
+        places[figure] = page.parent / "figures" / figure.name
+    return places
+
+
+def _copies(output: Path, arguments: Arguments) -> Iterable[Path]:
+    """The files that `gallery` writes."""
+    return _placed(output, arguments.get("beside")).values()
+
+
+def _namesakes(beside: Path, arguments: Arguments) -> list[Path]:
+    """The pages on other models to which `gallery` adds a line, those that exist."""
+    copies = [*_copies(arguments["output"], arguments)]
+    found = (find_root() / beside / path.name for path in copies if path.suffix == ".md" and path.stem != "index")
+    return [path for path in found if path not in copies]
+
+
+def _naming(text: str, page: Path, other: Path) -> str:
+    """A page's text with a line below its title that names the page of the same table on other models."""
+    which = "the models that ship with the project" if _SHIPPED in read_text(other, "report") else "a pretrained model"
+    title, _, rest = text.partition("\n\n")
+    rest = re.sub(r"\AOn (?:the models that ship|a pretrained model)[^\n]*\n\n", "", rest)
+    return f"{title}\n\nOn {which}: [{other.stem}]({os.path.relpath(other, page.parent)}).\n\n{rest}"
+
+
+def _copied(text: str, target: Path, folders: Collection[Path], copies: Collection[Path]) -> str:
+    """A report as the gallery has it, where its links lead to files that are committed, or are plain text."""
+
+    def link(match: re.Match[str]) -> str:
+        places = [folder / match[1] for folder in (target.parent, *folders)]
+        found = next((path for path in places if path in copies or path.exists()), places[0])
+        return f"]({os.path.relpath(found, target.parent)}"
+
+    text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/(?!bench/)[^)]*|index\.html)\)", r"\1", text)
+    text = text.replace("](../", f"]({os.path.relpath(find_root(), target.parent)}/")
+    return re.sub(r"\]\((\w+\.md)", link, text)
 
 
 @report_app.command()
@@ -184,25 +233,32 @@ def gallery(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder of the copies."), Writes(PAGE, files=_copies)
     ] = Path("docs/gallery"),
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the same reports on other models: they name each other."),
+        Writes(PAGE, files=_namesakes),
+    ] = None,
     config: Configs = None,
 ) -> None:
     """Copy the rendered reports and figures to docs/gallery/, which is committed for readers on a code host.
 
-    index.html stays out, since code hosts show it as source; links to it and to files that are not committed (results/)
-    become plain text there.
+    Of the models that ship with the project: `-o docs/gallery/shipped --beside docs/gallery`. A report that measures no
+    model goes to the one of the two folders that has it. index.html stays out, since code hosts show it as source;
+    links to it and to files that are not committed (results/) become plain text there.
     """
-    project = open_project(config)
-    reports = project.root / REPORTS
-    pages = sorted(reports.glob("*.md"))
+    root = open_project(config).root
+    placed = _placed(output, beside)
+    pages = {file: target for file, target in placed.items() if file.suffix == ".md"}
     if not pages:
-        raise ResultError(f"{reports} holds no rendered report; run `snakemake --cores all` first.")
-    target = project.root / output
-    depth = "../" * len(output.parts)
-    for file in pages:
-        text = read_text(file, "report")
-        text = re.sub(r"\[([^\]]*)\]\((?:\.\./results/(?!bench/)[^)]*|index\.html)\)", r"\1", text)
-        write_text(target / file.name, text.replace("](../", f"]({depth}"))
-    for file in sorted((project.root / FIGURES).glob("*.svg")):
-        with atomic_path(target / "figures" / file.name) as temporary:
+        raise ResultError(f"{root / REPORTS} holds no rendered report; run `snakemake --cores all` first.")
+    folders = [root / folder for folder in (output, beside) if folder]
+    for file, target in pages.items():
+        text, other = _copied(read_text(file, "report"), target, folders, placed.values()), folders[-1] / target.name
+        write_text(target, _naming(text, target, other) if other.exists() and other not in pages.values() else text)
+    for other in _namesakes(beside, {"output": output, "beside": beside}) if beside else ():
+        if other.exists():
+            write_text(other, _naming(read_text(other, "report"), other, root / output / other.name))
+    for file in placed.keys() - pages.keys():
+        with atomic_path(placed[file]) as temporary:
             shutil.copyfile(file, temporary)
     typer.echo(f"{len(pages)} reports copied to {output}")
