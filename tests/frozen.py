@@ -2,7 +2,7 @@
 
 `keys` are the keys of all runs, weights and learned rotations, what each is made from, and which rows use them.
 `claims` are the verdicts on all claims, and `tables` the content of all CSV files, both from the runs in
-docs/gallery/runs. `pages` are the sentences of their pages that are too long, of which there are none. Each
+docs/gallery/shipped/runs. `pages` are the sentences of their pages that are too long, of which there are none. Each
 difference from tests/reproduction/frozen/ is printed by name, and the exit status is 1. With `--record` the files are
 written anew.
 
@@ -47,7 +47,7 @@ from tests.helpers.sentences import long_sentences
 
 REPOSITORY = Path(__file__).parents[1]
 FROZEN = REPOSITORY / "tests/reproduction/frozen"
-ARCHIVES = REPOSITORY / "docs/gallery/runs"
+ARCHIVES = REPOSITORY / "docs/gallery/shipped/runs"
 KINDS = ("keys", "tables", "claims", "pages")
 CONFIGS = ("config", "paper")
 

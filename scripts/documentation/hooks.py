@@ -13,8 +13,6 @@ from scripts.documentation.links import ROOT, for_python_markdown, notebook_page
 ROOTS = ("CONTRIBUTING.md", "config/README.md", "CHANGELOG.md")
 #: Papers in the navigation of the gallery, by the short name with which reports begin.
 PAPERS = {"quarot": "QuaRot", "spinquant": "SpinQuant", "prefixquant": "PrefixQuant", "rcp": "RCP"}
-#: What the navigation calls the reports of config/published.yaml.
-_PRETRAINED = "On SmolLM2-135M"
 
 
 def _read(path: str) -> str:
@@ -29,15 +27,19 @@ def on_config(config: Any) -> Any:
     modules = [{title: f"reference/{name}.md"} for name, title, *_ in reference.MODULES]
     commands = [{f"rotquant {name}": f"reference/{name}.md"} for name in reference.commands()]
     sections["Reference"][1:1] = [{"Modules": modules}, {"Commands": commands}]
-    found: dict[str, list[Any]] = {name: [] for name in [_PRETRAINED, *PAPERS.values(), "Others"]}
-    found[_PRETRAINED].append({"What these show": "gallery/real/index.md"})
-    for folder in ("gallery", "gallery/real"):
-        for report in sorted((ROOT / "docs" / folder).glob("*.md"), key=lambda path: _number(path.stem)):
-            if report.stem != "index":
-                paper = PAPERS.get(report.stem.partition("_")[0], "Others") if folder == "gallery" else _PRETRAINED
-                found[paper].append({_short(report.stem): f"{folder}/{report.name}"})
-    sections["Gallery"] += [{name: pages} for name, pages in found.items() if pages]
+    shipped = [{"Scoreboard": "gallery/shipped/index.md"}, *_reports("gallery/shipped")]
+    sections["Gallery"] += [*_reports("gallery"), {"Models that ship": shipped}]
     return config
+
+
+def _reports(folder: str) -> list[dict[str, Any]]:
+    """The reports in a folder of docs/ by paper, as the navigation has them."""
+    found: dict[str, list[Any]] = {name: [] for name in [*PAPERS.values(), "Others"]}
+    for report in sorted((ROOT / "docs" / folder).glob("*.md"), key=lambda path: _number(path.stem)):
+        if report.stem != "index":
+            paper = PAPERS.get(report.stem.partition("_")[0], "Others")
+            found[paper].append({_short(report.stem): f"{folder}/{report.name}"})
+    return [{name: pages} for name, pages in found.items() if pages]
 
 
 def _number(name: str) -> list[Any]:

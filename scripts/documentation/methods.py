@@ -262,7 +262,7 @@ def results(subject: Subject) -> str:
     """Presets that are made of the method, and the pages of the gallery whose rows are."""
     presets = [name for name, make in all_presets().items() if subject.uses(make())]
     tables = [
-        [f"[{name}](../gallery/{name}.md)", cell(title), cell(", ".join(rows))]
+        [f"[{name}](../{_report(name)})", cell(title), cell(", ".join(rows))]
         for name, title, rows in _tables(subject.uses)
     ]
     links = ", ".join(f"[{name}](index.md#{name})" for name in presets)
@@ -272,13 +272,19 @@ def results(subject: Subject) -> str:
     return "\n\n".join(parts)
 
 
+def _report(name: str) -> str | None:
+    """The gallery's page of a table below docs/, of a real model where there is one."""
+    places = (f"gallery/{name}.md", f"gallery/shipped/{name}.md")
+    return next((place for place in places if (ROOT / "docs" / place).is_file()), None)
+
+
 @cache
 def _recipes() -> tuple[tuple[str, str, str, Recipe], ...]:
     """Name and title of every table of runs that the gallery has, with each of its rows and the row's recipe."""
     return tuple(
         (name, one.title, row.name, row.computed(row.name))
         for name, one in load_project(root=ROOT).of(RunTable).items()
-        if (ROOT / f"docs/gallery/{name}.md").is_file()
+        if _report(name)
         for row in one.rows
     )
 

@@ -50,7 +50,7 @@ def test_the_figure_shows_that_rotation_takes_outliers_away(found: dict[str, Any
 
 
 def test_it_prints_the_meaning_of_the_page(found: dict[str, Any]) -> None:
-    page = (REPOSITORY / "docs/gallery/quarot_table1.md").read_text(encoding="utf-8").splitlines()
+    page = (REPOSITORY / "docs/gallery/shipped/quarot_table1.md").read_text(encoding="utf-8").splitlines()
     after = page[page.index("## What it means") + 2 :]
     sentences = list(takewhile(lambda line: line.startswith("- "), after))
     assert sentences

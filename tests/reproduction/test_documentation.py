@@ -17,8 +17,7 @@ from tests.helpers.project import REPOSITORY
 
 WRITTEN = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "config/README.md"),
-    *(path.relative_to(REPOSITORY).as_posix() for path in sorted((REPOSITORY / "docs").glob("*.md"))),
-    *(path.relative_to(REPOSITORY).as_posix() for path in sorted((REPOSITORY / "docs/concepts").glob("*.md"))),
+    *(path.relative_to(REPOSITORY).as_posix() for path in sorted((REPOSITORY / "docs").rglob("*.md"))),
 ]
 
 
@@ -46,10 +45,11 @@ def test_every_method_has_a_page_with_its_settings_and_reports(pages: dict[str, 
         assert method.source in page
         for field in method.model_fields:
             assert f"- **`{field}`**: " in page, (name, field)
-        reports = re.findall(r"\]\(\.\./gallery/(\w+\.md)\)", page)
+        reports = re.findall(r"\]\(\.\./gallery/([\w/]+\.md)\)", page)
         assert all((REPOSITORY / "docs/gallery" / report).is_file() for report in reports), name
     assert "[quarot_table1](../gallery/quarot_table1.md)" in pages["methods/gptq.md"]
     assert "[quarot_table1](../gallery/quarot_table1.md)" not in pages["methods/spinquant.md"]
+    assert "[spinquant_table1](../gallery/shipped/spinquant_table1.md)" in pages["methods/spinquant.md"]
 
 
 def test_a_method_page_names_equations_and_what_paper_and_code_disagree_about(pages: dict[str, str]) -> None:
