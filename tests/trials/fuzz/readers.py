@@ -62,6 +62,8 @@ FUZZED: dict[str, tuple[str, ...]] = {
     "reproduction.benchmarks.records:read_record": ("records of times", "committed records of times"),
     "rotquant.commands.options:_change": ("options", "recipes"),
     "rotquant.commands.options:named_recipe": ("recipes",),
+    "reproduction.commands.report:_naming": ("rendered reports",),
+    "reproduction.commands.report:_placed": ("rendered reports",),
     "reproduction.commands.report:gallery": ("rendered reports",),
     "reproduction.commands.report:make_report": ("run files behind pages",),
     "rotquant.decoder.storage:load_decoder": ("decoders",),

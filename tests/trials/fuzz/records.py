@@ -202,6 +202,7 @@ def _rendered(root: Path) -> list[Format]:
         from reproduction.commands.report import gallery as copy
 
         copy(Path("docs/gallery"))
+        copy(Path("docs/gallery/shipped"), Path("docs/gallery"))
 
     def pages(folder: Path) -> None:
         render_pages(load_project(root=folder))
