@@ -183,6 +183,7 @@ ASIDE: dict[str, str] = {
     "rotquant.comparison:compare": _LOADS,
     "rotquant.comparison:compare.load": _LOADS,
     "rotquant.models.companions:companions": "takes a checkpoint's other files along byte for byte, whatever they hold",
+    "rotquant.metrics.lm_eval:written_names": "finds words in files of the installed lm-eval, whatever these hold",
     "rotquant.comparison:_bits_per_weight": _AGAIN,
     "rotquant.formats.gguf:_tokenizer": "decodes what the loaded tokenizer says of itself",
     "rotquant.models.gguf.tokenizer:rules_of": "decodes what a tokenizer that is made here says of itself",
