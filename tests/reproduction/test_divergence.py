@@ -3,6 +3,7 @@
 import copy
 import math
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -198,3 +199,35 @@ def test_what_is_kept_is_bounded_and_a_folder_that_cannot_be_written_costs_only_
     monkeypatch.setenv(states.VARIABLE, str(tmp_path / "gone"))
     states.keep("a", one, model)
     assert states.read("a") is None
+
+
+@pytest.mark.parametrize(("most", "computed"), [(2**32, 1), (0, 4)])
+def test_of_jobs_that_begin_together_one_computes_what_there_is_room_for(
+    most: int, computed: int, model: Any, text: Tokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(states, "MOST", most)
+    one = float_states(model, metric_windows(model, text, TWENTY), 8)
+    found, begun = [], Barrier(4)
+
+    def job() -> None:
+        begun.wait()
+        with states.computed_once("one"):
+            if states.read("one") is None:
+                found.append(1)
+                states.keep("one", one, model)
+
+    jobs = [Thread(target=job) for _ in range(4)]
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in jobs)
+    assert len(found) == computed
+
+
+def test_jobs_wait_for_nothing_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(states.VARIABLE, str(tmp_path))
+    states._without_room(tmp_path / "one").touch()
+    with states.computed_once("one"), states.computed_once("one"):  # the second would wait for the first
+        pass

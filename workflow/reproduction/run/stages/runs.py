@@ -101,17 +101,18 @@ def _full_precision(
 
     stored = None if folder is None else _stored_prefix(run.recipe, folder)
     about = short_hash(canonical_json([plain, device, batch_size, stored and tensors_digest(stored)]))
-    if (known := states.read(about)) is not None:
-        return known
-    model, tokenizer = as_it_is()
-    planned = run.texts.get(named(metric.corpus, metric.split, None))
-    tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
-    windows = metric_windows(model, tokens, metric)
-    prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
-    with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
-        found = float_states(model, windows, batch_size, tokens.bos)
-    states.keep(about, found, model)
-    return found
+    with states.computed_once(about):
+        if (known := states.read(about)) is not None:
+            return known
+        model, tokenizer = as_it_is()
+        planned = run.texts.get(named(metric.corpus, metric.split, None))
+        tokens, _ = token_ids(run.corpora[metric.corpus], metric.split, tokenizer, None, planned)
+        windows = metric_windows(model, tokens, metric)
+        prefix = None if stored is None else _reference_prefix(model.eval(), run.recipe, stored)
+        with wrap(model.eval(), RuntimeQuantization(prefix=prefix)):
+            found = float_states(model, windows, batch_size, tokens.bos)
+        states.keep(about, found, model)
+        return found
 
 
 def _reference(recipe: "Recipe", folder: Path | None) -> str:

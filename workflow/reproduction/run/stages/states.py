@@ -3,8 +3,10 @@
 Every run of a model on a text compares with the same states, which cost as much to compute as the run itself.
 """
 
+import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,21 @@ def read(about: str) -> "FloatStates | None":
     return FloatStates(found["windows"], found["states"], head.to(torch.device(told["device"])))
 
 
+@contextmanager
+def computed_once(about: str) -> Iterator[None]:
+    """A block that reads states or else computes and keeps them: of jobs that begin together one computes, and the
+    others wait for it, but where the folder has no room for what it would keep."""
+    path = _path(about)
+    with ExitStack() as stack:
+        if path is not None and not _without_room(path).exists():
+            with suppress(OSError):  # a full disk only costs time
+                lock = stack.enter_context(path.with_suffix(".lock").open("w"))  # it goes with the process
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _without_room(path).exists():
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+        yield
+
+
 def keep(about: str, states: "FloatStates", model: "nn.Module") -> None:
     """Keep states for other jobs, where the folder has room for them."""
     if (path := _path(about)) is None:
@@ -51,6 +68,7 @@ def keep(about: str, states: "FloatStates", model: "nn.Module") -> None:
     told = {"device": str(next(model.parameters()).device)} | ({} if cap is None else {"cap": repr(cap)})
     with suppress(OSError):  # a full disk only costs time
         if sum(one.stat().st_size for one in path.parent.iterdir()) + states.nbytes > MOST:
+            _without_room(path).touch()
             return
         with atomic_path(path) as temporary:
             save_file({"windows": states.windows, "states": states.states, **head}, temporary, told)
@@ -59,3 +77,8 @@ def keep(about: str, states: "FloatStates", model: "nn.Module") -> None:
 def _path(about: str) -> Path | None:
     folder = os.environ.get(VARIABLE)
     return Path(folder) / f"{about}.safetensors" if folder else None
+
+
+def _without_room(path: Path) -> Path:
+    """A file that says that there was no room for these states."""
+    return path.with_suffix(".large")
