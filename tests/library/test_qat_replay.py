@@ -26,12 +26,15 @@ MODELS: dict[str, Callable[..., Any]] = {
     **{name: partial(tiny_model, **FURTHER[name]) for name in ("olmo2", "gemma3")},  # pyright: ignore[reportArgumentType]
 }
 BATCHES = 2  # of an epoch, 4 samples each
+#: Of a training in a stand-in's hands or watched: as many again as are computed first.
+FEW_STEPS = 2 * WARM_UP
 #: The bytes that are kept for the backward pass, and of the teacher's states: all, or none.
 KEPT = {"kept": 2**29, "recomputed": 0}
 
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> type[Stand]:
+    monkeypatch.setattr(replay, "LEAST_STEPS", FEW_STEPS)
     return stand_in(monkeypatch)
 
 
@@ -47,20 +50,23 @@ def keep(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(training._STATE_BYTES, device, most)
 
 
-def trained(kind: str, model: Any, device: str = "cpu", at_once: int | None = None, **changes: Any) -> Any:
-    """A self-distillation of `LEAST_STEPS` steps."""
-    of = recipe(kind, **{"epochs": LEAST_STEPS // BATCHES, **changes})
+def trained(
+    kind: str, model: Any, device: str = "cpu", at_once: int | None = None, steps: int = FEW_STEPS, **changes: Any
+) -> Any:
+    """A self-distillation of so many steps."""
+    batches = 1 if kind == "authors" else BATCHES  # samples are held out
+    of = recipe(kind, **{"epochs": steps // batches, **changes})
     return build(of, model, device=device, batch_size=at_once)
 
 
-def trained_llm_qat(model: Any, number: int = LEAST_STEPS, device: str = "cpu") -> list[dict[str, Any]]:
+def trained_llm_qat(model: Any, number: int = FEW_STEPS, device: str = "cpu") -> list[dict[str, Any]]:
     amounts = {"samples": 12, "sequence_length": 16, "steps": number, "batch_size": 4, "learning_rate": 1e-3}
     return llm_qat.train_model(model, override(preset("llm-qat"), {"methods": {"llm_qat": amounts}}, "test"), 0, device)
 
 
-def replayed_parts(in_two: bool) -> int:
-    """How many parts a graph computes, of one or two a step."""
-    return 2 * (LEAST_STEPS - 2) if in_two else LEAST_STEPS - WARM_UP
+def replayed_parts(in_two: bool, number: int = FEW_STEPS) -> int:
+    """How many parts a graph computes, of one or two in each of so many steps."""
+    return 2 * (number - 2) if in_two else number - WARM_UP
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -84,7 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Capturing]:
     monkeypatch.setattr(Watched, "seen", found, raising=False)
     monkeypatch.setattr(steps, "Replay", Watched)
     monkeypatch.setattr(llm_qat, "Replay", Watched)
-    monkeypatch.setattr(replay, "LEAST_STEPS", 2 * WARM_UP)
+    monkeypatch.setattr(replay, "LEAST_STEPS", FEW_STEPS)
     return found
 
 
@@ -102,13 +108,13 @@ def assert_recordable(seen: list[Capturing]) -> None:
 def test_what_a_gpu_records_neither_copies_from_the_host_nor_waits(kind, family, most, seen, monkeypatch) -> None:
     """And it reads the same addresses at each step, else it would compute with what lay there once."""
     keep(KEPT[most], monkeypatch)
-    trained(kind, MODELS[family](), epochs=2 * WARM_UP // BATCHES)
+    trained(kind, MODELS[family]())
     assert_recordable(seen)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llm_qat_neither_copies_from_the_host_nor_waits(family: str, seen: list[Capturing]) -> None:
-    trained_llm_qat(tiny_model(family), 2 * WARM_UP)
+    trained_llm_qat(tiny_model(family))
     assert_recordable(seen)
 
 
@@ -141,11 +147,10 @@ def test_recorded_passes_have_the_masks_of_others(window: int | None) -> None:
 def test_trainings_through_the_stand_in_have_the_same_bits(kind, family, at_once, most, stand, monkeypatch) -> None:
     """Also where a step has two parts."""
     keep(KEPT[most], monkeypatch)
-    changes = {"epochs": LEAST_STEPS} if kind == "authors" else {}  # a batch an epoch, since samples are held out
-    replayed = trained(kind, MODELS[family](), at_once=at_once, **changes)
+    replayed = trained(kind, MODELS[family](), at_once=at_once)
     assert len(stand.calls) == replayed_parts(at_once is not None)
     monkeypatch.setattr(replay, "_on_gpu", lambda part: False)
-    assert_same(replayed, trained(kind, MODELS[family](), at_once=at_once, **changes))
+    assert_same(replayed, trained(kind, MODELS[family](), at_once=at_once))
 
 
 @pytest.mark.parametrize("samples", [None, 2])
@@ -187,11 +192,10 @@ def test_a_replayed_training_has_the_bits_of_one_without_graphs(
     """A graph launches the kernels of the steps before it, and none of them adds in an order that varies."""
     keep(KEPT[most], monkeypatch)
     found = []
-    changes = {"epochs": LEAST_STEPS} if kind == "authors" else {}
     for least in (LEAST_STEPS, 10**9):
         monkeypatch.setattr(replay, "LEAST_STEPS", least)
-        found.append(trained(kind, MODELS[family](dtype=dtype), "cuda", at_once, **changes))
-    assert len(replays) == replayed_parts(at_once is not None)
+        found.append(trained(kind, MODELS[family](dtype=dtype), "cuda", at_once, LEAST_STEPS))
+    assert len(replays) == replayed_parts(at_once is not None, LEAST_STEPS)
     assert_same(*found)
 
 
@@ -203,7 +207,7 @@ def test_a_replayed_llm_qat_has_the_bits_of_one_without_graphs(samples, replays,
     models, histories = [tiny_model(), tiny_model()], []
     for least, model in zip((LEAST_STEPS, 10**9), models, strict=True):
         monkeypatch.setattr(replay, "LEAST_STEPS", least)
-        histories.append(trained_llm_qat(model, device="cuda"))
-    assert len(replays) == replayed_parts(samples is not None)
+        histories.append(trained_llm_qat(model, LEAST_STEPS, "cuda"))
+    assert len(replays) == replayed_parts(samples is not None, LEAST_STEPS)
     assert histories[0] == histories[1]
     assert_same_parameters(*models)
