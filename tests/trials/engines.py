@@ -1,10 +1,10 @@
 """Trial of engines: llama.cpp, transformers and vLLM run what is exported, and each token's log-probability is ours.
 
 Ours is the simulation of the quantized folder, once as stored and once without its quantizers of inputs: an engine that
-drops these is near the second, which a tolerance alone would not tell. --quick leaves vLLM out. It has an environment
-of its own, made once below ROTQUANT_ENGINES (default: a folder that is removed at the end), or ROTQUANT_VLLM names the
-Python of one. ROTQUANT_ENGINE chooses one engine. ROTQUANT_REAL_MODELS, a folder of real models, adds SmolLM2 and
-Qwen2.5 where they are in it.
+drops these is near the second, which a tolerance alone would not tell. --quick leaves vLLM and half of the windows
+out. vLLM has an environment of its own, made once below ROTQUANT_ENGINES (default: a folder that is removed at the
+end), or ROTQUANT_VLLM names the Python of one. ROTQUANT_ENGINE chooses one engine. ROTQUANT_REAL_MODELS, a folder of
+real models, adds SmolLM2 and Qwen2.5 where they are in it.
 """
 
 import io
@@ -108,7 +108,7 @@ def body(trial: Trial) -> None:
         asked = [case for case in CASES if chosen in case.engine and not (trial.quick and case.engine == "vllm")]
         python = None if trial.quick else vllm_python(Path(os.environ.get("ROTQUANT_ENGINES", place)))
         for model in models():
-            windows = windows_of(model)
+            windows = windows_of(model, 2 if trial.quick else 4)
             exported = []
             for index, case in enumerate(asked):
                 folder, target = place / f"{index}", place / f"{index}-exported"
@@ -153,7 +153,7 @@ def models() -> list[Path]:
     return [SHIPPED, *(real / name for name in names if (real / name / "config.json").is_file())]
 
 
-def windows_of(model: Path, windows: int = 4, length: int = 96) -> list[list[int]]:
+def windows_of(model: Path, windows: int, length: int = 96) -> list[list[int]]:
     """Token ids of some windows."""
     tokenizer = api.load_tokenizer(model)
     ids = tokenizer("\n".join((REPOSITORY / name).read_text() for name in TEXTS), add_special_tokens=False)["input_ids"]
