@@ -1,9 +1,10 @@
 """Snakemake and its jobs, forked from processes that have imported what they import: more than half of their time.
 
 These have imported nothing of the project, so what they fork imports the package of the copy that it works in. A
-command is `snakemake`, or `rotquant` as the shell of Snakemake finds it, before the environment's own. Its arguments,
-environment, working folder and streams go to a process that forks, and its exit status comes back. What a test starts
-by itself, to kill it or as a user does, is a process of its own all along.
+command is `snakemake`, or `rotquant` as the shell of Snakemake finds it, before the environment's own; `torch` runs the
+code that it is given where torch and transformers are imported. Its arguments, environment, working folder and streams
+go to a process that forks, and its exit status comes back. What a test starts by itself, to kill it or as a user does,
+is a process of its own all along.
 """
 
 import atexit
@@ -26,6 +27,10 @@ KINDS = {
         "import jinja2, matplotlib.backends.backend_svg, pandas, pyarrow.parquet, pydantic, rich.console\n"
         "import scipy.optimize, typer, yaml",
         "from rotquant.cli import app; app()",
+    ),
+    "torch": (
+        "import torch, transformers.activations, transformers.generation.utils, transformers.models.auto",
+        "exec(sys.argv[1])",
     ),
 }
 
@@ -98,19 +103,25 @@ sys.exit(int(connection.recv(8) or 1))
 
 
 def run(name: str, folder: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-    """Run `snakemake`, or `rotquant` as a job, in a folder; its exit status and its output, both streams together."""
+    """Run a command in a folder: `snakemake`, `rotquant` as a job, or `torch` with code for it.
+
+    Returns:
+        Its exit status and its output, both streams together.
+    """
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run([_commands() / name, *arguments], cwd=folder, env=environment, text=True, **streams)
+    together = (name,) if name == "torch" else ("snakemake", "rotquant")
+    done = subprocess.run([_commands(*together) / name, *arguments], cwd=folder, env=environment, text=True, **streams)
     return done.returncode, done.stdout
 
 
 @cache
-def _commands() -> Path:
+def _commands(*names: str) -> Path:
     """A folder that Snakemake takes for its environment's: its commands are forked from processes started here."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     texts = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}
-    for name, (imports, call) in KINDS.items():
+    for name in names:
+        imports, call = KINDS[name]
         place = str(folder / f"{name}.socket")
         code = SERVER.format(imports=imports, call=call)
         command = [sys.executable, "-c", code, place, str(folder / "python")]

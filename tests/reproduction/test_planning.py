@@ -21,6 +21,7 @@ from reproduction.tables.rankings import Ranking
 from reproduction.tables.speed.definitions import SpeedTable
 from rotquant.foundation.errors import ConfigError, ResultError
 from rotquant.foundation.files import short_hash
+from tests.helpers import forked
 from tests.helpers.project import PUBLISHED, REPOSITORY, TABLES, Copy, packages_in
 
 
@@ -211,20 +212,21 @@ def test_how_recipes_fit_models_is_found_out_once_for_all_configurations_of_one_
         copy.write(f"models/{name}/config.json", json.dumps({"model_type": "llama", **sizes, **heads}))
         copy.write(f"models/{name}/tokenizer.json", "{}")
     long = {"name": "Long", "method": "quarot", "recipe": {"calibration": {"sequence_length": 4096}}}
-    script = (
-        "import sys; from pathlib import Path; from reproduction.planning.current import current_plan\n"
-        f"plan = current_plan(Path(), [], {{'seeds': [int(sys.argv[1])], 'rows': {{'quarot_table1': [{long}]}}}})\n"
-        "print('torch' in sys.modules, len(plan.runs), *plan.tables['quarot_table1'].remarks)"
-    )
+
+    def code_of(seed: int, module: str) -> str:
+        return (
+            "import sys; from pathlib import Path; from reproduction.planning.current import current_plan\n"
+            f"plan = current_plan(Path(), [], {{'seeds': [{seed}], 'rows': {{'quarot_table1': [{long}]}}}})\n"
+            f"print('{module}' in sys.modules, len(plan.runs), *plan.tables['quarot_table1'].remarks)"
+        )
 
     def planned(seed: int) -> str:
-        words = [sys.executable, "-c", script, str(seed)]
-        done = subprocess.run(words, env=copy.environment(), cwd=copy.root, capture_output=True, text=True)
-        return done.stdout + done.stderr
+        asked = code_of(seed, "rotquant.models.fitting")
+        return forked.run("torch", copy.root, copy.environment(), asked)[1]
 
     said = "4 Not possible here: Long: calibration samples of 4096 tokens exceed the model's context of 64 tokens"
     assert planned(0).startswith(f"True {said}")
-    assert planned(1).startswith(f"False {said}")
+    assert copy.run(sys.executable, "-c", code_of(1, "torch"))[1].startswith(f"False {said}")
     (known,) = copy.root.glob("results/plans/*.fits")
     known.write_text(known.read_text()[:-9])
     assert planned(2).startswith(f"True {said}")
