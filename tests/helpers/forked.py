@@ -30,7 +30,7 @@ KINDS = {
     ),
     "torch": (
         "import torch, transformers.activations, transformers.generation.utils, transformers.models.auto",
-        "exec(sys.argv[1])",
+        "exec(sys.argv[1]); sys.exit()",
     ),
 }
 
