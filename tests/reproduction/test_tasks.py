@@ -1,6 +1,7 @@
 """The shipped tasks' evaluation: how BOS is handled, what accuracy and ROUGE-L mean, that lm-eval agrees."""
 
 import copy
+import itertools
 import math
 import random
 import re
@@ -104,11 +105,19 @@ def test_every_item_begins_with_exactly_one_bos_or_none(shipped: api.Model, bos:
 
 @torch.no_grad()
 def reference_scores(model: api.Model, context: str, choices: list[str]) -> list[tuple[float, bool]]:
-    """Log-likelihood and greediness of each continuation, one forward pass each: slow and obvious."""
-    start = [model.tokenizer.bos_token_id, *model.tokenizer.encode(context, add_special_tokens=False)]
+    """Log-likelihood and greediness of each continuation, one forward pass each: slow and obvious.
+
+    Where one has no tokens beyond the context's, all begin with the first token that not all texts share.
+    """
+    texts = [context, *(context + choice for choice in choices)]
+    start, *wholes = (
+        [model.tokenizer.bos_token_id, *model.tokenizer.encode(text, add_special_tokens=False)] for text in texts
+    )
+    if min(map(len, wholes)) <= len(start):
+        columns = zip(start, *wholes, strict=False)
+        start = [ids[0] for ids in itertools.takewhile(lambda ids: len({*ids}) == 1, columns)]
     scores = []
-    for choice in choices:
-        ids = [model.tokenizer.bos_token_id, *model.tokenizer.encode(context + choice, add_special_tokens=False)]
+    for ids in wholes:
         logits = model.network(torch.tensor([ids])).logits[0].double()
         predictions = logits[len(start) - 1 : -1]
         target = torch.tensor(ids[len(start) :])
@@ -447,6 +456,26 @@ def test_questions_that_share_a_row_do_not_see_each_other(shallow: api.Model):
     for (context, rest), (score, _) in zip(pairs, together, strict=True):
         alone, _ = reference_scores(shallow, context, [rest])[0]
         assert score == pytest.approx(alone, abs=1e-3)  # float32 against float64 log-probabilities
+
+
+@torch.no_grad()
+def test_a_choice_that_merges_with_its_context_is_judged_as_the_whole_text_is(shallow: api.Model):
+    context, choices = "    return self.items(sorted()", [",", ")", ":", "]"]
+
+    def ids(text: str) -> list[int]:
+        return shallow.tokenizer.encode(text, add_special_tokens=False)
+
+    assert min(len(ids(context + choice)) for choice in choices) <= len(ids(context))  # lm-eval's rule leaves nothing
+    pairs = [(context, choice) for choice in choices] + [("An", " empty list")]
+    found = Scorer(shallow.network, shallow.tokenizer, "text", 64).log_likelihoods(pairs, ["test"] * len(pairs))
+    whole = []
+    for choice in choices:
+        text = torch.tensor([[shallow.tokenizer.bos_token_id, *ids(context + choice)]])
+        predicted = shallow.network(text).logits[0, :-1].double().log_softmax(-1)
+        whole.append(predicted.gather(1, text[0, 1:, None]).sum().item())
+    differences = [score - found[0][0] for score, _ in found[: len(choices)]]
+    assert differences == pytest.approx([one - whole[0] for one in whole], abs=1e-3)
+    assert all(score < 0 for score, _ in found)
 
 
 # Command line

@@ -179,6 +179,10 @@ class Scorer:
         tokenizer has one; without, no token is added, but for an empty context, since a model needs something to
         predict from (EOS where there is no BOS). After a prefix that holds BOS a context loses its own.
 
+        A continuation that only merges with the context's last tokens, as `,` after `f()` may, has none of its own, and
+        lm-eval ends there. Then all continuations of that context begin with the tokens that they do not share, so that
+        they differ as the whole texts' log-likelihoods do.
+
         Raises:
             CheckpointError: a token lies beyond the model's vocabulary.
         """
@@ -313,9 +317,14 @@ def _encoded(asked: _Asked) -> tuple[Encoded, ...]:
     texts = list(dict.fromkeys(text for context, rest in stripped for text in (context, context + rest)))
     ids: Any = asked.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     ids = dict(zip(texts, ids, strict=True))
+    common = {context: len(ids[context]) for context, _ in stripped}
+    merged = {context for context, rest in stripped if rest and len(ids[context + rest]) <= common[context]}
+    for context, rest in stripped:
+        if context in merged:
+            common[context] = min(common[context], _common(ids[context], ids[context + rest]))
     encoded = []
     for context, rest in stripped:
-        whole, length = ids[context + rest], len(ids[context])
+        whole, length = ids[context + rest], common[context]
         headed = length > 0 and whole[0] == asked.first_token
         if headed and asked.prefixed and length > 1:
             whole, length = whole[1:], length - 1
