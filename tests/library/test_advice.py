@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from transformers import LlamaConfig
 
 from rotquant.commands.options import changed, changes_of
@@ -49,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 GROUPS = "--set weights.scheme.granularity=group --set weights.scheme.group_size="
 PACKED = "export --format compressed-tensors"
-#: Model, options of `quantize` (a name that ends in .yaml is the preset in a file), what is refused then, if it is not
+#: Model, options of `quantize`, what is refused then, if it is not
 #: `quantize` itself, and the kinds of advice of its sentence.
 CASES = [
     ("llama", "--method quarot-rtn", "export", ["quantize with"]),
@@ -63,7 +62,7 @@ CASES = [
     ("llama", "--method quip-sharp", PACKED, ["export with --format plain"]),
     ("mixtral", "--method rtn", PACKED, ["export with --format plain"]),
     ("mistral", "--method rtn", "export --format gguf", ["export with --format plain"]),
-    ("smollm", "--method quarot-rtn.yaml", "", ["change the recipe,"]),
+    ("smollm", "--method quarot-rtn --set rotation.heads=true", "", ["change the recipe,"]),
     ("llama", "--method quarot-128g", "", ["change the recipe,"]),
 ]  # fmt: skip
 _SET = r"(?: --set \S+?(?=[,;.]?(?:\s|$)))+"
@@ -104,13 +103,12 @@ def test_what_an_engine_cannot_say_of_a_preset_is_said_with_all_that_has_to_chan
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models, a text and recipes as files."""
+    """A folder with the models and a text."""
     folder = tmp_path_factory.mktemp("advice")
     for name, shape in MODELS.items():
         tiny_model(**shape).save_pretrained(folder / name)
         tokenizer = byte_level() if name == "llama" else tiny_tokenizer()  # of the kind that GGUF has
         tokenizer.save_pretrained(folder / name)
-    (folder / "quarot-rtn.yaml").write_text(yaml.safe_dump(preset("quarot-rtn").model_dump(mode="json")))
     save_words(folder / "words.txt", 4000)
     return folder
 
