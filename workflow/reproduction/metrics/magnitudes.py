@@ -41,8 +41,8 @@ def magnitudes(model: nn.Module, tokens: Tokens, metric: Magnitudes) -> tuple[di
         `metric.within` "row", the largest ratio of any row); `largest` and `median` over all places; inf or nan where
         the network's numbers are. Arrays: `panels`, a list of places in the metric's order, with `layer`, name of the
         `linear` layer and its own `peak_ratio`; `matrix` of at most 512 by 512 values (tokens or output features by
-        input features), and per feature, as wide as the matrix, the `mean` and the `largest`; all of four significant
-        digits.
+        input features, of which there are `shape`), and per feature, as wide as the matrix, the `mean` and the
+        `largest`; all of four significant digits.
 
     Raises:
         CorpusError: the text is shorter than the window.
@@ -130,6 +130,7 @@ def _panel(layer: int, linear: str, peak_ratio: float, values: Tensor) -> dict[s
         "layer": layer,
         "linear": linear,
         "peak_ratio": peak_ratio,
+        "shape": list(values.shape),
         "matrix": _rounded(_narrowed(_narrowed(values).T).T),
         "mean": _rounded(_narrowed(mean))[0],
         "largest": _rounded(_narrowed(largest))[0],

@@ -28,12 +28,14 @@ BESIDE = 2
 class HeatmapPanel:
     """A map [rows, channels], and the mean and largest magnitude of each channel; non-finite values are masked.
 
+    shape: of what the map shows, where one of its values may stand for several neighbours.
     place: panels that share a scale: a column and one of the metric's places, and the row where each panel has its own
         scale.
     """
 
     place: tuple[str, int, str | None]
     title: str
+    shape: tuple[int, int]
     matrix: "np.ma.MaskedArray"
     mean: "np.ma.MaskedArray"
     largest: "np.ma.MaskedArray"
@@ -98,14 +100,18 @@ def _panels(project: Project, table: RunTable, values: Values, row: str, column:
         title = f"{', '.join([*names, place])}\nmax/median {float(panel['peak_ratio']):.3g}{seed}"
         arrays = (np.ma.masked_invalid(np.array(panel[key], dtype=float)) for key in ("matrix", "mean", "largest"))
         own = row if table.figure is not None and table.figure.own_scales else None
-        yield HeatmapPanel((column, index, own), title, *arrays)
+        shape = panel.get("shape") or np.shape(panel["matrix"])  # older runs do not have it
+        yield HeatmapPanel((column, index, own), title, tuple(shape), *arrays)
 
 
 def _draw(strip: Any, axis: Any, panel: HeatmapPanel, top: float) -> Any:
     """Draw one heat map with the strip of its channels above it; return the image."""
-    height, channels = panel.matrix.shape
+    import numpy as np
+
+    (height, channels), drawn = panel.shape, len(panel.mean)
+    places = (np.arange(drawn) + 0.5) * channels / drawn - 0.5
     for statistic, color in ((panel.largest, LIGHT), (panel.mean, OURS)):
-        strip.fill_between(range(channels), statistic.filled(0.0), step="mid", color=color, linewidth=0)
+        strip.fill_between(places, statistic.filled(0.0), step="mid", color=color, linewidth=0)
     strip.set(xlim=(-0.5, channels - 0.5), ylim=(0, top * 1.05), title=panel.title)
     strip.tick_params(axis="x", length=0, labelbottom=False)
     axis.grid(False)
