@@ -4,8 +4,10 @@ import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from reproduction.frame import values as tables
@@ -234,3 +236,15 @@ def test_a_run_file_without_magnitudes_is_named(project: Project) -> None:
     compute(project, {})
     with pytest.raises(ResultError, match="holds no panels"):
         draw(project)
+
+
+def test_a_map_whose_values_stand_for_neighbours_is_as_wide_as_the_model() -> None:
+    from reproduction.render.figures.heatmaps import HeatmapPanel, _draw
+
+    pairs = np.ma.masked_invalid(np.arange(288.0))
+    panel = HeatmapPanel(("column", 0, None), "title", (128, 576), np.ma.vstack([pairs] * 128), pairs, pairs)
+    strip, axis = Figure().subplots(2)
+    image = _draw(strip, axis, panel, 288.0)
+    assert strip.get_xlim() == (-0.5, 575.5)
+    assert tuple(image.get_extent()) == (-0.5, 575.5, 127.5, -0.5)
+    assert strip.collections[0].get_paths()[0].vertices[:, 0].max() == pytest.approx(575.0, abs=1.5)
