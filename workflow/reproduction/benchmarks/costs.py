@@ -48,7 +48,7 @@ def _of_weights_stage(root: Path) -> Iterator[TimeRecord]:
         about = _about(data["shape"], data["gpu"], data["environment"], path.relative_to(root))
         tokens = text["samples"] * text["sequence_length"]
         yield TimeRecord(methods=(ROTATION,), seconds=data["seconds"]["rotation"], **about)
-        yield TimeRecord(methods=(GPTQ.name,), tokens=tokens, seconds=data["seconds"]["weights"], **about)
+        yield TimeRecord(methods=(GPTQ.name,), tokens=tokens, seconds=data["seconds"][GPTQ.title], **about)
 
 
 def _of_cell(cell: CellRecord, record: Record, source: Path) -> TimeRecord:
