@@ -56,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(copy.root)
         patch.setattr(code, "PACKAGES", packages_in(copy.root))
-        forget()
+        code.forget()
         record_all(current_plan(copy.root))
     return copy.root
 
@@ -68,15 +68,9 @@ def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     shutil.copytree(made, root, symlinks=True)
     monkeypatch.chdir(root)
     monkeypatch.setattr(code, "PACKAGES", packages_in(root))
-    forget()
+    code.forget()
     yield root
-    forget()
-
-
-def forget() -> None:
-    """What this process knows of sources."""
-    for known in (code.code_digest, code.code_files, code._read):
-        known.cache_clear()
+    code.forget()
 
 
 def record_all(plan: Plan) -> None:
@@ -185,9 +179,9 @@ COUNTS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "seed": (edited("config/config.yaml", "seeds", value=[1]), ALL),
     "dtype": (edited("config/config.yaml", "dtype", value="bfloat16"), ALL),
     "code: a stage": (appended("workflow/reproduction/run/stages/runs.py", "x = 1\n"), {"runs"}),
-    "code: the divergence from full precision": (appended("rotquant/metrics/divergence.py", "x = 1\n"), {"runs"}),
-    "code: log-odds of items": (appended("workflow/reproduction/tasks/odds.py", "x = 1\n"), {"runs"}),
-    "code: what stages share": (appended("rotquant/tensors/quantization.py", "x = 1\n"), ALL),
+    "code: the divergence": (source("rotquant/metrics/divergence.py", "return self.cap *", "return"), {"runs"}),
+    "code: log-odds of items": (source("workflow/reproduction/tasks/odds.py", "- most", "- 1"), {"runs"}),
+    "code: what stages share": (source("rotquant/tensors/quantization.py", "+ 0.5, x", "+ 0.6, x"), ALL),
     "code: a method": (appended("rotquant/methods/gptq/columns.py", "x = 1\n"), {"weights", "runs"}),
     "code: the learner": (appended("rotquant/methods/spinquant/cayley_training.py", "x = 1\n"), ALL),
     "tasks: which": (edited("config/config.yaml", "zero_shot", "tasks", value=["next_word"]), TASKS),
@@ -207,6 +201,8 @@ SAYS_NOTHING: dict[str, Callable[[], None]] = {
     ),
     "documentation": source("rotquant/tensors/quantization.py", '"""', '"""More: '),
     "comment": appended("workflow/reproduction/run/stages/runs.py", "# a comment\n"),
+    "a function that no stage calls": appended("rotquant/tensors/quantization.py", "def more():\n    pass\n"),
+    "planned memory": source("rotquant/models/memory.py", "_MOST_WRITTEN = 256", "_MOST_WRITTEN = 128"),
     "rendering": appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n"),
     "a method that is not used": appended("rotquant/methods/duquant/__init__.py", "x = 1\n"),
     "another words of the table": edited(TABLE, "tables", 0, "caption", value="Another caption."),
@@ -293,7 +289,7 @@ def test_a_job_computes_by_the_planned_code_or_not_at_all(project: Path) -> None
     code.refuse_other_code(planned, plan.sources, "weights", run.recipe, loaded)
     appended("workflow/reproduction/render/pages/markdown.py", "x = 1\n")()
     appended("workflow/reproduction/run/stages/runs.py", "x = 1\n")()
-    forget()
+    code.forget()
     code.refuse_other_code(planned, "another", "weights", run.recipe, loaded)
     with pytest.raises(
         ResultError, match=r"'runs' changed since the plan was made \(workflow/reproduction/run/stages/runs.py\)"

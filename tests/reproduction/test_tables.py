@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reproduction.identity.code import NEUTRAL, STAGES, imported, stage_digest, stage_entries
+from reproduction.identity.code import STAGES, code_files, stage_digest, stage_entries
 from reproduction.planning.expansion import make_plan
 from reproduction.sources import load_project, sources
 from reproduction.tables import project as projects
@@ -436,17 +436,15 @@ def test_expanding_tables_and_rendering_them_imports_no_torch() -> None:
 
 def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     recipe = preset("spinquant-hard")
-    modules = {stage: imported(stage_entries(stage, recipe), NEUTRAL) for stage in STAGES}
-    built = {"rotquant.methods.gptq.columns", "rotquant.models.rotation.fusing", "rotquant.tensors.quantization"}
-    assert built <= modules["weights"]
-    assert "rotquant.metrics.perplexity" in modules["runs"]
+    files = {stage: _modules(*stage_entries(stage, recipe)) for stage in STAGES}
+    built = {"rotquant/methods/gptq/columns", "rotquant/models/rotation/fusing", "rotquant/tensors/quantization"}
+    assert built <= files["weights"]
+    assert "rotquant/metrics/perplexity" in files["runs"]
     for stage in ("weights", "runs"):
-        assert not {name for name in modules[stage] if "reporting" in name or "commands" in name}
-        assert (
-            not {"reproduction.tables.tables", "reproduction.identity.code", "reproduction.run.plan"} & modules[stage]
-        )
+        assert not {name for name in files[stage] if "reporting" in name or "commands" in name}
+        assert not {"reproduction/tables/tables", "reproduction/identity/code", "reproduction/run/plan"} & files[stage]
     for output in sources()["runs"].code.values():
-        assert not {"rotquant.methods.gptq.columns", "reproduction.run.stages.runs"} & imported(output, NEUTRAL)
+        assert not {"rotquant/methods/gptq/columns", "reproduction/run/stages/runs"} & _modules(*output)
     plain, full = preset("quarot-rtn"), preset("quarot")
     assert stage_digest("weights", full) != stage_digest("weights", plain)  # only the one needs rotquant.methods.gptq
     assert stage_digest("weights", plain) == stage_digest("weights", preset("rtn"))
@@ -454,5 +452,12 @@ def test_stages_hold_what_they_use_and_not_what_uses_them() -> None:
     drawn = override(learned, {"methods": {"spinquant": None}}, "test")
     # An edit of Cayley SGD leaves stored weights alone: what was learned comes to them as a file.
     assert stage_digest("weights", learned) == stage_digest("weights", drawn) == stage_digest("weights", full)
-    assert {"rotquant.tensors.stiefel", "rotquant.methods.spinquant"} <= modules["rotations"]
+    assert {"rotquant/tensors/stiefel", "rotquant/methods/spinquant/__init__"} <= files["rotations"]
     assert len({stage_digest(stage) for stage in STAGES}) == len(STAGES)
+
+
+def _modules(*entries: str) -> set[str]:
+    """What code digests hash, as paths below the folders of packages, without suffixes."""
+    return {
+        path.as_posix().rpartition("/workflow/")[2].removeprefix(f"{REPOSITORY}/")[:-3] for path in code_files(*entries)
+    }

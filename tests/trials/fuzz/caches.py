@@ -5,7 +5,7 @@ from pathlib import Path
 
 from reproduction.corpora import Corpus
 from reproduction.corpora.packages import cached
-from reproduction.identity.code import _read_python, _rules
+from reproduction.identity.syntax import read_module, rules
 from reproduction.planning.fits import KnownFits, read_fits
 from reproduction.run.stages.text import TOKENS, token_ids
 from reproduction.tables.fitting import Fitting, model_of
@@ -16,7 +16,8 @@ from tests.helpers.checkpoints import tiny_tokenizer
 from tests.trials.fuzz.formats import Format, content_of
 
 KEPT = "kept"
-SOURCE = b"A = 'kernel.cu'\n"
+SOURCE = b"import math as m\n\nA = 'kernel.cu', m\n"
+SYNTAX = b'[[["0123", ["A"], ["m"], [], ["kernel.cu"], false, []]], [["m", "math", "math"]]]'
 ADAPTED = Fitting(recipe=preset("quarot"), sentence="adapted").model_dump(mode="json")
 SHIPPED = "workflow/resources/models/rq-7b"
 TEXT = " ".join(f"w{number}" for number in range(3, 60))
@@ -26,7 +27,7 @@ def formats(root: Path) -> list[Format]:
     """Each cache with a file that is found there."""
     return [
         Format("digests of contents", {KEPT: b"[]\n" + b"0" * 64}, {KEPT: "lines"}, _contents),
-        Format("digests of syntax", {KEPT: b'["0123", ["a.cu"]]'}, {KEPT: "json"}, _syntax),
+        Format("digests of syntax", {KEPT: SYNTAX}, {KEPT: "json"}, _syntax),
         Format("fits of recipes", {KEPT: _known_fits(root)}, {KEPT: "json"}, _fits),
         Format(
             "kept corpora",
@@ -69,8 +70,8 @@ def _contents(folder: Path) -> None:
 def _syntax(folder: Path) -> None:
     source = folder / "module.py"
     source.write_bytes(SOURCE)
-    _place(_cache("syntax") / hashlib.sha256(SOURCE + _rules()).hexdigest(), folder)
-    _read_python.__wrapped__(source) if hasattr(_read_python, "__wrapped__") else _read_python(source)
+    _place(_cache("syntax") / hashlib.sha256(SOURCE + rules()).hexdigest(), folder)
+    read_module.__wrapped__(source)
 
 
 def _known_fits(root: Path) -> bytes:

@@ -1,34 +1,31 @@
-"""Code digests: hashes of the modules that a stage, or the timing of a benchmark, imports.
+"""Code digests: hashes of the statements that a stage, or the timing of a benchmark, reaches.
 
-A module's digest hashes its syntax tree without docstrings and without the modules that our own names are imported
-from, so comments, formatting and module names do not count. A stage's digest covers the modules that it imports,
-directly or not, the methods of its recipe, and the kernel sources and templates that these read. grimp follows the
-imports; no module is imported.
+A stage's digest covers what its modules reach by name (`identity.reach`), the methods of its recipe, and the kernel
+sources and templates that these read. Names of modules, the order of definitions, comments and formatting do not count
+(`identity.syntax`). No module is imported.
 """
 
-import ast
 import functools
 import hashlib
-import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reproduction.identity.reach import RUN, Node, Reach
+from reproduction.identity.syntax import OURS, is_ours, read_module
 from rotquant.foundation.contents import stamp
-from rotquant.foundation.errors import ConfigError, ResultError, RotquantError, nearest
-from rotquant.foundation.files import cache_folder, canonical_json, short_hash, write_text
-from rotquant.foundation.parsing import parse_json
+from rotquant.foundation.errors import ConfigError, ResultError, nearest
+from rotquant.foundation.files import canonical_json, short_hash
 
 if TYPE_CHECKING:
     from rotquant.recipes.recipe import Recipe
 
 #: The packages whose code decides results, and their folders.
-PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name in ("rotquant", "reproduction")}  # pyright: ignore
+PACKAGES = {name: Path(find_spec(name).submodule_search_locations[0]) for name in OURS}  # pyright: ignore
 
 #: Modules that decide no result: wording of messages, writing of files, names of results.
 NEUTRAL = (
@@ -49,8 +46,6 @@ STAGES: dict[str, tuple[str, ...]] = {
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 #: A C++ comment, or a string or character literal, which contains none.
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')""", re.DOTALL)
-#: Syntax fields that do not affect what is computed; Python 3.11 lacks the last.
-_SILENT = frozenset({"ctx", "kind", "type_comment", "type_params"})
 
 
 def stage_digest(stage: str, recipe: "Recipe | None" = None) -> str:
@@ -82,26 +77,48 @@ def stage_entries(stage: str, recipe: "Recipe | None" = None) -> tuple[str, ...]
 
 @functools.cache
 def code_digest(*entries: str, aside: tuple[str, ...] = ()) -> str:
-    """Digest of the modules that some modules import, and of the kernels that these name: 16 hexadecimal digits.
+    """Digest of the statements that some modules reach, and of the kernels that these name: 16 hexadecimal digits.
 
     Args:
         aside: modules, with all below them, that are left out in addition to the neutral ones.
     """
-    return short_hash("\n".join(sorted(_read(path).digest for path in code_files(*entries, aside=aside))))
+    reach, found = _reach(), _reached(entries, aside)
+    statements = [reach.digest(node, aside) for node in found if node.place >= 0]
+    return short_hash("\n".join(sorted([*statements, *map(_content, _data(entries, aside))])))
 
 
 @functools.cache
 def code_files(*entries: str, aside: tuple[str, ...] = ()) -> frozenset[Path]:
-    """The files that `code_digest` hashes: Python, the kernels that it names, and data files next to a module."""
-    ours = imported([entry for entry in entries if _is_ours(entry)], (*NEUTRAL, *aside))
-    paths = {path for module in ours for path in _files_of(module)}
-    paths |= {path for entry in entries if not _is_ours(entry) for path in _foreign(entry)}
-    named = {_kernels() / name for path in paths for name in _read(path).kernels}
-    return frozenset(paths | _with_headers({path for path in named if path.is_file()}))
+    """The files with what `code_digest` hashes: Python, the kernels that it names, and data files next to a package."""
+    reach, found = _reach(), _reached(entries, aside)
+    modules = {reach.file(node.module) for node in found if node.place >= 0}
+    return frozenset(file for file in modules if file) | _data(entries, aside)
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in PACKAGES
+@functools.cache
+def _reach() -> Reach:
+    return Reach(PACKAGES, NEUTRAL)
+
+
+@functools.cache
+def _reached(entries: tuple[str, ...], aside: tuple[str, ...]) -> Collection[Node]:
+    brought = (place for entry in entries for path in _foreign(entry) for place in read_module(path).places())
+    return _reach().reached(filter(is_ours, (*entries, *brought)), aside)
+
+
+def _data(entries: tuple[str, ...], aside: tuple[str, ...]) -> frozenset[Path]:
+    """The files that count whole: kernels, what lies beside a package, methods of other packages."""
+    reach, found = _reach(), _reached(entries, aside)
+    texts = {text for node in found if node.place >= 0 for text in reach.statement(node).texts}
+    kernels = {path for text in texts if (path := _kernels() / text).is_file()}
+    beside = {path for node in found if node.place == RUN for path in _beside(node.module)}
+    return frozenset(_with_headers(kernels) | beside | {path for entry in entries for path in _foreign(entry)})
+
+
+def forget() -> None:
+    """Forget what this process knows of files, which may have changed since it read them."""
+    for known in (code_digest, code_files, _reach, _reached, _content, _kernels, _included, _beside, read_module):
+        known.cache_clear()
 
 
 def root() -> Path:
@@ -115,43 +132,20 @@ def _kernels() -> Path:
     return (PACKAGES["rotquant"] / "kernels" / "sources").resolve()
 
 
-def imported(entries: Iterable[str], aside: Collection[str]) -> set[str]:
-    """The entries, the modules of our packages that they import, directly or not, and the parent packages."""
-    graph, found, waiting = _graph(), set(), [*entries]
-    while waiting:
-        module = waiting.pop()
-        if module not in found and not any(f"{module}.".startswith(f"{one}.") for one in aside):
-            found.add(module)
-            waiting += graph.find_modules_directly_imported_by(module)
-    around = {module.rsplit(".", count)[0] for module in found for count in range(1, module.count("."))}
-    return found | around
-
-
 @functools.cache
-def _graph() -> Any:
-    import grimp
-    from grimp.exceptions import SourceSyntaxError
-
-    try:
-        return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
-    except SourceSyntaxError as error:
-        raise ConfigError(f"{error.filename} is not valid Python (line {error.lineno}).") from None
-
-
-def _files_of(module: str) -> Iterator[Path]:
-    """A module's file; for a package also the templates, styles and scripts in its folder."""
+def _beside(module: str) -> tuple[Path, ...]:
+    """The templates, styles, scripts and data in the folder of a package."""
     package, *parts = module.split(".")
     place = PACKAGES[package].joinpath(*parts)
-    if not place.is_dir():
-        yield place.with_suffix(".py")
-        return
-    yield place / "__init__.py"
-    others = (path for path in place.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc"))
-    yield from (path for path in others if path.name != "py.typed")
+    others = place.iterdir() if place.is_dir() else ()
+    said = (".py", ".pyc")
+    return tuple(path for path in others if path.suffix not in said and path.name != "py.typed" and path.is_file())
 
 
 def _foreign(module: str) -> list[Path]:
     """The files of a method from another package: its module's file, or all Python files of its package."""
+    if is_ours(module):
+        return []
     found = find_spec(module)
     if found is None or found.origin is None:
         return []
@@ -177,70 +171,16 @@ def _included(path: Path) -> tuple[Path, ...]:
     return tuple(beside if beside.is_file() else _kernels() / "include" / name for beside, name in places)
 
 
-class _Said(NamedTuple):
-    """A file's content: the digest of its syntax, kernel or text, and the kernels that it names."""
-
-    digest: str
-    kernels: tuple[str, ...] = ()
-
-
 @functools.cache
-def _read(path: Path) -> _Said:
-    """Read a file: Python syntax without docstrings, a kernel without comments, any other file whole."""
+def _content(path: Path) -> str:
+    """Digest of a file: Python syntax without docstrings, a kernel without comments, any other file whole."""
     if path.suffix == ".py":
-        return _read_python(path)
+        return short_hash(repr(read_module(path)), 64)
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".cu", ".cuh", ".cpp", ".h", ".hpp"):
         lines = _COMMENT.sub(lambda match: match[1] or " ", text).splitlines()
         text = "\n".join(filter(None, map(str.strip, lines)))
-    return _Said(short_hash(text, 64))
-
-
-def _read_python(path: Path) -> _Said:
-    """Read a Python file, cached for the user by the file's content: parsing takes some ms."""
-    source = path.read_bytes()
-    kept = cache_folder("syntax") / hashlib.sha256(source + _rules()).hexdigest()
-    with suppress(OSError, ValueError, TypeError):
-        digest, kernels = parse_json(kept.read_bytes())
-        if all(isinstance(text, str) for text in (digest, *kernels)):
-            return _Said(digest, tuple(kernels))
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ConfigError(f"{path} is not valid Python (line {error.lineno}: {error.msg}).") from None
-    texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    kernels = tuple(sorted(text for text in texts if text.endswith((".cu", ".cpp"))))
-    said = _Said(short_hash(repr(_words(tree)), 64), kernels)
-    with suppress(RotquantError):
-        write_text(kept, json.dumps(said))
-    return said
-
-
-@functools.cache
-def _rules() -> bytes:
-    """The bytes of this file, on which cached digests depend too."""
-    return Path(__file__).read_bytes()
-
-
-def _words(value: Any) -> Any:
-    """Syntax as plain data, equal for every Python from 3.11 on; string statements are left out as docstrings."""
-    if isinstance(value, list):
-        words = [_words(one) for one in value if not _is_text(one)]
-        imports = [one for one in words if isinstance(one, list) and one[:1] == ["OurImport"]]
-        return [*(one for one in words if one not in imports), *sorted(imports)] if imports else words
-    if isinstance(value, ast.JoinedStr):  # Python 3.12 adds an empty text after a nested format
-        return ["JoinedStr", *(_words(one) for one in value.values if getattr(one, "value", None) != "")]
-    if isinstance(value, ast.ImportFrom) and _is_ours(value.module or ""):
-        return ["OurImport", sorted((one.name, one.asname or "") for one in value.names)]
-    if isinstance(value, ast.AST):
-        fields = ((name, one) for name, one in ast.iter_fields(value) if name not in _SILENT)
-        return [type(value).__name__, *(_words(one) for _, one in fields)]
-    return value
-
-
-def _is_text(node: Any) -> bool:
-    """Whether a statement is only a string."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return short_hash(text, 64)
 
 
 def sources() -> dict[str, str]:
