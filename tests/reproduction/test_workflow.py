@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from reproduction.run.results import read_result
+from rotquant.foundation.files import short_hash
 from rotquant.tensors.devices import has_driver
 from tests.helpers.project import CONFIG, Copy, alive
 from tests.helpers.workflows import REPORT, one_column, with_rotations
@@ -119,6 +120,38 @@ def test_whatever_is_deleted_is_made_again(computed: Copy, kinds: Set[str]) -> N
         if kind in ("a run", "numbers"):  # once, and not at the next start too
             assert computed.planned(REPORT) == {}, kind
     made(computed)
+
+
+def test_of_a_checkpoint_that_is_not_here_what_is_computed_is_shown(tmp_path: Path) -> None:
+    project = one_column(tmp_path)
+    assert project.snakemake(REPORT)[0] == 0
+    made(project)
+    page, runs = tmp_path / REPORT, [*tmp_path.glob("results/runs/*.json")]
+    of_quarot = {json.loads(path.read_text())["run"]["seed"]: path for path in runs if weights_of(path)}
+    assert of_quarot.keys() == {0, 1}
+    digest = short_hash("models/small")  # as the stand-in has it
+    project.edit("config/config.yaml", "checkpoint: models/small", f"checkpoint: models/small\n    digest: {digest}")
+    assert project.planned(REPORT) == {"page": 1}
+
+    def row() -> str:
+        page.unlink()
+        status, output = project.snakemake(REPORT)
+        assert status == 0, output + logs(project)
+        return next(line for line in page.read_text().splitlines() if line.startswith("| QuaRot |"))
+
+    assert "±" in row()
+    of_quarot[1].unlink()
+    assert "±" not in row()
+    shutil.rmtree(tmp_path / "results/weights")
+    shutil.rmtree(tmp_path / ".snakemake/metadata")  # which imported results have none of
+    assert any(letter.isdigit() for letter in row().partition("*")[0])  # one seed is left, and needs no weights
+    of_quarot[0].unlink()
+    assert row().split() == ["|", "QuaRot", "|", "-", "|", "*8.37*", "|"]
+    assert not made(project)
+
+
+def weights_of(run: Path) -> str | None:
+    return json.loads(run.read_text())["weights_key"]
 
 
 def planned_after(project: Copy, path: str, old: str, new: str) -> set[str]:

@@ -114,11 +114,12 @@ rule tasks:
 
 
 def measured_on(wildcards):
-    """The weights and the tasks that a run is measured on."""
-    run, _ = planned("run", wildcards.run)
+    """The weights and the tasks that a run is measured on; of one that is only shown, what is there."""
+    run, key = planned("run", wildcards.run)
     weights = [] if run.weights is None else [FILES.weights(run.weights) / name for name in ("weights.json", "model")]
     tasks = [] if run.tasks is None else [FILES.tasks(run.tasks)]
-    return [ancient(str(path)) for path in (*weights, *tasks)]
+    shown = PLAN.is_only_shown(key) and not all(path.exists() for path in (*weights[:1], *tasks))
+    return [] if shown else [ancient(str(path)) for path in (*weights, *tasks)]
 
 
 rule run:

@@ -21,7 +21,13 @@ def measured(name):
         for remark in table.remarks:
             print(f"{name}: {remark}", file=sys.stderr)
     timed = (timed_record(*record) for record in table.records.items())
-    return [*(str(FILES.run(run)) for run in table.runs), *filter(None, timed)]
+    return [*(str(FILES.run(run)) for run in runs_of(name)), *filter(None, timed)]
+
+
+def runs_of(name):
+    """The runs that a table shows: all, but of a checkpoint that is not here those that are computed."""
+    runs = PLAN.tables[name].runs
+    return [run for run in runs if not PLAN.is_only_shown(run) or FILES.run(run).exists()]
 
 
 def timed_record(name, committed):
@@ -32,11 +38,13 @@ def timed_record(name, committed):
 
 def learned(name):
     """How a table's weights and learned rotations were made, and the histories that its page and figure show."""
-    weights = dict.fromkeys(key for run in PLAN.tables[name].runs if (key := PLAN.runs[run].weights))
+    runs = runs_of(name)
+    weights = dict.fromkeys(key for run in runs if (key := PLAN.runs[run].weights))
     rotations = dict.fromkeys(key for one in weights if (key := PLAN.weights[one].rotation))
     records = [(FILES.weights(key), "weights.json") for key in weights]
     records += [(FILES.rotation(key), "rotation.json") for key in rotations]
-    return [f"{folder}/{file}" for folder, record in records for file in (record, "history.json")]
+    files = [f"{folder}/{file}" for folder, record in records for file in (record, "history.json")]
+    return [file for file in files if not any(map(PLAN.is_only_shown, runs)) or Path(file).exists()]
 
 
 def behind(wildcards):

@@ -104,7 +104,8 @@ class Plan(PlanEntry):
 
     inputs: digest of everything that the plan depends on. sources: digest of all code then. config: the data of one
     standalone file. codes: digests of the stages that do not depend on a recipe. local: checkpoints that are folders.
-    small: those that a job needs little memory and time for. names: of results by key (`identity.names`).
+    shown: those that are not here, so that nothing is computed on them. small: those that a job needs little memory and
+    time for. names: of results by key (`identity.names`).
     shared: recipes, metrics and corpora of the runs, each once. left_out: tables of which nothing can be computed, and
     why. fits: the fittings of recipes to models that are not as they were written, as plain data (`tables.fitting`).
     """
@@ -117,6 +118,7 @@ class Plan(PlanEntry):
     allow_code_execution: bool
     codes: dict[str, str]
     local: tuple[str, ...]
+    shown: tuple[str, ...]
     small: tuple[str, ...]
     names: dict[str, str]
     tables: dict[str, PlannedTable]
@@ -155,6 +157,10 @@ class Plan(PlanEntry):
     def metric(self, key: str) -> dict[str, Any]:
         """The metric of a run."""
         return self.shared[self.planned(key).fields["metric"]]
+
+    def is_only_shown(self, run: str) -> bool:
+        """Whether a run is shown where its result is here, and not computed."""
+        return self.planned(run).fields["checkpoint"] in self.shown
 
     def is_small(self, run: str) -> bool:
         """Whether a run is of a small model."""

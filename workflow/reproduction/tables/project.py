@@ -111,7 +111,7 @@ class Project:
 
     left_out: tables that have no column under this configuration, by id, and why.
     fits, named: of a plan, how recipes fit their models (what is not in it fits) and the names of results. None finds
-        them out. known: what earlier projects found out. place: the folder of results, by default `results`.
+        them out. With a plan, cells of a checkpoint that is only shown have the runs that are computed. known: what earlier projects found out. place: the folder of results, by default `results`.
     """
 
     root: Path
@@ -305,9 +305,9 @@ class Project:
                 the slot's.
         """
         told = self.config.slot(slot)
-        place = self.checkpoint_path(told.checkpoint)
-        if told.digest is not None and not (Path(place).is_file() or any(Path(place).glob("*.safetensors"))):
+        if told.digest is not None and self.is_only_shown(told):
             return told.digest
+        place = self.checkpoint_path(told.checkpoint)
         try:
             found = checkpoint_digest(place)
         except (CheckpointError, UnsupportedArchitectureError) as error:
@@ -315,6 +315,11 @@ class Project:
         if told.digest not in (None, found):
             raise SlotError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
         return found
+
+    def is_only_shown(self, slot: Slot) -> bool:
+        """Whether a slot's checkpoint is not here but known by its digest: results on it are shown, none is computed."""
+        place = Path(self.checkpoint_path(slot.checkpoint))
+        return slot.digest is not None and not (place.is_file() or any(place.glob("*.safetensors")))
 
     @functools.cache  # noqa: B019
     def text(self, portion: Portion) -> str:
@@ -444,6 +449,10 @@ class Project:
         for portion in runs[0].portions:
             if problem := self.unreadable(portion):
                 raise ImpossibleCellError(problem)
+        if self.named is not None and self.is_only_shown(slot):
+            runs = [run for run in runs if self.results.run(run.key).exists()]
+            if not runs:
+                raise ImpossibleCellError("it is not computed, and its checkpoint is not here.")
         return tuple({run.key: run for run in runs}.values()), found.sentence
 
     @staticmethod
