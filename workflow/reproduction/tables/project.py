@@ -111,7 +111,8 @@ class Project:
 
     left_out: tables that have no column under this configuration, by id, and why.
     fits, named: of a plan, how recipes fit their models (what is not in it fits) and the names of results. None finds
-        them out. With a plan, cells of a checkpoint that is only shown have the runs that are computed. known: what earlier projects found out. place: the folder of results, by default `results`.
+        them out. With names, cells of a checkpoint that is only shown have the runs that are computed.
+    known: what earlier projects found out. place: the folder of results, by default `results`.
     """
 
     root: Path
@@ -317,7 +318,7 @@ class Project:
         return found
 
     def is_only_shown(self, slot: Slot) -> bool:
-        """Whether a slot's checkpoint is not here but known by its digest: results on it are shown, none is computed."""
+        """Whether a slot's checkpoint is known by its digest alone: results on it are shown, none is computed."""
         place = Path(self.checkpoint_path(slot.checkpoint))
         return slot.digest is not None and not (place.is_file() or any(place.glob("*.safetensors")))
 
