@@ -3,6 +3,7 @@
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from reproduction.render.figures.changes import Change
 from reproduction.render.figures.style import styled
 from reproduction.tables.project import Project
 from rotquant.commands.root import cli
+from rotquant.foundation.errors import ResultError
 from tests.helpers.reports import changed, every_kind
 
 
@@ -37,6 +39,26 @@ def test_every_figure_is_drawn(kinds: Project, tmp_path: Path, broken: float | N
                 values = changed(values, place, broken)
             figures.draw(kinds, chosen, values, tmp_path / f"{name}.svg")
             assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+def test_a_figure_that_needs_what_is_not_possible_says_why(
+    kinds: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = kinds.table("quarot_table9")
+    values, _ = collected.collect(kinds, chosen)
+    expanded = kinds.expanded(chosen.id)
+    monkeypatch.setattr(Project, "expanded", lambda *_: replace(expanded, impossible=dict(lacking)))
+
+    def drawn(*_: object) -> None:
+        raise KeyError(("RTN INT4", "Llama-2-7B", "perplexity"))
+
+    monkeypatch.setitem(figures.KINDS, chosen.figure.kind, drawn)
+    lacking = {("RTN INT4", "Llama-2-7B"): "it is not computed, and its checkpoint is not here."}
+    with pytest.raises(ResultError, match="quarot_table9 needs RTN INT4 on Llama-2-7B: it is not computed, and"):
+        figures.draw(kinds, chosen, values, tmp_path / "a.svg")
+    lacking.clear()
+    with pytest.raises(KeyError):  # an error of ours stays one
+        figures.draw(kinds, chosen, values, tmp_path / "a.svg")
 
 
 def test_a_figure_of_tasks_may_draw_some_rows(kinds: Project, tmp_path: Path) -> None:

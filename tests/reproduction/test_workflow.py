@@ -147,6 +147,12 @@ def test_of_a_checkpoint_that_is_not_here_what_is_computed_is_shown(tmp_path: Pa
     assert any(letter.isdigit() for letter in row().partition("*")[0])  # one seed is left, and needs no weights
     of_quarot[0].unlink()
     assert row().split() == ["|", "QuaRot", "|", "-", "|", "*8.37*", "|"]
+    for path in tmp_path.glob("results/runs/*.json"):
+        path.unlink()
+    assert project.planned("quarot") == {"quarot": 1}
+    status, output = project.snakemake(REPORT)
+    assert status != 0
+    assert "rotquant: quarot_table1: none of its runs is here, nor is their checkpoint." in output
     assert not made(project)
 
 

@@ -16,6 +16,8 @@ def measured(name):
     when the jobs are planned, thus by a dry run too.
     """
     table = sentence(PLAN.table, name)
+    if name not in SHOWN:
+        raise SystemExit(f"rotquant: {name}: none of its runs is here, nor is their checkpoint.")
     if workflow.is_main_process and name not in REMARKED:
         REMARKED.add(name)
         for remark in table.remarks:
@@ -28,6 +30,10 @@ def runs_of(name):
     """The runs that a table shows: all, but of a checkpoint that is not here those that are computed."""
     runs = PLAN.tables[name].runs
     return [run for run in runs if not PLAN.is_only_shown(run) or FILES.run(run).exists()]
+
+
+# What is made without a target: all tables but those that have nothing to show.
+SHOWN = [name for name, table in PLAN.tables.items() if runs_of(name) or not table.runs]
 
 
 def timed_record(name, committed):
@@ -129,7 +135,7 @@ INDEX = PAGE + "report index" + BY_PLAN
 
 rule index:
     input:
-        reports=local(expand("reports/{table}.md", table=PLAN.tables)),
+        reports=local(expand("reports/{table}.md", table=SHOWN)),
     output:
         local("reports/index.md"),
         local("reports/index.html"),
@@ -175,7 +181,8 @@ onerror:
 
 def tables_of(*papers, of=("runs", "benchmarks", "recipes")):
     """The tables of papers that have their numbers from these sources."""
-    return [name for name, one in PLAN.tables.items() if one.paper in papers and one.source in of]
+    every = ((name, PLAN.tables[name]) for name in SHOWN)
+    return [name for name, one in every if one.paper in papers and one.source in of]
 
 
 # Targets that are no files, and their tables.

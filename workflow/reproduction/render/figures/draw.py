@@ -27,6 +27,7 @@ from reproduction.tables.quantities import Quantity
 from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
+from rotquant.foundation.errors import ResultError
 
 
 def figure_path(name: str, form: str = "svg") -> Path:
@@ -38,10 +39,16 @@ def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw the figure that the table requests, as SVG or PDF by the path's suffix.
 
     Raises:
-        ResultError: one of its run files is missing or damaged.
+        ResultError: one of its run files is missing or damaged, or a cell that it needs is not possible here.
     """
     assert table.figure is not None
-    KINDS[table.figure.kind](project, table, values, path)
+    try:
+        KINDS[table.figure.kind](project, table, values, path)
+    except KeyError as error:
+        place = error.args[0][:2] if isinstance(error.args[0], tuple) else ()
+        if (why := project.expanded(table.id).impossible.get(place)) is None:
+            raise
+        raise ResultError(f"the figure of {table.id} needs {' on '.join(place)}: {why}") from None
 
 
 def relative_increase(project: Project, table: RunTable, values: Values, path: Path) -> None:
