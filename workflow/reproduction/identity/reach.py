@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from reproduction.identity.syntax import ITSELF, Import, Module, Statement, is_ours, read_module
+from reproduction.identity.syntax import ITSELF, Import, ModuleSyntax, TopStatement, is_ours, read_module
 from rotquant.foundation.errors import ConfigError
 from rotquant.foundation.files import short_hash
 
@@ -81,7 +81,7 @@ class Reach:
                 waiting += self._next(node)
         return found
 
-    def statement(self, node: Node) -> Statement:
+    def statement(self, node: Node) -> TopStatement:
         """The statement of a node that is one."""
         return self._module(node.module).statements[node.place]
 
@@ -102,7 +102,7 @@ class Reach:
         place = self._packages[package].joinpath(*parts)
         return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
 
-    def _read(self, module: str) -> Module:
+    def _read(self, module: str) -> ModuleSyntax:
         file = self.file(module)
         if file is None:
             raise ConfigError(f"there is no module {module}.")
@@ -150,7 +150,7 @@ class Reach:
             if not any(f"{use}.".startswith(f"{name}.") for use in uses):
                 yield from (meant for meant in self._at(one.imported) if isinstance(meant, Node))
 
-    def _acts(self, module: str, statement: Statement) -> bool:
+    def _acts(self, module: str, statement: TopStatement) -> bool:
         """Whether a statement may do more, when its module is imported, than to bind names."""
         return statement.acts or not all(self._is_plain(module, name) for name in statement.decorators)
 

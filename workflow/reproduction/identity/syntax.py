@@ -46,7 +46,7 @@ class Import(NamedTuple):
     imported: str
 
 
-class Statement(NamedTuple):
+class TopStatement(NamedTuple):
     """A statement at the top of a module.
 
     digest: of its syntax. binds: the names that it defines. uses: the module's names that it reads, with the attributes
@@ -62,16 +62,16 @@ class Statement(NamedTuple):
     acts: bool
     decorators: tuple[str, ...]
 
-    def of_names(self, known: Collection[str]) -> "Statement":
+    def of_names(self, known: Collection[str]) -> "TopStatement":
         """The same without the builtins that it uses, given the names of its module."""
         all_known = {*known, *(one.bound for one in self.imports)}
         return self._replace(uses=tuple(name for name in self.uses if name.partition(".")[0] in all_known))
 
 
-class Module(NamedTuple):
+class ModuleSyntax(NamedTuple):
     """The statements of a module, and the imports that run when it is imported, without those for type checkers."""
 
-    statements: tuple[Statement, ...]
+    statements: tuple[TopStatement, ...]
     imports: tuple[Import, ...]
 
     def places(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class Module(NamedTuple):
 
 
 @functools.cache
-def read_module(path: Path) -> Module:
+def read_module(path: Path) -> ModuleSyntax:
     """The statements of a Python file, cached for the user by the file's content: parsing takes some ms.
 
     Raises:
@@ -99,18 +99,18 @@ def read_module(path: Path) -> Module:
     imports = tuple(one for node in top for one in _at_import(node))
     statements = [_statement(node) for node in top if not isinstance(node, _Import)]
     known = {name for one in statements for name in one.binds} | {one.bound for one in imports} | ITSELF
-    module = Module(tuple(one.of_names(known) for one in statements), imports)
+    module = ModuleSyntax(tuple(one.of_names(known) for one in statements), imports)
     with suppress(RotquantError):
         write_text(kept, _form().dump_json(module).decode())
     return module
 
 
 @functools.cache
-def _form() -> "TypeAdapter[Module]":
+def _form() -> "TypeAdapter[ModuleSyntax]":
     """The form of kept syntax."""
     from pydantic import TypeAdapter  # which takes time to load, and most readers of a plan need no digest
 
-    return TypeAdapter(Module)
+    return TypeAdapter(ModuleSyntax)
 
 
 @functools.cache
@@ -150,12 +150,12 @@ def _imports(node: _Import) -> Iterator[Import]:
             yield Import(first, first, one.name)
 
 
-def _statement(node: ast.stmt) -> Statement:
+def _statement(node: ast.stmt) -> TopStatement:
     walked = [*ast.walk(node)]
     imports = {one for inner in walked if isinstance(inner, _Import) for one in _imports(inner)}
     texts = {inner.value for inner in walked if isinstance(inner, ast.Constant) and isinstance(inner.value, str)}
     decorators = [_undecorated(one) for one in node.decorator_list] if isinstance(node, _Definition) else []
-    return Statement(
+    return TopStatement(
         digest=short_hash(repr(words(node)), 64),
         binds=tuple(sorted({node.name} if isinstance(node, _Definition) else _stored(walked))),
         uses=tuple(sorted(set(_uses(node, frozenset())))),

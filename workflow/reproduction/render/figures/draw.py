@@ -45,10 +45,10 @@ def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
     try:
         KINDS[table.figure.kind](project, table, values, path)
     except KeyError as error:
-        place = error.args[0][:2] if isinstance(error.args[0], tuple) else ()
-        if (why := project.expanded(table.id).impossible.get(place)) is None:
-            raise
-        raise ResultError(f"the figure of {table.id} needs {' on '.join(place)}: {why}") from None
+        for place, why in project.expanded(table.id).impossible.items():
+            if isinstance(error.args[0], tuple) and error.args[0][:2] == place:
+                raise ResultError(f"the figure of {table.id} needs {' on '.join(place)}: {why}") from None
+        raise
 
 
 def relative_increase(project: Project, table: RunTable, values: Values, path: Path) -> None:
