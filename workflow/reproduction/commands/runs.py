@@ -101,7 +101,9 @@ def open_project(config: list[Path] | None, plan: Path | None = None, place: Pat
     if plan is None:
         overrides = [path.resolve() for path in config or []]
         os.chdir(find_root())
-        return load_project(overrides)
+        project = load_project(overrides)
+        shown = any(map(project.is_only_shown, project.config.slots.values()))
+        return dataclasses.replace(project, named=project.names) if shown else project
     chosen = open_plan(config, plan)
     project = _of_plan(Path.cwd(), chosen.path.resolve())
     return project if place is None else dataclasses.replace(project, place=place.resolve())

@@ -20,14 +20,23 @@ from reproduction.render.figures import (
 from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
 from reproduction.render.figures.panels import GUTTER, LINE, beyond, broken, entry, legend, name_rows, panels, room_for
-from reproduction.render.figures.style import LINK, NEUTRAL, OURS, OURS_MARK, PUBLISHED, PUBLISHED_MARK
+from reproduction.render.figures.style import (
+    LINK,
+    NEUTRAL,
+    OURS,
+    OURS_MARK,
+    PUBLISHED,
+    PUBLISHED_MARK,
+    WIDTHS,
+    save,
+    styled,
+)
 from reproduction.run.results import FIGURES
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import Quantity
 from reproduction.tables.tables import RunTable
 from reproduction.words.describe import panel_title
 from reproduction.words.numbers import loss_words
-from rotquant.foundation.errors import ResultError
 
 
 def figure_path(name: str, form: str = "svg") -> Path:
@@ -38,8 +47,10 @@ def figure_path(name: str, form: str = "svg") -> Path:
 def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
     """Draw the figure that the table requests, as SVG or PDF by the path's suffix.
 
+    In place of one that needs a cell that is not possible here stands a sentence.
+
     Raises:
-        ResultError: one of its run files is missing or damaged, or a cell that it needs is not possible here.
+        ResultError: one of its run files is missing or damaged.
     """
     assert table.figure is not None
     try:
@@ -47,8 +58,19 @@ def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
     except KeyError as error:
         for place, why in project.expanded(table.id).impossible.items():
             if isinstance(error.args[0], tuple) and error.args[0][:2] == place:
-                raise ResultError(f"the figure of {table.id} needs {' on '.join(place)}: {why}") from None
+                _say(f"No figure without {', '.join(error.args[0])}: {why}", path)
+                return
         raise
+
+
+def _say(text: str, path: Path) -> None:
+    """Write a sentence where a figure would be."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(WIDTHS["page"], 0.4))
+        figure.text(0.5, 0.5, text, ha="center", va="center", color=NEUTRAL)
+        save(figure, path)
 
 
 def relative_increase(project: Project, table: RunTable, values: Values, path: Path) -> None:
