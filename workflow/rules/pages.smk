@@ -23,17 +23,16 @@ def measured(name):
         for remark in table.remarks:
             print(f"{name}: {remark}", file=sys.stderr)
     timed = (timed_record(*record) for record in table.records.items())
-    return [*(str(FILES.run(run)) for run in runs_of(name)), *filter(None, timed)]
+    return [*(str(FILES.run(run)) for run in RUNS[name]), *filter(None, timed)]
 
 
-def runs_of(name):
-    """The runs that a table shows: all, but of a checkpoint that is not here those that are computed."""
-    runs = PLAN.tables[name].runs
-    return [run for run in runs if not PLAN.is_only_shown(run) or FILES.run(run).exists()]
-
-
+# The runs that a table shows: all, but of a checkpoint that is not here those that are computed.
+RUNS = {
+    name: [run for run in table.runs if not PLAN.is_only_shown(run) or FILES.run(run).exists()]
+    for name, table in PLAN.tables.items()
+}
 # What is made without a target: all tables but those that have nothing to show.
-SHOWN = [name for name, table in PLAN.tables.items() if runs_of(name) or not table.runs]
+SHOWN = [name for name, table in PLAN.tables.items() if RUNS[name] or not table.runs]
 
 
 def timed_record(name, committed):
@@ -44,13 +43,14 @@ def timed_record(name, committed):
 
 def learned(name):
     """How a table's weights and learned rotations were made, and the histories that its page and figure show."""
-    runs = runs_of(name)
+    runs = RUNS[name]
     weights = dict.fromkeys(key for run in runs if (key := PLAN.runs[run].weights))
     rotations = dict.fromkeys(key for one in weights if (key := PLAN.weights[one].rotation))
     records = [(FILES.weights(key), "weights.json") for key in weights]
     records += [(FILES.rotation(key), "rotation.json") for key in rotations]
     files = [f"{folder}/{file}" for folder, record in records for file in (record, "history.json")]
-    return [file for file in files if not any(map(PLAN.is_only_shown, runs)) or Path(file).exists()]
+    shown = any(map(PLAN.is_only_shown, runs))
+    return [file for file in files if not shown or Path(file).exists()]
 
 
 def behind(wildcards):

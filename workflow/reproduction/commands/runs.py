@@ -102,7 +102,7 @@ def open_project(config: list[Path] | None, plan: Path | None = None, place: Pat
         overrides = [path.resolve() for path in config or []]
         os.chdir(find_root())
         project = load_project(overrides)
-        shown = any(map(project.is_only_shown, project.config.slots.values()))
+        shown = any(map(project.is_only_shown, project.config.slots))
         return dataclasses.replace(project, named=project.names) if shown else project
     chosen = open_plan(config, plan)
     project = _of_plan(Path.cwd(), chosen.path.resolve())

@@ -67,7 +67,9 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
         allow_code_execution=project.config.allow_code_execution,
         codes={"tasks": stage_digest("tasks"), "index": code_digest(*stage_entries("index"), *renders)},
         local=tuple(sorted(_local(project, {run.checkpoint for run in project.runs.values()}))),
-        shown=tuple(sorted(slot.checkpoint for slot in project.config.slots.values() if project.is_only_shown(slot))),
+        shown=tuple(
+            sorted({one.checkpoint for name, one in project.config.slots.items() if project.is_only_shown(name)})
+        ),
         small=tuple(sorted(filter(project.is_small, {run.checkpoint for run in project.runs.values()}))),
         names=project.names,
         tables={name: _table(project, name) for name in project.tables if name not in impossible},

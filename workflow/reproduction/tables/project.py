@@ -306,7 +306,7 @@ class Project:
                 the slot's.
         """
         told = self.config.slot(slot)
-        if told.digest is not None and self.is_only_shown(told):
+        if told.digest is not None and self.is_only_shown(slot):
             return told.digest
         place = self.checkpoint_path(told.checkpoint)
         try:
@@ -317,10 +317,14 @@ class Project:
             raise SlotError(f"{self.config.where('slots', slot, 'digest')}: the digest of {place} is {found}.")
         return found
 
-    def is_only_shown(self, slot: Slot) -> bool:
+    @functools.cache  # noqa: B019
+    def is_only_shown(self, slot: str) -> bool:
         """Whether a slot's checkpoint is known by its digest alone: results on it are shown, none is computed."""
-        place = Path(self.checkpoint_path(slot.checkpoint))
-        return slot.digest is not None and not (place.is_file() or any(place.glob("*.safetensors")))
+        told = self.config.slot(slot)
+        if told.digest is None:
+            return False
+        place = Path(self.checkpoint_path(told.checkpoint))
+        return not (place.is_file() or any(place.glob("*.safetensors")))
 
     @functools.cache  # noqa: B019
     def text(self, portion: Portion) -> str:
@@ -450,7 +454,7 @@ class Project:
         for portion in runs[0].portions:
             if problem := self.unreadable(portion):
                 raise ImpossibleCellError(problem)
-        if self.named is not None and self.is_only_shown(slot):
+        if self.named is not None and self.is_only_shown(slot.name):
             runs = [run for run in runs if self.results.run(run.key).exists()]
             if not runs:
                 raise ImpossibleCellError("it is not computed, and its checkpoint is not here.")

@@ -56,11 +56,10 @@ def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
     try:
         KINDS[table.figure.kind](project, table, values, path)
     except KeyError as error:
-        for place, why in project.expanded(table.id).impossible.items():
-            if isinstance(error.args[0], tuple) and error.args[0][:2] == place:
-                _say(f"No figure without {', '.join(error.args[0])}: {why}", path)
-                return
-        raise
+        place, impossible = error.args[0], project.expanded(table.id).impossible
+        if not isinstance(place, tuple) or place[:2] not in impossible:
+            raise
+        _say(f"No figure without {', '.join(place)}: {impossible[place[:2]]}", path)
 
 
 def _say(text: str, path: Path) -> None:
