@@ -387,6 +387,29 @@ def test_accuracies_at_chance_are_not_decided_by_the_divergence(
     assert endpoints.instead(check, quantity, dict(known), ["13B"], at_chance) is None  # the paper's own model
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "divergences", "expected"),
+    [
+        ((), ("QuaRot", "QUIK"), "reproduced"),
+        ((), ("QuaRot",), "not checkable"),
+        (("QuaRot", "QUIK"), ("QuaRot",), "not reproduced"),
+    ],
+)
+def test_where_a_configuration_leaves_the_tasks_out_the_divergence_decides_what_is_said_of_accuracy(
+    accuracies: tuple[str, ...], divergences: tuple[str, ...], expected: str
+) -> None:
+    ours = {
+        place: one
+        for rows, known in ((accuracies, of_two(70.0, 80.0, AVERAGE)), (divergences, of_two(0.1, 0.2, KL)))
+        for place, one in known.items()
+        if place[0] in rows
+    }
+    claim = table({"mechanism": BETTER, "columns": ["7B"], "quantity": "average"})
+    (found,) = outcomes(Double(PERPLEXITY, AVERAGE, stand_in=True), claim, Values(ours, {}), {})
+    assert found.mechanism is not None
+    assert (found.mechanism.here, found.mechanism.on) == (expected, AVERAGE if accuracies else KL)
+
+
 def with_prefix(
     numbers: dict[tuple[str, str, str], Number], rows: Iterable[str], **recorded: str
 ) -> dict[str, RunResult]:

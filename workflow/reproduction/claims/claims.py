@@ -30,7 +30,8 @@ On stand-ins a mechanism is decided on the finest quantity that the compared row
 full-precision model instead of perplexity, and instead of the average accuracy too, whose noise is many times the
 effect; MMLU counts as an average. It decides the share of right programs too, on text that is code; not sums, of whose
 text a fine-tuned model predicts the results alone. Log-odds of the right answer take the place of accuracy where the
-rows have no perplexity, and where the claim is about another task. Accuracies at chance are not checkable by KL either.
+rows have no perplexity, and where the claim is about another task. Of rows without accuracies, whose tasks a
+configuration leaves out, KL says what they would. Accuracies at chance are not checkable by KL either.
 All compared numbers must have the quantity, and none may be the full-precision model's own KL, which is always 0. The
 reference of a row with a prefix is the full-precision model with the same prefix; runs from before that rule have
 another reference, and KL does not compare the two (`endpoints`). The paper's quantity is shown next to it and decides

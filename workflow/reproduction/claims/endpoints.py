@@ -63,8 +63,9 @@ class Endpoints:
         """The quantity that decides a check instead of another; None where that one decides itself.
 
         The check must ask for a direction of stand-ins, and all its rows must have the finer quantity wherever they
-        have the other. KL does not measure the full-precision model, whose own is 0. It does not compare runs
-        that have a reference like themselves with `unlike` ones; perplexity does.
+        have the other. Where none has the other, which a configuration may leave out, the finer one decides alone. KL
+        does not measure the full-precision model, whose own is 0. It does not compare runs that have a reference like
+        themselves with `unlike` ones; perplexity does.
 
         Args:
             at_chance: whether the other quantity cannot decide, as accuracies at chance; then KL does not decide.
@@ -72,15 +73,16 @@ class Endpoints:
         if self.are_the_papers(columns) or not is_direction(check):
             return None
         rows = {name for kind, name in names_in(check) if kind == "row"}
-        places = [
-            (row, column)
-            for row, column, name in numbers
-            if name == quantity.name and row in rows and (columns is None or column in columns)
-        ]
+
+        def having(name: str) -> list[tuple[str, str]]:
+            asked = [place for place in numbers if place[0] in rows and (columns is None or place[1] in columns)]
+            return [(row, column) for row, column, known in asked if known == name]
+
+        places = having(quantity.name)
         known = [one for one in self.finer if _replaces(one, quantity)]
         for finer in sorted(known, key=lambda one: one.key != KL.name):
-            found = [numbers.get((row, column, finer.name)) for row, column in places]
-            if not found or None in found or (at_chance and finer.decides != quantity.name):
+            found = [numbers.get((row, column, finer.name)) for row, column in places or having(finer.name)]
+            if not found or None in found or (places and at_chance and finer.decides != quantity.name):
                 continue
             if finer.key != KL.name:
                 return finer
