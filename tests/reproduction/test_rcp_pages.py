@@ -250,13 +250,13 @@ def test_a_history_without_a_list_of_steps_is_damaged_and_one_without_shares_say
             last_step(path)
 
 
-def test_a_type_is_said_of_a_papers_tables_alone(tmp_path: Path) -> None:
-    for name, text in (("good", "dtypes: {rcp: bfloat16}"), ("bad", "dtypes: {rpc: bfloat16}")):
+def test_a_type_is_said_of_a_papers_tables_alone_or_of_one_table(tmp_path: Path) -> None:
+    for name, text in (("good", "dtypes: {rcp: bfloat16, rcp_table2: float16}"), ("bad", "dtypes: {rpc: bfloat16}")):
         (tmp_path / f"{name}.yaml").write_text(text)
     project = load_project([tmp_path / "good.yaml"], root=REPOSITORY)
-    types = {paper: project.cells(f"{paper}_table1")[0].runs[0].dtype for paper in ("rcp", "quarot")}
-    assert types == {"rcp": "bfloat16", "quarot": "float32"}
-    with pytest.raises(ConfigError, match=r"dtypes\.rpc: unknown paper; nearest: rcp"):
+    types = {name: project.cells(name)[0].runs[0].dtype for name in ("rcp_table1", "rcp_table2", "quarot_table1")}
+    assert types == {"rcp_table1": "bfloat16", "rcp_table2": "float16", "quarot_table1": "float32"}
+    with pytest.raises(ConfigError, match=r"dtypes\.rpc: unknown paper or table of runs; nearest: rcp"):
         load_project([tmp_path / "bad.yaml"], root=REPOSITORY)
 
 

@@ -341,5 +341,6 @@ def _identity(recipe: Recipe, seed: int, samples: Tensor | None, *vectors: Vecto
     for tensors in ({} if samples is None else {"samples": samples}, *vectors):
         for name, tensor in sorted(tensors.items()):
             digest.update(name.encode())
-            digest.update(tensor.double().sum(dim=0).numpy().tobytes())
+            parts = tensor.split(max(1, _AT_ONCE // tensor.shape[-1]))  # not a copy of all in float64
+            digest.update(torch.stack([part.double().sum(dim=0) for part in parts]).sum(dim=0).numpy().tobytes())
     return short_hash(canonical_json({"recipe": recipe.learned(), "seed": seed, "vectors": digest.hexdigest()}))

@@ -159,7 +159,7 @@ class Settings(Written):
     dtype: Literal["float32", "bfloat16", "float16"]
     """Floating-point type of the simulated network."""
     dtypes: dict[str, Literal["float32", "bfloat16", "float16"]] = Field(default_factory=dict)
-    """The same of the tables of single papers, by the paper's short name."""
+    """The same of the tables of single papers, by the paper's short name, or of single tables, which go before it."""
     seeds: Annotated[Many[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=50)]
     """Each draws rotation, calibration sample and order of learning; a row that draws nothing is computed once. All
     tables together have about a thousand runs for each."""

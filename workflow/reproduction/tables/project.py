@@ -439,13 +439,14 @@ class Project:
         found = self.fitted(recipe, measured, slot, sorted(said.get("rotation") or ()))
         if found.recipe is None:
             raise ImpossibleCellError(found.sentence)
+        dtypes = self.config.dtypes
         data = {
             "checkpoint": slot.checkpoint,
             "checkpoint_digest": self.digest(slot.name),
             "recipe": found.recipe,
             "metric": measured,
             "corpora": self.config.corpora,
-            "dtype": self.config.dtypes.get(table.paper, self.config.dtype),
+            "dtype": dtypes.get(table.id, dtypes.get(table.paper, self.config.dtype)),
         }
         try:
             runs = self._repeated(self.run_of(data), self.seeds(table))

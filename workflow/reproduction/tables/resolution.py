@@ -147,7 +147,7 @@ def check_names(config: Config, tables: Mapping[str, RunTable], root: Path) -> N
     sections = (
         ("slots", "slot", slots),
         ("corpora", "corpus", corpora),
-        ("dtypes", "paper", papers),
+        ("dtypes", "paper or table of runs", papers | {*tables}),
         ("table_seeds", "table of runs", {*tables}),
         ("rows", "table of runs", {*tables}),
     )
