@@ -22,8 +22,8 @@ from rotquant.foundation.errors import ConfigError, ResultError, nearest
 from rotquant.foundation.progress import task
 
 Say = Callable[[str], None]
-#: Words of a sentence on a GPU's memory.
-_NO_MEMORY = ("GiB are free", "GPU's memory does not suffice")
+#: Words of a sentence on memory, a GPU's or the host's.
+_NO_MEMORY = ("GiB are free", "GPU's memory does not suffice", "a system short of memory")
 Graph = dict[str, set[str]]
 """The keys to compute, each with those that have to be computed before."""
 
@@ -130,7 +130,7 @@ def execute(
         while order.is_active():
             # In the order of asking: runs before further weights, whose tensors would pile up.
             ready = sorted([*ready, *order.get_ready()], key=place.__getitem__)
-            if crowded and not (ready or running):  # what found too little memory of a GPU beside others
+            if crowded and not (ready or running):  # what found too little memory beside others
                 ready = [crowded.pop(0)]
                 alone.update(ready)
             while ready and len(running) < workers:
