@@ -109,23 +109,33 @@ def search_clips(
     blocks = group_moments(moment, group_size)
     budget = of_device(_ELEMENTS, weight.device)
     rows = weight.split(max(1, budget // weight.shape[1]))
-    found = [_search(part.unflatten(1, (-1, group_size)).to(moment), blocks, rounded, shares, target) for part in rows]
+    found = []
+    for part in rows:
+        view = part.unflatten(1, (-1, group_size)).to(moment)
+        # A CPU works from its caches; on a GPU a small weight under one pair at a time is all launches.
+        at_once = max(1, budget // view.numel()) if view.is_cuda else 1
+        found.append(_search(view, blocks, rounded, shares, target, at_once))
     return Clips(torch.cat([clips.low for clips in found]), torch.cat([clips.high for clips in found]))
 
 
-def _search(view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target) -> Clips:
-    """The best shares of groups [rows, groups, size], given X^T X of each group."""
+def _search(
+    view: Tensor, blocks: Tensor, rounded: Rounding, shares: Sequence[float], target: Target, at_once: int
+) -> Clips:
+    """The best shares of groups [rows, groups, size], given X^T X of each group; so many pairs are tried at once."""
     whole = dynamic_range(view)
     pairs = torch.tensor(list(product(shares, shares)), dtype=view.dtype, device=view.device)
 
-    def error(pair: Tensor) -> Tensor:
-        high, low = pair
-        value_range = ValueRange(low * whole.low, high * whole.high)
-        aim = view if target == "weight" else torch.clamp(view, value_range.low, value_range.high)
-        difference = rounded(view, value_range) - aim
-        return output_error(difference.transpose(0, 1), blocks).T.unsqueeze(-1)
+    def errors(some: Tensor) -> Tensor:
+        """Of some pairs [n, 2], [n, rows, groups, 1]: the rows are repeated for each."""
+        high, low = some[:, :, None, None, None].unbind(1)
+        value_range = ValueRange((low * whole.low).flatten(0, 1), (high * whole.high).flatten(0, 1))
+        repeated = view.repeat(len(some), 1, 1)
+        aim = repeated if target == "weight" else torch.clamp(repeated, value_range.low, value_range.high)
+        difference = rounded(repeated, value_range) - aim
+        return output_error(difference.transpose(0, 1), blocks).T.unflatten(0, (len(some), -1)).unsqueeze(-1)
 
-    high, low = search_grid(pairs, error)[0].split(1, dim=-1)
+    every = (error for some in pairs.split(at_once) for error in errors(some))
+    high, low = search_grid(pairs, lambda _: next(every))[0].split(1, dim=-1)
     return Clips(low, high)
 
 

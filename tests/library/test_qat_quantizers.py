@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rotquant.foundation.errors import RecipeError
+from rotquant.qat import start
 from rotquant.qat.quantizers import LARGEST_SHARE, Kind, make_quantizer
 from rotquant.qat.start import (
     SHARES,
@@ -195,6 +196,11 @@ def test_the_search_finds_the_clips_of_least_output_error(
     in_parts = search_clips(weight, inputs.T @ inputs, SIZE, rounded, target=target)
     assert torch.equal(in_parts.low, clips.low)
     assert torch.equal(in_parts.high, clips.high)
+    one = start._search
+    monkeypatch.setattr(start, "_search", lambda *arguments: one(*arguments[:-1], 7))  # pairs, as on a GPU
+    together = search_clips(weight, inputs.T @ inputs, SIZE, rounded, target=target)
+    assert torch.equal(together.low, clips.low)
+    assert torch.equal(together.high, clips.high)
 
 
 def test_level_rounding_is_what_partitioning_starts_as_and_eq_1_with_an_exact_zero_point() -> None:

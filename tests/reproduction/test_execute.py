@@ -285,7 +285,7 @@ def test_what_fails_is_told_in_a_sentence_and_all_else_is_computed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "ends", ["raise CheckpointError(\"the GPU's memory does not suffice.\")", "os.kill(os.getpid(), signal.SIGKILL)"]
+    "ends", ['raise CheckpointError("the GPU\'s memory does not suffice.")', "os.kill(os.getpid(), signal.SIGKILL)"]
 )
 def test_what_finds_too_little_memory_beside_others_is_computed_after_them_alone(ends: str, tmp_path: Path) -> None:
     """A GPU's, or the host's, of which a system gives no other sign."""
