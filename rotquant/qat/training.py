@@ -44,7 +44,7 @@ from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.codebook_compression import in_float16
-from rotquant.tensors.devices import of_device
+from rotquant.tensors.devices import of_device, tensor_core_products
 from rotquant.tensors.faster import FasterKernels
 from rotquant.training import loop
 from rotquant.training.state import Checkpoint, Record
@@ -288,7 +288,8 @@ class Training:
         step = OptimizerStep(settings, self.engine, seed, *texts, self.quantizers, distillation, states, *trained, best)
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
-        with loop.recomputed(model, again), kept_masks(model, distillation.teacher), step.replay:
+        masks = kept_masks(model, distillation.teacher)
+        with loop.recomputed(model, again), masks, tensor_core_products(), step.replay:
             history = loop.train(
                 step,
                 settings.steps,

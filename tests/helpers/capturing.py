@@ -27,7 +27,8 @@ NOT_CAPTURED = {
 class Capturing(TorchDispatchMode):
     """Notes operators that no graph holds, and where the tensors lie that are read and were there before.
 
-    A graph reads equal addresses each time, so `outside` must be equal for two steps of a training.
+    A graph reads equal addresses each time, so `outside` must be equal for two steps of a training. Products are those
+    that a GPU would take for float32 (`products`).
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Capturing(TorchDispatchMode):
         self.refused = set[str]()
         self.outside = set[int]()
         self._inside = set[int]()
+        self.products = torch.backends.cuda.matmul.fp32_precision
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__

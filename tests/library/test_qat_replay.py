@@ -97,6 +97,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Capturing]:
 def assert_recordable(seen: list[Capturing]) -> None:
     assert len(seen) == WARM_UP
     assert set().union(*(step.refused for step in seen)) == set()
+    assert {step.products for step in seen} == {"tf32"}
     assert all(step.outside == seen[0].outside for step in seen)
 
 

@@ -86,8 +86,10 @@ def watched(method: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> l
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("method", TRAINED)
 def test_what_a_gpu_records_neither_copies_from_the_host_nor_waits(method: str, family: str, monkeypatch) -> None:
-    """And it reads the same addresses at each step, else it would compute with what lay there once."""
+    """And it reads the same addresses at each step, else it would compute with what lay there once. Its products of
+    float32 are the tensor cores'."""
     seen = watched(method, MODELS[family](), monkeypatch)
+    assert {step.products for step in seen} == {"tf32"}
     assert len(seen) == 2 * WARM_UP  # of both layers
     assert set().union(*(step.refused for step in seen)) == set()
     for steps in (seen[: len(seen) // 2], seen[len(seen) // 2 :]):
