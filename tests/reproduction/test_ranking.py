@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,20 @@ def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, mon
     assert as_csv(frame).count("First") == 7  # both slots are one checkpoint here
     source.draw(project, chosen, collected, tmp_path / figure_path("quarot"))
     assert "<svg" in (tmp_path / figure_path("quarot")).read_text()
+
+
+def test_a_method_that_lacks_seeds_is_not_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one seed the noise of a random rotation would be that of windows alone, far too small."""
+    project = project_of(tmp_path, monkeypatch)
+    computed(project)
+    complete = project.cells("quarot_table1")
+    one = [replace(cell, runs=cell.runs[:1]) if cell.row == "Other" else cell for cell in complete]
+    monkeypatch.setattr(Project, "cells", lambda *_: tuple(one))
+    chosen = project.one(Ranking, "quarot")
+    page = markdown(source_of(chosen).report(project, chosen, source_of(chosen).collect(project, chosen)))
+    assert "not ranked, since some of their seeds are not computed: Other." in page
+    assert "| First |" in page
+    assert "| Other |" not in page
 
 
 def test_bits_of_a_class_of_the_cache_alone_are_those_of_a_cached_number(

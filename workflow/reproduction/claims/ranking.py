@@ -99,7 +99,8 @@ class Class:
 
     stored: bits a weight with all that is stored, by row, or of a cached number where the cache alone is quantized; nan
     where that is not known. seconds: of learning and rounding, a mean over models and seeds. memory: largest memory of
-    that in GiB, of rows whose runs say it. results: its runs by key. less: the same methods with less calibration text,
+    that in GiB, of rows whose runs say it. results: its runs by key. unfinished: rows that are not ranked, since some
+    of their seeds are not computed: of fewer the noise is another. less: the same methods with less calibration text,
     where they were computed.
     """
 
@@ -109,6 +110,7 @@ class Class:
     seconds: Mapping[str, float]
     memory: Mapping[str, float]
     results: Mapping[str, RunResult]
+    unfinished: Sequence[str] = ()
     less: LessText | None = None
 
 
@@ -120,28 +122,32 @@ def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTabl
     Raises:
         ResultError: as `collect`.
     """
-    found, quantized, results = _ranked_of(project, said, table)
+    found, quantized, results, unfinished = _ranked_of(project, said, table)
     seconds = {row: fmean(_seconds(one) for _, one in runs) for row, runs in quantized.items()}
     stored = {row: fmean(_bits(project, run, one) for run, one in runs) for row, runs in quantized.items()}
     peaks = {row: [peak for _, one in runs for peak in _peaks(one)] for row, runs in quantized.items()}
     memory = {row: max(known) / 2**30 for row, known in peaks.items() if known}
     again = None
     if less is not None:
-        other, _, more = _ranked_of(project, said, less)
+        other, _, more, _ = _ranked_of(project, said, less)
         again, results = with_less_text(found, other, less.text_share), {**results, **more}
-    return Class(said, found, stored, seconds, memory, results, again)
+    return Class(said, found, stored, seconds, memory, results, unfinished, again)
 
 
 def _ranked_of(
     project: Project, said: MethodClass, table: RunTable
-) -> tuple[Ranked, dict[str, list[tuple[Run, RunResult]]], dict[str, RunResult]]:
-    """The ranking of a table, its runs with their results by row, and its results by key."""
+) -> tuple[Ranked, dict[str, list[tuple[Run, RunResult]]], dict[str, RunResult], list[str]]:
+    """The ranking of a table, its runs with their results by row, its results by key, and rows that lack seeds."""
     values, results = collect(project, table)
     quantized: dict[str, list[tuple[Run, RunResult]]] = {}
+    unfinished: dict[str, None] = {}
     for cell in project.cells(table.id):
         if cell.metric.kind == "perplexity" and not cell.runs[0].recipe.is_baseline:
             quantized.setdefault(cell.row, []).extend((run, results[run.key]) for run in cell.runs)
-    return ranked(values, results, list(quantized), project.columns(table), said.against), quantized, results
+            if cell.runs[0].recipe.is_random and len(cell.runs) < len(project.seeds(table)):
+                unfinished[cell.row] = None
+    rows = [row for row in quantized if row not in unfinished]
+    return ranked(values, results, rows, project.columns(table), said.against), quantized, results, [*unfinished]
 
 
 def with_less_text(whole: Ranked, less: Ranked, share: float) -> LessText:
