@@ -99,9 +99,9 @@ class Class:
 
     stored: bits a weight with all that is stored, by row, or of a cached number where the cache alone is quantized; nan
     where that is not known. seconds: of learning and rounding, a mean over models and seeds. memory: largest memory of
-    that in GiB, of rows whose runs say it. results: its runs by key. unfinished: rows that are not ranked, since some
-    of their seeds are not computed: of fewer the noise is another. less: the same methods with less calibration text,
-    where they were computed.
+    that in GiB, of rows whose runs say it. results: its runs by key. less: the same methods with less calibration text,
+    where they were computed. unfinished: rows that are not ranked, since some of their seeds are not computed: of fewer
+    the noise is another.
     """
 
     said: MethodClass
@@ -110,8 +110,8 @@ class Class:
     seconds: Mapping[str, float]
     memory: Mapping[str, float]
     results: Mapping[str, RunResult]
-    unfinished: Sequence[str] = ()
     less: LessText | None = None
+    unfinished: Sequence[str] = ()
 
 
 def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTable | None = None) -> Class:
@@ -131,7 +131,7 @@ def class_of(project: Project, said: MethodClass, table: RunTable, less: RunTabl
     if less is not None:
         other, _, more, _ = _ranked_of(project, said, less)
         again, results = with_less_text(found, other, less.text_share), {**results, **more}
-    return Class(said, found, stored, seconds, memory, results, unfinished, again)
+    return Class(said, found, stored, seconds, memory, results, again, unfinished)
 
 
 def _ranked_of(
