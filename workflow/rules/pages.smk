@@ -17,7 +17,9 @@ def measured(name):
     """
     table = sentence(PLAN.table, name)
     if name not in SHOWN:
-        raise SystemExit(f"rotquant: {name}: none of its runs is here, nor is their checkpoint.")
+        raise SystemExit(
+            f"rotquant: {name}: none of its runs is here but of the unquantized model, nor is their checkpoint."
+        )
     if workflow.is_main_process and name not in REMARKED:
         REMARKED.add(name)
         for remark in table.remarks:
@@ -31,8 +33,12 @@ RUNS = {
     name: [run for run in table.runs if not PLAN.is_only_shown(run) or FILES.run(run).exists()]
     for name, table in PLAN.tables.items()
 }
-# What is made without a target: all tables but those that have nothing to show.
-SHOWN = [name for name, table in PLAN.tables.items() if RUNS[name] or not table.runs]
+# What is made without a target: all tables but those that lack runs and have none of more than the unquantized model.
+SHOWN = [
+    name
+    for name, table in PLAN.tables.items()
+    if len(RUNS[name]) == len(table.runs) or not all(PLAN.runs[run].unquantized for run in RUNS[name])
+]
 
 
 def timed_record(name, committed):

@@ -55,7 +55,7 @@ def make_plan(project: Project, inputs: str, sources: str) -> Plan:
     """
     shared: dict[str, Any] = {}
     tables = project.of(RunTable).values()
-    without_cells = (table for table in tables if project.columns(table) and not project.cells(table.id))
+    without_cells = (table for table in tables if project.asked(table) and not project.cells(table.id))
     impossible = {table.id: project.remarks(table)[0] for table in without_cells}
     renders = (type(source).__module__ for source in all_sources().values())  # which the scoreboard does
     return Plan(
@@ -121,6 +121,7 @@ def _run(project: Project, run: Run, shared: dict[str, Any]) -> PlannedRun:
         batch_size=batch_size,
         weights=run.weights_key,
         tasks=task_set(run),
+        unquantized=run.recipe.is_baseline,
     )
 
 

@@ -72,7 +72,7 @@ class PlannedTable(PlanEntry):
 
 class PlannedRun(PlanEntry):
     """A run for its job. fields: of a `Run`, the large ones by their name in the plan's `shared`; weights, tasks: the
-    keys of what it needs, if any."""
+    keys of what it needs, if any; unquantized: whether it is of the model as it is."""
 
     label: str
     fields: dict[str, Any]
@@ -80,6 +80,7 @@ class PlannedRun(PlanEntry):
     batch_size: int
     weights: str | None
     tasks: str | None
+    unquantized: bool
 
 
 class PlannedWeights(PlanEntry):

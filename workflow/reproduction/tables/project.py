@@ -147,9 +147,24 @@ class Project:
         return lookup(self.of(kind), name, "unknown table")
 
     def columns(self, table: RunTable) -> tuple[str, ...]:
-        """The columns of a table that are computed under this configuration."""
+        """The columns of a table that are computed under this configuration.
+
+        A checkpoint that is only shown has one where a result on it is of more than the unquantized model.
+        """
+        asked = self.asked(table)
+        if not any(self._lists_results_alone(table, name) for name in asked):
+            return asked
+        there = {cell.column for cell in self.cells(table.id)}
+        return tuple(name for name in asked if name in there or not self._lists_results_alone(table, name))
+
+    def asked(self, table: RunTable) -> tuple[str, ...]:
+        """The columns of a table that the configuration asks for."""
         slots = self.config.slots
         return tuple(one.name for one in table.columns if one.slot in slots and slots[one.slot].compute)
+
+    def _lists_results_alone(self, table: RunTable, column: str) -> bool:
+        """Whether a column's cells are those with results, which a plan says of a checkpoint that is only shown."""
+        return self.named is not None and self.is_only_shown(self.slot(table, column).name)
 
     def slot(self, table: RunTable, column: str) -> Slot:
         """The slot that a table's column is computed on."""
@@ -199,7 +214,7 @@ class Project:
         cells: list[Cell] = []
         found: dict[bool, dict[tuple[str, str], str]] = {True: {}, False: {}}
         added = {row.name for row in self.config.rows.get(name, ())}
-        for metric, row, place in itertools.product(table.metrics, table.rows, self.columns(table)):
+        for metric, row, place in itertools.product(table.metrics, table.rows, self.asked(table)):
             column = table.column(place)
             if name_of(metric) not in (column.metrics or (name_of(metric),)):
                 continue
@@ -211,11 +226,13 @@ class Project:
                 runs, sentence = (), str(reason)
             if sentence:
                 found[bool(runs)][row.name, place] = sentence
-        return Cells(tuple(cells), found[False], found[True])
+        lacking = {place for _, place in found[False] if self._lists_results_alone(table, place)}
+        bare = lacking - {cell.column for cell in cells if not cell.runs[0].recipe.is_baseline}
+        return Cells(tuple(cell for cell in cells if cell.column not in bare), found[False], found[True])
 
     def remarks(self, table: RunTable) -> tuple[str, ...]:
         """Sentences on cells of a table that are not possible here, and on rows that run otherwise than written."""
-        expanded, columns = self.expanded(table.id), self.columns(table)
+        expanded, columns = self.expanded(table.id), self.asked(table)
         return (
             *(f"Not possible here: {rows}: {why}" for rows, why in _by_sentence(expanded.impossible, columns)),
             *(f"Adapted to the model: {rows}: {how}" for rows, how in _by_sentence(expanded.adapted, columns)),
