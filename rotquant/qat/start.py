@@ -129,7 +129,7 @@ def _search(
         """Of some pairs [n, 2], [n, rows, groups, 1]: the rows are repeated for each."""
         high, low = some[:, :, None, None, None].unbind(1)
         value_range = ValueRange((low * whole.low).flatten(0, 1), (high * whole.high).flatten(0, 1))
-        repeated = view.repeat(len(some), 1, 1)
+        repeated = view.expand(len(some), *view.shape).flatten(0, 1)  # one pair copies nothing
         aim = repeated if target == "weight" else torch.clamp(repeated, value_range.low, value_range.high)
         difference = rounded(repeated, value_range) - aim
         return output_error(difference.transpose(0, 1), blocks).T.unflatten(0, (len(some), -1)).unsqueeze(-1)

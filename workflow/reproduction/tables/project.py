@@ -472,7 +472,7 @@ class Project:
         for portion in runs[0].portions:
             if problem := self.unreadable(portion):
                 raise ImpossibleCellError(problem)
-        if self.named is not None and self.is_only_shown(slot.name):
+        if self._lists_results_alone(table, column.name):
             runs = [run for run in runs if self.results.run(run.key).exists()]
             if not runs:
                 raise ImpossibleCellError("it is not computed, and its checkpoint is not here.")
