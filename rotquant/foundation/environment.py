@@ -21,6 +21,9 @@ VERSIONS = ("rotquant", "torch", "transformers", "tokenizers", "safetensors", "n
 #: Entry points by which other packages register methods (`rotquant.recipes.registry`).
 _METHODS = "rotquant.methods"
 
+#: The variable that names a folder of texts that models write, for processes of one machine that work together.
+SHARED_TEXTS = "ROTQUANT_TEXTS"
+
 #: This package's code, wherever the working folder is.
 CODE = Path(__file__).resolve()
 

@@ -4,18 +4,27 @@ One decoding with a cache serves both. What was written is saved under a digest 
 a table which differ in their quantizers alone share it.
 """
 
+import fcntl
 import math
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from rotquant.foundation.environment import SHARED_TEXTS
+from rotquant.foundation.errors import ResultError
+from rotquant.foundation.files import atomic_path, short_hash
 from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import architecture_of, embedding
 from rotquant.models.integrity import weights_digest
 from rotquant.models.memory import keep, sequences_at_once
+from rotquant.tensors.devices import gpu_name
 
 #: Tokens after which a GPU gets back what attention to fewer tokens took: later tokens need larger pieces of memory.
 _GIVEN_BACK = 32
@@ -121,7 +130,8 @@ class _Room(DynamicLayer):
 
 
 def written_once(model: nn.Module, device: torch.device, about: object, make: Callable[[], Tensor]) -> Tensor:
-    """The text that `make` has the model write, made once in this process.
+    """The text that `make` has the model write, made once in this process, and once by all that share the folder of
+    $ROTQUANT_TEXTS: one writes it, and the others wait for it.
 
     Args:
         device: where it is written; a GPU draws other tokens than a CPU.
@@ -129,4 +139,18 @@ def written_once(model: nn.Module, device: torch.device, about: object, make: Ca
     """
     key = str((weights_digest(model), device.type, about))
     known = _TEXTS.get(key)
-    return keep(_TEXTS, key, make(), _TEXT_BYTES) if known is None else known
+    return keep(_TEXTS, key, _shared(key, device, make), _TEXT_BYTES) if known is None else known
+
+
+def _shared(key: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    if not (folder := os.environ.get(SHARED_TEXTS)):
+        return make()
+    path = Path(folder) / f"{short_hash(f'{gpu_name(device)} {key}', 32)}.safetensors"
+    with path.with_suffix(".lock").open("w") as lock:  # the lock goes with the process
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return load_file(path)["ids"]
+        text = make()
+        with suppress(ResultError), atomic_path(path) as temporary:  # a full disk only costs time
+            save_file({"ids": text}, temporary)
+    return text

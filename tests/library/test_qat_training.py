@@ -8,12 +8,13 @@ import torch
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from rotquant.foundation.environment import SHARED_TEXTS
 from rotquant.foundation.errors import RecipeError, RotquantError
 from rotquant.models.architectures import embedding, lm_head
 from rotquant.models.rotation.fusing import rotate
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.models.stream import on_device
-from rotquant.qat import training
+from rotquant.qat import training, writing
 from rotquant.qat.engine import Engine
 from rotquant.qat.loss import cakld_reference
 from rotquant.qat.steps import BestParameters
@@ -378,9 +379,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
 def test_a_gpu_trains_as_the_host_does(kind, dtype):
     of = recipe(kind, temperature=None)  # a GPU draws another text, whose first loss is another by some 5 %
     host, gpu = (build(of, tiny_model(dtype=dtype), device=device) for device in ("cpu", "cuda"))
-    # 4-bit inputs beside a border turn: a few where products are float32 too, more by a model of bfloat16, whose
+    # 4-bit inputs beside a border turn: by products in TF32 (2 % of the loss), more by a model of bfloat16, whose
     # student a GPU multiplies in bfloat16 and a CPU in float32.
-    tolerance = 2e-2 if dtype == torch.float32 else 0.1
+    tolerance = 5e-2 if dtype == torch.float32 else 0.1
     assert gpu.history[0]["loss"] == pytest.approx(host.history[0]["loss"], rel=tolerance)
     assert gpu.history[-1]["loss"] < gpu.history[0]["loss"]
     for index, name, layer in linears_of(gpu.model):
@@ -408,6 +409,23 @@ def test_text_of_one_kind_of_device_is_not_taken_for_that_of_another():
     for place in places:
         written_once(model, place, "this test's", lambda place=place: made.append(place) or TEXT)
     assert made == places[:2]
+
+
+def test_text_is_written_once_by_processes_that_share_a_folder(tmp_path, monkeypatch):
+    model, place, made = tiny_model(), torch.device("cpu"), []
+    monkeypatch.setenv(SHARED_TEXTS, str(tmp_path))
+
+    def asked(about):
+        writing._TEXTS.clear()  # as in another process
+        return written_once(model, place, about, lambda: made.append(about) or TEXT)
+
+    assert torch.equal(asked("one"), TEXT)
+    assert torch.equal(asked("one"), TEXT)
+    asked("other")
+    assert made == ["one", "other"]
+    monkeypatch.setenv(SHARED_TEXTS, "")
+    asked("one")
+    assert made == ["one", "other", "one"]
 
 
 def test_clips_begin_by_the_rounding_that_the_settings_name():

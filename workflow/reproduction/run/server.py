@@ -26,9 +26,10 @@ from pathlib import Path
 
 from reproduction.run.client import OWNER, SHARED, is_ours
 from reproduction.run.plan import read_plan
-from reproduction.run.stages.states import VARIABLE
+from reproduction.run.stages.states import VARIABLE as SHARED_STATES
 from reproduction.run.workers import VISIBLE, visible_gpus
 from rotquant.cli import app, tree
+from rotquant.foundation.environment import SHARED_TEXTS
 from rotquant.foundation.errors import RotquantError
 
 #: What each kind of process imports before it forks, and the command that it parses once: typer prepares it then.
@@ -36,6 +37,8 @@ PRELOADED = {
     "cells": ("reproduction.run.stages.loaded", ("runs", "make")),
     "pages": ("reproduction.commands.preloaded", ("report", "page")),
 }
+#: Variables that name the folder of what children share: states of float models, and texts that models write.
+_FOLDERS = (SHARED_STATES, SHARED_TEXTS)
 #: Packages that transformers imports where they are, that ask the driver then, and that nothing here uses.
 _LEFT_OUT = ("torchao",)
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -90,7 +93,7 @@ class Server:
         if process == 0:
             self.listening.close()
             self.events.close()
-            own = {VARIABLE: os.environ[VARIABLE]} | ({} if gpu is None else {VISIBLE: gpu})
+            own = {name: os.environ[name] for name in _FOLDERS} | ({} if gpu is None else {VISIBLE: gpu})
             _run(words, environment | own, place, streams, self.anew)
         with suppress(OSError):  # here too, since its client may go before it does so itself
             os.setpgid(process, process)
@@ -166,7 +169,7 @@ def _driver_was_asked() -> bool:
 
 
 def _own_folder() -> Path:
-    """A folder for states, locked as long as this process or a child lives; those that killed ones left are removed."""
+    """A folder for what children share, locked as long as this process or a child lives; killed ones' are removed."""
     begin = f"rotquant-{os.getuid()}-"
     for left in Path(tempfile.gettempdir()).glob(f"{begin}*"):
         with suppress(OSError):  # it is used, or somebody else's
@@ -191,9 +194,10 @@ def main() -> None:
     listening = socket.socket(fileno=int(sys.argv[2]))
     # Python 3.12 warns of threads that imports have started, which hold no lock while this one waits.
     warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning)
-    states = _own_folder()
+    shared = _own_folder()
     try:
-        os.environ.setdefault(VARIABLE, str(states))
+        for name in _FOLDERS:
+            os.environ.setdefault(name, str(shared))
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU, without the driver
         for name in _LEFT_OUT:
             sys.modules.setdefault(name, None)  # pyright: ignore[reportArgumentType]  # as if it were not installed
@@ -209,7 +213,7 @@ def main() -> None:
         gc.freeze()  # no child looks through what is imported here, nor copies it thereby
         Server(listening, _driver_was_asked()).serve()
     finally:
-        shutil.rmtree(states, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 if __name__ == "__main__":
