@@ -323,6 +323,21 @@ def test_ours_and_the_papers_numbers_are_judged_apart() -> None:
     assert score(decided).total == 3
 
 
+def test_a_claim_about_what_only_a_column_that_is_not_computed_measures_has_no_subject() -> None:
+    class Partly(Double):
+        def columns(self, table: RunTable) -> tuple[str, ...]:
+            return ("7B",)
+
+    coding = {"mechanism": BETTER, "quantity": "humaneval"}
+    values = Values(of_two(40.0, 41.0, PERPLEXITY), {})
+    chosen = table({"mechanism": BETTER, "columns": ["7B"]}, {**coding, "columns": ["13B"]})
+    (found,) = outcomes(Partly(PERPLEXITY), chosen, values, {})
+    assert found.claim == chosen.claims[0]
+    for named in ({}, {"columns": ["7B"]}):
+        with pytest.raises(ConfigError, match="unknown quantity 'humaneval'"):
+            outcomes(Partly(PERPLEXITY), table({**coding, **named}), values, {})
+
+
 def of_two(mine: float, other: float, quantity: Quantity) -> dict[tuple[str, str, str], Number]:
     """QuaRot and QUIK on one model, two seeds each that differ little, with runs of their own."""
     found = numbers({("QuaRot", "7B"): seeds(mine, mine + 1e-4), ("QUIK", "7B"): seeds(other, other + 1e-4)}, quantity)

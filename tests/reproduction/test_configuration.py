@@ -64,6 +64,13 @@ def test_a_later_file_changes_the_keys_that_it_names_and_null_removes_them() -> 
     assert plain(merged) == {"a": {"b": 1, "e": 3}, "d": [2]}
 
 
+def test_a_setting_of_a_method_is_null_only_where_that_removes_one(copy: Copy) -> None:
+    expand(copy, "methods: {rcp: {temperature: 0.5}}", "methods: {rcp: {temperature: null}}")
+    sentence = r"methods\.rcp\.temperature: null removes what a file before sets, and none does: leave it out\."
+    with pytest.raises(ConfigError, match=sentence):
+        expand(copy, "methods: {rcp: {temperature: null}}")
+
+
 def test_a_small_file_lies_on_top_of_the_default(copy: Copy) -> None:
     config = expand(copy, "seeds: [5]", "slots: {Llama-2-7B: {checkpoint: mine, batch_size: 3}}")
     assert config.seeds == (5,)

@@ -232,7 +232,8 @@ def decided(
 def outcomes(project: Project, table: RunTable, values: Values, results: Results) -> tuple[Outcome, ...]:
     """Decide every claim of a table by our numbers and by all that the paper prints, column computed here or not.
 
-    Without a column to compute, the claims have no subject, and none is decided.
+    Without a column to compute, claims have no subject, and none is decided. So it is with a claim about a quantity
+    that only columns measure which are not computed.
 
     Args:
         results: the runs of the values by key, which know the windows or items; some may be missing.
@@ -244,6 +245,12 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
+    here = {*project.columns(table)}
+    claims = [
+        claim
+        for claim in table.claims
+        if claim.quantity is None or claim.quantity in known or not claim.columns or here & {*claim.columns}
+    ]
     endpoints = Endpoints.of(project, table, results)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
 
@@ -269,7 +276,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
                 decides = judge(check, table, values.ours, finer, results, computed, absent)
                 yield about, Answer(decides, papers, on=finer, second=ours)
 
-    return decided(table.claims, answers, lambda claim: _tested(project, table, claim))
+    return decided(claims, answers, lambda claim: _tested(project, table, claim))
 
 
 def _calls_for_a_cause(answers: Mapping[About, Answer]) -> bool:

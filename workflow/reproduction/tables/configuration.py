@@ -269,6 +269,7 @@ def load_config(
     layers = read_layers(overrides, root)
     if options:
         layers["--config"] = _typed(options)
+    _check_nulls(layers)
     data = plain(merged(layers))
     try:
         said = ConfigFile.model_validate(data)
@@ -320,6 +321,21 @@ def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[s
             raise ConfigError(f"{name} stands alone, so {first} before it would change nothing: name {name} first.")
     alone = any(data.get("standalone") for data in layers.values())
     return layers if alone else {str(DEFAULT): read_yaml(root / DEFAULT), **layers}
+
+
+def _check_nulls(layers: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse a method's null setting that removes nothing, which reads as if the setting were none."""
+    before: dict[str, Any] = {}
+    for name, layer in layers.items():
+        methods = layer.get("methods")
+        for method, settings in methods.items() if isinstance(methods, dict) else ():
+            for field, value in settings.items() if isinstance(settings, dict) else ():
+                path = ("methods", str(method), str(field))
+                if value is None and not _holds(before, path):
+                    raise ConfigError(
+                        f"{name}: {'.'.join(path)}: null removes what a file before sets, and none does: leave it out."
+                    )
+        before = merge(before, layer)
 
 
 def merged(layers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
