@@ -44,7 +44,7 @@ from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.codebook_compression import in_float16
-from rotquant.tensors.devices import of_device, tensor_core_products
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.faster import FasterKernels
 from rotquant.training import loop
 from rotquant.training.state import Checkpoint, Record
@@ -289,7 +289,7 @@ class Training:
         tokens = min(len(self.engine.own(step.batches[0])), self.engine.at_once or len(self.ids)) * self.ids.shape[1]
         again = kept_bytes(model, tokens) > of_device(KEPT_BYTES, self.engine.device)
         masks = kept_masks(model, distillation.teacher)
-        with loop.recomputed(model, again), masks, tensor_core_products(), step.replay:
+        with loop.recomputed(model, again), masks, step.replay:
             history = loop.train(
                 step,
                 settings.steps,

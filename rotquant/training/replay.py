@@ -10,12 +10,14 @@ kernels that the host would, so a training's steps do not depend on when one was
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from rotquant.tensors.devices import tensor_core_products
 
 #: Parts that a training computes kernel by kernel first: kernels are compiled, and libraries make their workspaces.
 WARM_UP = 3
@@ -67,6 +69,8 @@ class Recorded:
 class Replay:
     """Computes the gradients of parts: by a graph where one pays, else kernel by kernel. Open it for one training.
 
+    While it is open, products of float32 are those of tensor cores (`tensor_core_products`).
+
     On a GPU two graphs are recorded, for parts of the first one's shape, after some of them: one makes the gradients of
     a step's first part, the other adds those of a further part. Parts of other shapes, and what is added to their
     gradients, are computed kernel by kernel. A recording that fails ends no training: a warning says it, and the
@@ -85,12 +89,15 @@ class Replay:
         self._further: Recorded | None = None
         self._shape: list[tuple[torch.Size, torch.dtype]] = []
         self._seen = 0
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
+        self._open.enter_context(tensor_core_products())
         return self
 
     def __exit__(self, *_: object) -> None:
         """Free the graphs and their memory, in which the last gradients lie."""
+        self._open.close()
         self._first = self._further = None
         for parameter in self.parameters:
             parameter.grad = None

@@ -4,13 +4,14 @@ For each scale of a weight the ratio in {1.00, 0.99, ..., 0.21} with the least s
 Candidates are rounded by the project's one quantizer; this module never decides how rounding works.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rotquant.models.memory import CANDIDATES_AT_ONCE
-from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.devices import of_device
 from rotquant.tensors.fp4 import global_scale
 from rotquant.tensors.quantization import QParams, check_groups, choose_qparams, fake_quantize, grouped
@@ -53,6 +54,11 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
     budget = of_device(CANDIDATES_AT_ONCE, weight.device)
     chunk = max(1, budget // rows.shape[-1])
     return torch.cat([_search_rows(part, per_row, norm, candidates, budget) for part in rows.split(chunk)]).view(shape)
+
+
+def clips_of(settings: WeightQuantization) -> Callable[[Tensor], Tensor] | None:
+    """The search that rounding to nearest makes for these settings, as a function of the weight; None without one."""
+    return partial(search_clip, scheme=settings.scheme, norm=settings.clip_norm) if settings.clip_search else None
 
 
 def choose_weight_qparams(

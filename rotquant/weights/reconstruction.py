@@ -27,7 +27,6 @@ from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
@@ -220,7 +219,7 @@ def train(
     remedy = f"lower methods.{settings.name}.{settings.rates[-1]}"
     not_finite = f"the loss of a block of {settings.title} is {{loss}} after {{step}} steps: {remedy}."
     pure = "experts" not in block.architecture.traits
-    with tensor_core_products(), Replay([*learned.scales.values(), *logits], steps, pure=pure) as replay:
+    with Replay([*learned.scales.values(), *logits], steps, pure=pure) as replay:
         gradient = GradientStep(parts, loss, [optimizer], replay=replay)
         loop.train(gradient, steps, description, noted={}, not_finite=not_finite)
 

@@ -21,7 +21,6 @@ from rotquant.models.experts import stack_experts
 from rotquant.models.simulation.runtime import wrap
 from rotquant.models.stream import LayerStream, as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.quantization import QParams, choose_qparams, quantize
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
@@ -247,7 +246,6 @@ def _train(
     static = {name: QParams(scale) for name, scale in learned.static.items()}
     with (
         wrap(context.model, context.quantized(static)),
-        tensor_core_products(),
         Replay([*learned.steps, *weights], steps, pure="experts" not in context.architecture.traits) as replay,
     ):
         return loop.train(

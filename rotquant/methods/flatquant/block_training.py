@@ -23,7 +23,6 @@ from rotquant.models.stream import as_type
 from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.devices import tensor_core_products
 from rotquant.tensors.hadamard import random_orthogonal_matrix
 from rotquant.tensors.quantization import choose_qparams, fake_quantize
 from rotquant.training import loop
@@ -203,7 +202,7 @@ def train_block(
     not_finite = (
         "the loss of a block of FlatQuant is {loss} after {step} steps: lower methods.flatquant.transformation_lr."
     )
-    with tensor_core_products(), Replay([*matrices, *clips], settings.steps) as replay:
+    with Replay([*matrices, *clips], settings.steps) as replay:
         gradient = GradientStep(parts, loss, [optimizer], [schedule], backward=_backward, replay=replay)
         return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
 

@@ -33,7 +33,7 @@ from rotquant.models.stream import on_device
 from rotquant.qat.writing import write, written_once
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.devices import of_device, tensor_core_products
+from rotquant.tensors.devices import of_device
 from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.training import loop
@@ -141,7 +141,7 @@ def train(
     # Parts of another shape would need the graph's memory once more.
     pure = recordable(model) and size % min(size, at_once) == 0
     replayed = Replay(model.parameters(), settings.steps, pure=pure)
-    with kept_masks(model, teacher), tensor_core_products(), replayed as replay:
+    with kept_masks(model, teacher), replayed as replay:
         return loop.train(
             GradientStep(parts, loss, [optimizer], [schedule], replay=replay),
             settings.steps,

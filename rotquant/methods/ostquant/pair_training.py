@@ -24,6 +24,7 @@ from rotquant.models.stream import capture_layer_inputs
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.stiefel import RiemannianAdam
+from rotquant.weights.clipping import clips_of
 
 #: Scales stay above this, whatever the rate.
 _SMALLEST = 1e-2
@@ -43,6 +44,7 @@ def learn_rotations(
         RecipeError, ResultError, RotquantError: as `learn_through_network`.
     """
     settings, texts = OSTQuant.of(recipe), cast(Tensor, samples)
+    rounded = recipe.rounded if settings.network == "all" else None
     learning = NetworkLearning(
         settings.steps,
         settings.batch_size,
@@ -51,7 +53,8 @@ def learn_rotations(
         partial(_optimizers, settings, lambda: _pairs(model, texts)),
         partial(_share, settings=settings),
         gradient="both",
-        weights=recipe.rounded.scheme if settings.network == "all" else None,
+        weights=rounded and rounded.scheme,
+        clips=rounded and clips_of(rounded),
         clip=settings.gradient_norm,
     )
     start = partial(_start, model, recipe, seed)

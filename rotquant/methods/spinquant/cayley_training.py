@@ -19,6 +19,7 @@ from rotquant.models.rotation.matrices import LearnedRotations, initial_rotation
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import RotationScheme
 from rotquant.tensors.stiefel import CayleySGD
+from rotquant.weights.clipping import clips_of
 
 
 def learn_rotations(
@@ -35,6 +36,7 @@ def learn_rotations(
         RecipeError, ResultError, RotquantError: as `learn_through_network`.
     """
     settings, architecture = SpinQuant.of(recipe), architecture_of(model)
+    rounded = recipe.rounded if settings.network == "all" else None
     scheme = cast(RotationScheme, recipe.rotation)
 
     def start() -> dict[str, Tensor]:
@@ -48,8 +50,9 @@ def learn_rotations(
         # The schedule gives the rate itself, as a multiple of one.
         lambda rotations: [CayleySGD(rotations.values(), 1.0, settings.momentum)],
         partial(learning_rate, settings=settings),
-        settings.gradient,
-        recipe.rounded.scheme if settings.network == "all" else None,
+        gradient=settings.gradient,
+        weights=rounded and rounded.scheme,
+        clips=rounded and clips_of(rounded),
     )
     return learn_through_network(
         model, recipe, seed, cast(Tensor, samples), learning, start, LearningOptions(**options)

@@ -29,7 +29,7 @@ from rotquant.models.memory import keep
 from rotquant.models.placement import placed
 from rotquant.models.rotation.learning_memory import plan_memory
 from rotquant.models.rotation.matrices import SCALE, LearnedRotations, Rotations
-from rotquant.models.rotation.network import Gradient, LearningNetwork, RoundingErrors, quantized_network
+from rotquant.models.rotation.network import Clips, Gradient, LearningNetwork, RoundingErrors, quantized_network
 from rotquant.models.simulation.runtime import RuntimeQuantization, check_quantization
 from rotquant.models.transforms import tensor_shapes
 from rotquant.recipes.recipe import Recipe
@@ -58,7 +58,7 @@ class NetworkLearning:
     objective: the loss. teacher: whether it reads the float network's logits.
     optimizers: made of the parameters by their names; their rates are those of the first step.
     share: of the rates at a step, counted from zero.
-    gradient, weights: as `quantized_network` takes them.
+    gradient, weights, clips: as `quantized_network` takes them.
     clip: norm to which the gradient of all parameters is cut; None leaves it.
     """
 
@@ -70,6 +70,7 @@ class NetworkLearning:
     share: Callable[[int], float]
     gradient: Gradient = "errors"
     weights: QuantizationScheme | None = None
+    clips: Clips | None = None
     clip: float | None = None
 
 
@@ -146,7 +147,7 @@ def learn_through_network(
         few = tokens * batch_size <= _FLOAT_TOKENS and not from_host
         about = _about_float(model, recipe, settings) if few else ""
         rotations = Rotations.of_tensors(parameters, exact=False)
-        quantizers = {"gradient": settings.gradient, "weights": settings.weights}
+        quantizers = {"gradient": settings.gradient, "weights": settings.weights, "clips": settings.clips}
         with quantized_network(model, recipe, rotations, again, **quantizers) as network:
             batches = shuffled_batches(len(samples), settings.batch_size, settings.steps, seed)
             loss = _Loss(model, network, settings, len(batches[0]), about)

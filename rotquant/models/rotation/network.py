@@ -39,6 +39,8 @@ from rotquant.tensors.onednn import linear
 from rotquant.tensors.quantization import choose_qparams, decibel, euclidean_norm, fake_quantize, grouped, ungrouped
 from rotquant.training.loop import recomputed
 
+#: The clip ratios of a rotated weight [out, in] in float32 or float64, in the shape of its scales.
+Clips = Callable[[Tensor], Tensor]
 #: Where the gradient of a rotation comes from: see `LearningNetwork.quantize`.
 Gradient = Literal["errors", "scales", "both"]
 
@@ -196,6 +198,7 @@ def quantized_network(
     *,
     gradient: Gradient = "errors",
     weights: QuantizationScheme | None = None,
+    clips: Clips | None = None,
 ) -> Iterator[LearningNetwork]:
     """While open, `model` computes what rotating and quantizing it by `recipe` would compute, differentiable in the
     rotations and their scales.
@@ -209,7 +212,9 @@ def quantized_network(
         rotations: R1, R2, and online ones of inputs, with their scales, of any type.
         checkpointing: keep only the input of each decoder layer for the backward pass, and compute the layer again.
         gradient: what the rotations' is, see `LearningNetwork.quantize`.
-        weights: the scheme by which weights are rounded to nearest too, with scales from the rows' ranges.
+        weights: the scheme by which weights are rounded to nearest too.
+        clips: the ratios by which their ranges are clipped; default, the scheme's own. They must be those of the final
+            weights: what learning gains by their rounding it gains on that grid alone.
     """
     architecture, network = architecture_of(model), LearningNetwork()
     rotation = cast(RotationScheme, recipe.rotation)
@@ -223,7 +228,7 @@ def quantized_network(
             if rotations.residual is not None:
                 matrices["residual"] = rotations.residual
             scales = rotations.scales_of(index)
-            one = _Layer(network, architecture, recipe, matrices, scales, index, layer, gradient, weights)
+            one = _Layer(network, architecture, recipe, matrices, scales, index, layer, gradient, weights, clips)
             one.install(stack, handle)
         stack.enter_context(recomputed(model, checkpointing, context_fn=lambda: (FasterKernels(), _again(network))))
         yield network
@@ -249,6 +254,8 @@ class _Layer:
     layer: nn.Module
     gradient: Gradient
     weights: QuantizationScheme | None
+    clips: Clips | None
+    found: dict[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
 
     def install(self, stack: ExitStack, handle: Handle) -> None:
         """Put them in until `stack` and `handle` are closed.
@@ -278,7 +285,7 @@ class _Layer:
                 if site.norm is None:
                     handle.add(module.register_forward_pre_hook(lambda _m, inputs, q=quantize: (q(inputs[0]),)))
                 if self.weights:
-                    forward = partial(self._linear, module, basis.dual, self._basis_of_rows(name, module), gain)
+                    forward = partial(self._linear, name, module, basis.dual, self._basis_of_rows(name, module), gain)
                     stack.enter_context(_replaced(module, "forward", forward))
         if self.recipe.keys is not None or self.recipe.values is not None:
             attention = self.layer.get_submodule(self.architecture.attention)
@@ -295,18 +302,33 @@ class _Layer:
     def _cache(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "past_key_values": TransientCache(self)}
 
-    def _linear(self, module: nn.Linear, columns: Basis, rows: Basis, gain: Tensor | None, x: Tensor) -> Tensor:
+    def _linear(
+        self, name: str, module: nn.Linear, columns: Basis, rows: Basis, gain: Tensor | None, x: Tensor
+    ) -> Tensor:
         """A linear layer of weight R_out Q(R_out^T W R_in) R_in^T, where W contains the norm's gain."""
         weight = module.weight if gain is None else module.weight * gain
         if self.network.quantizing:
             signal = columns.apply(rows.apply(weight.T).T)
             scheme = cast(QuantizationScheme, self.weights)
-            qparams = choose_qparams(signal, scheme)
+            qparams = choose_qparams(signal, scheme, self._clip(name, signal))
             with torch.no_grad():
                 error = fake_quantize(signal, scheme, qparams).sub_(signal)
             error = _of_scale(error, qparams.scale, scheme)
             weight = weight + rows.undo(columns.undo(error).T).T
         return linear(x, weight, module.bias)
+
+    @torch.no_grad()
+    def _clip(self, name: str, weight: Tensor) -> Tensor | None:
+        """The clip ratios of a linear layer's rotated weight, found once for the rotations and scales as they are: the
+        parts of a step share them, and layers that are computed again."""
+        if self.clips is None:
+            return None
+        version = tuple(one._version for one in (*self.matrices.values(), *self.scales.values()))
+        known = self.found.get(name)
+        if known is None or known[0] != version:
+            exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+            known = self.found[name] = version, self.clips(exact)
+        return known[1]
 
     def _basis(self, *locations: Location, features: tuple[int, int] | None = None, **scaling: Any) -> Basis:
         transforms = self.recipe.transforms
