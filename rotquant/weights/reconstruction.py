@@ -27,7 +27,7 @@ from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize
+from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize, ungrouped
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.replay import Replay
@@ -75,16 +75,30 @@ def clipped_qparams(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, l
         scheme: of granularity tensor, channel or group.
         upper, lower: logits of the shape of the scales that `choose_qparams(weight, scheme)` gives.
     """
-    view = grouped(weight, scheme)
-    if scheme.granularity == "tensor":
-        view = view.flatten()
-    high = view.amax(-1, keepdim=True).clamp(min=0) * torch.sigmoid(upper)
-    low = view.amin(-1, keepdim=True).clamp(max=0) * torch.sigmoid(lower)
+    low, high = _clipped_range(weight, scheme, upper, lower)
     ends = torch.stack([low.flatten(), high.flatten()], dim=-1)  # one row per scale
     rows = scheme.model_copy(update={"granularity": "channel", "group_size": None})
     qparams = choose_qparams(ends, rows, clip_ratio=1.0)
     zero_point = None if qparams.zero_point is None else qparams.zero_point.reshape(upper.shape)
     return QParams(qparams.scale.reshape(upper.shape), zero_point)
+
+
+def clipped(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, lower: Tensor) -> Tensor:
+    """A weight [out, in] cut at both ends of LWC's range, whose scales are then those of `clipped_qparams`.
+
+    Arguments as there. Symmetric scales have codes beyond the nearer end, which FlatQuant's authors give up.
+    """
+    low, high = _clipped_range(weight, scheme, upper, lower)
+    return ungrouped(grouped(weight, scheme).clamp(low, high), weight.shape)
+
+
+def _clipped_range(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
+    view = grouped(weight, scheme)
+    if scheme.granularity == "tensor":
+        view = view.flatten()
+    high = view.amax(-1, keepdim=True).clamp(min=0) * torch.sigmoid(upper)
+    low = view.amin(-1, keepdim=True).clamp(max=0) * torch.sigmoid(lower)
+    return low, high
 
 
 def transformed(

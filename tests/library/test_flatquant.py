@@ -12,6 +12,7 @@ from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, override
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.weights.build import build_weights, quantized_forward, runtime_quantization
+from rotquant.weights.reconstruction import DecoderBlock, Parameters
 from rotquant.weights.storage import StoredModel
 from tests.helpers.checkpoints import tiny_tokenizer
 from tests.helpers.models import FAMILIES, FURTHER, outlier_model, tiny_model, tiny_tokens
@@ -71,6 +72,34 @@ def test_training_lowers_the_error_of_every_block(monkeypatch: pytest.MonkeyPatc
     for history in histories:
         losses = [record["loss"] for record in history]
         assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
+
+
+@pytest.mark.parametrize("group_size", [None, 16])
+def test_weights_are_rounded_as_they_were_while_learning(
+    monkeypatch: pytest.MonkeyPatch, group_size: int | None
+) -> None:
+    """In float64 no code lies beside a border."""
+    blocks, train = [], flat.train_block
+
+    def kept(block: DecoderBlock, parameters: Parameters, learned: flat.FlatBlock, *arguments: object) -> object:
+        history = train(block, parameters, learned, *arguments)
+        with torch.no_grad():
+            for pair in learned.clipping.values():  # far from each other, and from where they start
+                pair[0].uniform_(-1, 4)
+                pair[1].uniform_(-1, 4)
+            blocks.append(learned.weights(parameters, block.architecture, of.rounded.scheme))
+        return history
+
+    monkeypatch.setattr(flat, "train_block", kept)
+    of = recipe(steps=2)
+    if group_size:
+        of = override(of, {"weights": {"scheme": {"granularity": "group", "group_size": group_size}}}, "test")
+    model = tiny_model(dtype=torch.float64)
+    stored = build(of, model)
+    for index, expected in enumerate(blocks):
+        for name in architecture_of(model).linears:
+            found = stored.weights[f"model.layers.{index}.{name}.weight"].dequantize(torch.float64)
+            torch.testing.assert_close(found, expected[f"{name}.weight"].detach(), rtol=0, atol=1e-9)
 
 
 def error(of: Recipe) -> float:

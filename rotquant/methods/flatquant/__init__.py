@@ -31,6 +31,7 @@ class FlatQuant(Method):
     seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("transformation_lr", "clipping_lr")
     quantized_inputs: ClassVar[bool] = True
+    clipping: ClassVar[str | None] = "LWC"
     short: ClassVar[Mapping[str, Any]] = {"steps": 48, "batch_size": 2}
 
     steps: Annotated[int, Field(gt=0)] = 480
@@ -52,6 +53,8 @@ class FlatQuant(Method):
     def check(self, recipe: Recipe) -> None:
         """Dynamic inputs without groups of heads, and no other transform of what linear layers read."""
         self.refuse_static(recipe)
+        if recipe.weights is not None:
+            self.refuse_clip_search(recipe)
         if any(one.online and one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
                 "flatquant learns what stands before linear layers: set rotation.inputs to none, rotation.heads and "
@@ -94,6 +97,7 @@ def flatquant_gptq() -> Recipe:
 
     rotation = {"residual": "none", "heads": False, "mlp": False}
     changes = {"methods": {"flatquant": {}}, "rotation": rotation, "activations": {"clip_ratio": 1.0}}
+    changes["weights"] = {"clip_search": False}
     return override(quarot(), changes, "flatquant-gptq")
 
 

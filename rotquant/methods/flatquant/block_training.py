@@ -2,7 +2,7 @@
 
 A block is trained to give its own full-precision outputs (Eq. 4) with inputs, weights and KV cache quantized. Learned
 are at each site a scale of every feature and two matrices P = U diag(v) V^T, U and V orthogonal by Cayley transforms,
-and clip ratios of weights and inputs. The weights' clips serve training alone: rounding searches its own.
+and clip ratios of weights and inputs. Weights are cut to their clips before they are rounded, as in the authors' code.
 """
 
 import math
@@ -33,7 +33,7 @@ from rotquant.weights.reconstruction import (
     INITIAL_CLIPPING,
     DecoderBlock,
     Parameters,
-    clipped_qparams,
+    clipped,
     exact_parameters,
     initial_clipping,
 )
@@ -114,7 +114,7 @@ class LearnedSite(nn.Module):
 
 @dataclass(frozen=True)
 class FlatBlock:
-    """All sites of a block by name, and for each linear layer the logits of its weight's clips (`clipped_qparams`)."""
+    """All sites of a block by name, and for each linear layer the logits of its weight's clips (`clipped`)."""
 
     sites: dict[str, LearnedSite]
     clipping: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -147,7 +147,8 @@ class FlatBlock:
             for name in site.linears:
                 weight = self.sites[site.name].of_weight(parameters[f"{name}.weight"])
                 if scheme is not None:
-                    weight = fake_quantize(weight, scheme, clipped_qparams(weight, scheme, *self.clipping[name]))
+                    weight = clipped(weight, scheme, *self.clipping[name])
+                    weight = fake_quantize(weight, scheme, choose_qparams(weight, scheme))
                 result[f"{name}.weight"] = weight
         return result
 
@@ -239,6 +240,10 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
             one = learned.sites[site.name]
             tensors = {name: tensor.detach().cpu() for name, tensor in one.tensors().items()}
             fuse_inverse(layer, site, Chain(one.transforms, tensors))
+            for name in site.linears if recipe.weights else ():
+                weight = linear_of(layer, name).weight.data
+                clips = (logits.detach().to(weight.device) for logits in learned.clipping[name])
+                weight.copy_(clipped(weight.to(exact), recipe.rounded.scheme, *clips))
             for name, tensor in (tensors | {f"{site.name}.clip": torch.sigmoid(one.clip.detach()).cpu()}).items():
                 found[name].append(tensor)
         stream.hidden = targets
