@@ -31,7 +31,6 @@ class FlatQuant(Method):
     seeded: ClassVar[bool] = True
     rates: ClassVar[tuple[str, ...]] = ("transformation_lr", "clipping_lr")
     quantized_inputs: ClassVar[bool] = True
-    clipping: ClassVar[str | None] = "LWC"
     short: ClassVar[Mapping[str, Any]] = {"steps": 48, "batch_size": 2}
 
     steps: Annotated[int, Field(gt=0)] = 480
@@ -53,8 +52,6 @@ class FlatQuant(Method):
     def check(self, recipe: Recipe) -> None:
         """Dynamic inputs without groups of heads, and no other transform of what linear layers read."""
         self.refuse_static(recipe)
-        if recipe.weights is not None:
-            self.refuse_clip_search(recipe)
         if any(one.online and one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
                 "flatquant learns what stands before linear layers: set rotation.inputs to none, rotation.heads and "
@@ -70,6 +67,10 @@ class FlatQuant(Method):
             f"FlatQuant, {self.steps} steps of {self.batch_size} a block, lr {self.transformation_lr:g} matrices, "
             f"{self.clipping_lr:g} clipping, start alpha {self.smoothing_alpha:g}"
         )
+
+    def clips_weights(self, recipe: Recipe) -> str | None:
+        """By the ratios that it learns, unless the recipe searches others afterwards."""
+        return None if recipe.weights is None or recipe.weights.clip_search else "LWC"
 
     def transforms_at(self, site: SiteName) -> tuple[Transform, ...]:
         """What acts on the input of a site: a scale of each feature, then the product of two matrices."""

@@ -2,7 +2,8 @@
 
 A block is trained to give its own full-precision outputs (Eq. 4) with inputs, weights and KV cache quantized. Learned
 are at each site a scale of every feature and two matrices P = U diag(v) V^T, U and V orthogonal by Cayley transforms,
-and clip ratios of weights and inputs. Weights are cut to their clips before they are rounded, as in the authors' code.
+and clip ratios of weights and inputs. Weights are cut to their clips before they are rounded, as in the authors' code,
+unless the recipe searches ratios of its own then.
 """
 
 import math
@@ -223,6 +224,7 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
     recipe, stream, architecture = context.recipe, context.capture(), context.architecture
     cache = replace(context.online, scale_gradients=True, keys=recipe.keys, values=recipe.values)
     found = defaultdict[str, list[Tensor]](list)
+    cut = recipe.weights is not None and not recipe.weights.clip_search
     for index, layer in stream.layers(settings.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
         block = DecoderBlock(layer, architecture, as_type(stream.kwargs[index], exact))
@@ -240,7 +242,7 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
             one = learned.sites[site.name]
             tensors = {name: tensor.detach().cpu() for name, tensor in one.tensors().items()}
             fuse_inverse(layer, site, Chain(one.transforms, tensors))
-            for name in site.linears if recipe.weights else ():
+            for name in site.linears if cut else ():
                 weight = linear_of(layer, name).weight.data
                 clips = (logits.detach().to(weight.device) for logits in learned.clipping[name])
                 weight.copy_(clipped(weight.to(exact), recipe.rounded.scheme, *clips))
