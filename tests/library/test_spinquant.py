@@ -26,7 +26,8 @@ from rotquant.models.rotation.fusing import rotate
 from rotquant.models.rotation.matrices import LearnedRotations, Rotations, initial_rotations
 from rotquant.models.rotation.network import quantized_network
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
-from rotquant.recipes.recipe import Recipe
+from rotquant.recipes.presets import preset
+from rotquant.recipes.recipe import Recipe, override
 from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
 from rotquant.tensors.quantization import fake_quantize
 from rotquant.tensors.stiefel import orthonormality_error, tangent
@@ -195,6 +196,17 @@ def test_weights_are_rounded_while_learning_as_they_will_be(monkeypatch: pytest.
         assert taken["clips"](weight).amin() < 1
     else:
         assert taken["clips"] is None
+
+
+@pytest.mark.parametrize("method", ["spinquant", "ostquant"])
+@pytest.mark.parametrize("network", ["all", "activations"])
+def test_rotations_are_of_the_clips_that_they_are_learned_on(method: str, network: str) -> None:
+    """Else rows that clip in different ways would share them."""
+    named = {"spinquant": "spinquant-hard", "ostquant": "ostquant"}[method]
+    of = override(preset(named), {"methods": {method: {"network": network}}}, "test")
+    for change in ({"clip_search": False}, {"clip_norm": 2.4}, {"scheme": {"bits": 3}}):
+        assert (of.learned() == override(of, {"weights": change}, "test").learned()) == (network == "activations")
+    assert of.learned() == override(of, {"methods": {"gptq": None}}, "test").learned()
 
 
 @pytest.mark.parametrize("variant", ["hard", "weights too"])

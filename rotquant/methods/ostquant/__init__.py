@@ -81,8 +81,8 @@ class OSTQuant(Method):
         )
 
     def learns_from(self, recipe: Recipe) -> dict[str, Any]:
-        """The weights' scheme where these are quantized while learning: rounded to nearest, however they are later."""
-        return {"weights": recipe.rounded.scheme.model_dump(mode="json")} if self.network == "all" else {}
+        """How weights are rounded to nearest, where they are while learning; what rounds them later counts nowhere."""
+        return {"weights": recipe.rounded.model_dump(mode="json")} if self.network == "all" else {}
 
     @classmethod
     def presets(cls) -> Mapping[str, Callable[[], Recipe]]:
