@@ -166,6 +166,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.archives:_learned": "exports what pages read too, by read_object and read_json",
     "reproduction.run.execution:_compute": "reads a job's log for its last line",
     "reproduction.run.stages.states:read": "reads what a job of the same workflow has written, in a folder of its own",
+    "rotquant.qat.writing:_shared": "reads what a job of the same workflow has written, in a folder of its own",
     "reproduction.run.client:_show": "reads a job's log for warnings and its last line",
     "reproduction.run.client:run": _WRITES,
     "reproduction.run.server:_lock": "opens a folder of its own to lock it",
