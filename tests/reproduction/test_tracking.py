@@ -371,6 +371,7 @@ def test_the_interface_starts_on_this_machine_alone_and_its_links_are_printed(
     commands.ui(0)
     link = "quarot: http://127.0.0.1:0/#/experiments/1/runs?workflowType=machine_learning"
     wanted = "&searchFilter=tags.%60rotquant.kind%60%20%3D%20%27run%27"
+    wanted += "&orderByKey=tags.%60mlflow.runName%60&orderByAsc=true"
     assert f"{link}&compareRunsMode=CHART{wanted}\n" in capsys.readouterr().out
     client = opened()
     client.create_run("1", tags={entries.KIND: "run"})  # without a metric, so that none is shared

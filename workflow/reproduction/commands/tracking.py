@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The only interface that a server started here listens on.
 HOST = "127.0.0.1"
 
-#: Runs of which MLflow draws charts before a user chooses others: the latest.
+#: Runs of which MLflow draws charts before a user chooses others: the first.
 _DRAWN = 10
 
 #: Settings of a server started here, unless the user has set them: without ten processes that nothing here needs, and
@@ -71,13 +71,15 @@ def sync_tracking(
 def _view(client: "MlflowClient", experiment: str) -> str:
     """The end of a link: charts of an experiment's runs where those that are drawn first share a metric, else a list.
 
+    Runs are in the order of their names: in that of time MLflow folds them under their tables, which have no metrics.
     An experiment of tables alone has no runs to filter by.
     """
-    only = f"tags.`{KIND}` = 'run'"
-    runs = client.search_runs([experiment], only, max_results=_DRAWN)
+    only, name = f"tags.`{KIND}` = 'run'", "tags.`mlflow.runName`"
+    runs = client.search_runs([experiment], only, max_results=_DRAWN, order_by=[f"{name} ASC"])
     shared = set[str].intersection(*(set(run.data.metrics) for run in runs)) if runs else set()
     chart = "&compareRunsMode=CHART" if shared - {"seconds"} else ""
-    return f"runs?workflowType=machine_learning{chart}" + (f"&searchFilter={quote(only)}" if runs else "")
+    chosen = f"&searchFilter={quote(only)}&orderByKey={quote(name)}&orderByAsc=true" if runs else ""
+    return f"runs?workflowType=machine_learning{chart}{chosen}"
 
 
 def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")] = 5000) -> None:
