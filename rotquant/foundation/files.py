@@ -356,6 +356,18 @@ def _error_number(error: BaseException) -> int | None:
     return getattr(error, "errno", None)
 
 
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """A block that one process at a time is in, of all that name this lock file; each where it cannot be made.
+
+    The lock goes with the process.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a full disk only costs time
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
+
+
 def cache_folder(name: str) -> Path:
     """A folder for what can be made again, in $ROTQUANT_CACHE, $XDG_CACHE_HOME/rotquant or ~/.cache/rotquant.
 

@@ -4,7 +4,6 @@ One decoding with a cache serves both. What was written is saved under a digest 
 a table which differ in their quantizers alone share it.
 """
 
-import fcntl
 import math
 import os
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from rotquant.foundation.environment import SHARED_TEXTS
 from rotquant.foundation.errors import ResultError
-from rotquant.foundation.files import atomic_path, short_hash
+from rotquant.foundation.files import alone, atomic_path, short_hash
 from rotquant.foundation.progress import ProgressTask, task
 from rotquant.models.architectures import architecture_of, embedding
 from rotquant.models.integrity import weights_digest
@@ -146,8 +145,7 @@ def _shared(key: str, device: torch.device, make: Callable[[], Tensor]) -> Tenso
     if not (folder := os.environ.get(SHARED_TEXTS)):
         return make()
     path = Path(folder) / f"{short_hash(f'{gpu_name(device)} {key}', 32)}.safetensors"
-    with path.with_suffix(".lock").open("w") as lock:  # the lock goes with the process
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(path.with_suffix(".lock")):
         if path.exists():
             return load_file(path)["ids"]
         text = make()

@@ -97,9 +97,8 @@ def flatquant_gptq() -> Recipe:
     from rotquant.recipes.presets import quarot
 
     rotation = {"residual": "none", "heads": False, "mlp": False}
-    changes = {"methods": {"flatquant": {}}, "rotation": rotation, "activations": {"clip_ratio": 1.0}}
-    changes["weights"] = {"clip_search": False}
-    return override(quarot(), changes, "flatquant-gptq")
+    clips = {"weights": {"clip_search": False}, "activations": {"clip_ratio": 1.0}}
+    return override(quarot(), {"methods": {"flatquant": {}}, "rotation": rotation, **clips}, "flatquant-gptq")
 
 
 def flatquant() -> Recipe:

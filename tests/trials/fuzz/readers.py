@@ -171,7 +171,7 @@ ASIDE: dict[str, str] = {
     "reproduction.run.client:run": _WRITES,
     "reproduction.run.server:_lock": "opens a folder of its own to lock it",
     "reproduction.run.plan:occupied": "opens an empty file to lock it",
-    "reproduction.run.stages.states:computed_once": "opens an empty file to lock it",
+    "rotquant.foundation.files:alone": "opens an empty file to lock it",
     "rotquant.formats.reading:_load_gptq": "reads tensors by the functions of load_compressed",
     "rotquant.formats.export:seal_export": "reads what it has written just before",
     "rotquant.commands.formats:export": "reads what it has written just before",

@@ -245,11 +245,11 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
     if not measured:
         return ()
     known, main = known_quantities(project, table, values), measured[0]
-    here = {*project.columns(table)}
+    columns = project.columns(table)
     claims = [
         claim
         for claim in table.claims
-        if claim.quantity is None or claim.quantity in known or not claim.columns or here & {*claim.columns}
+        if claim.quantity is None or claim.quantity in known or not claim.columns or {*columns} & {*claim.columns}
     ]
     endpoints = Endpoints.of(project, table, results)
     unknown = f"table {table.id}: a claim is about the unknown quantity"
@@ -260,7 +260,7 @@ def outcomes(project: Project, table: RunTable, values: Values, results: Results
         for name in (bound for check in claim.checks.values() for bound in quantities_in(check)):
             lookup(known, name, unknown)
         absent = _outside(project, table, claim, quantity, values.ours, results)
-        computed = [name for name in project.columns(table) if name in (claim.columns or (name,))] or claim.columns
+        computed = [name for name in columns if name in (claim.columns or (name,))] or claim.columns
         for about, check in claim.checks.items():
             ours = judge(check, table, values.ours, quantity, results, computed, absent)
             papers = judge(check, table, values.published, quantity, columns=claim.columns)

@@ -7,6 +7,7 @@ Nothing here imports torch.
 """
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -325,17 +326,19 @@ def read_layers(overrides: Sequence[str | Path], root: Path) -> dict[str, dict[s
 
 def _check_nulls(layers: Mapping[str, dict[str, Any]]) -> None:
     """Refuse a method's null setting that removes nothing, which reads as if the setting were none."""
-    before: dict[str, Any] = {}
-    for name, layer in layers.items():
+    before = itertools.accumulate(layers.values(), merge, initial={})
+    for (name, layer), known in zip(layers.items(), before, strict=False):
         methods = layer.get("methods")
-        for method, settings in methods.items() if isinstance(methods, dict) else ():
-            for field, value in settings.items() if isinstance(settings, dict) else ():
-                path = ("methods", str(method), str(field))
-                if value is None and not _holds(before, path):
-                    raise ConfigError(
-                        f"{name}: {'.'.join(path)}: null removes what a file before sets, and none does: leave it out."
-                    )
-        before = merge(before, layer)
+        settings = methods.items() if isinstance(methods, dict) else ()
+        paths = [("methods", str(method), str(key)) for method, one in settings for key in _nulls(one)]
+        if path := next((path for path in paths if not _holds(known, path)), None):
+            raise ConfigError(
+                f"{name}: {'.'.join(path)}: null removes what a file before sets, and none does: leave it out."
+            )
+
+
+def _nulls(data: Any) -> list[Any]:
+    return [key for key, value in data.items() if value is None] if isinstance(data, dict) else []
 
 
 def merged(layers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

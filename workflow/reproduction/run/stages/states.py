@@ -3,14 +3,13 @@
 Every run of a model on a text compares with the same states, which cost as much to compute as the run itself.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rotquant.foundation.files import atomic_path
+from rotquant.foundation.files import alone, atomic_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,11 +46,9 @@ def computed_once(about: str) -> Iterator[None]:
     path = _path(about)
     with ExitStack() as stack:
         if path is not None and not _without_room(path).exists():
-            with suppress(OSError):  # a full disk only costs time
-                lock = stack.enter_context(path.with_suffix(".lock").open("w"))  # it goes with the process
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if _without_room(path).exists():
-                    fcntl.flock(lock, fcntl.LOCK_UN)
+            stack.enter_context(alone(path.with_suffix(".lock")))
+            if _without_room(path).exists():
+                stack.close()
         yield
 
 
