@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rotquant.kernels.rows import clip_search
 from rotquant.models.memory import CANDIDATES_AT_ONCE
 from rotquant.recipes.schemes import QuantizationScheme, WeightQuantization
 from rotquant.tensors.devices import of_device
@@ -57,8 +58,19 @@ def search_clip(weight: Tensor, scheme: QuantizationScheme, norm: float, steps: 
 
 
 def clips_of(settings: WeightQuantization) -> Callable[[Tensor], Tensor] | None:
-    """The search that rounding to nearest makes for these settings, as a function of the weight; None without one."""
-    return partial(search_clip, scheme=settings.scheme, norm=settings.clip_norm) if settings.clip_search else None
+    """The search for clips of a weight that is rounded while something is learned; None where settings ask for none.
+
+    It is `search_clip`, and on a GPU one kernel where there is one: of ratios whose errors differ by no more than the
+    rounding of float32's sums they may take different ones.
+    """
+    return partial(_search, scheme=settings.scheme, norm=settings.clip_norm) if settings.clip_search else None
+
+
+@torch.no_grad()
+def _search(weight: Tensor, scheme: QuantizationScheme, norm: float) -> Tensor:
+    if not weight.is_cuda or clip_search.problem(weight, scheme):
+        return search_clip(weight, scheme, norm)
+    return clip_search.search(weight, scheme, norm)
 
 
 def choose_weight_qparams(

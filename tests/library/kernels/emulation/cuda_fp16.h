@@ -54,6 +54,7 @@ inline float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
 // Fast ones are as exact as the others here.
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return std::exp(x); }
+inline float __powf(float x, float exponent) { return std::pow(x, exponent); }
 using std::max;
 using std::min;
 
