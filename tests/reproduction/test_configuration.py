@@ -64,11 +64,32 @@ def test_a_later_file_changes_the_keys_that_it_names_and_null_removes_them() -> 
     assert plain(merged) == {"a": {"b": 1, "e": 3}, "d": [2]}
 
 
-def test_a_setting_of_a_method_is_null_only_where_that_removes_one(copy: Copy) -> None:
-    expand(copy, "methods: {rcp: {temperature: 0.5}}", "methods: {rcp: {temperature: null}}")
-    sentence = r"methods\.rcp\.temperature: null removes what a file before sets, and none does: leave it out\."
+@pytest.mark.parametrize("key", ["methods", "unrotated"])
+def test_a_setting_of_a_method_is_null_only_where_that_removes_one(copy: Copy, key: str) -> None:
+    expand(copy, f"{key}: {{rcp: {{temperature: 0.5}}}}", f"{key}: {{rcp: {{temperature: null}}}}")
+    sentence = rf"{key}\.rcp\.temperature: null removes what a file before sets, and none does: leave it out\."
     with pytest.raises(ConfigError, match=sentence):
-        expand(copy, "methods: {rcp: {temperature: null}}")
+        expand(copy, f"{key}: {{rcp: {{temperature: null}}}}")
+
+
+def test_recipes_that_rotate_nothing_have_settings_of_their_own_on_top_of_the_methods(copy: Copy) -> None:
+    said = {
+        "methods": {"bitdistiller": {"weight_lr": 0.125, "epochs": 2}},
+        "unrotated": {"bitdistiller": {"weight_lr": 0.25}},
+    }
+    slots = {"Llama-2-7B": {"unrotated": {"bitdistiller": {"weight_lr": 0.5}}}}
+    config = expand(copy, json.dumps({**said, "slots": slots}))
+
+    def rate(name: str, slot: str, row: dict[str, Any]) -> tuple[float, int]:
+        recipe = override(preset(name), row, "test")
+        settings = resolve(recipe, config.slot(slot), "test", row).methods["bitdistiller"].model_dump()
+        return settings["weight_lr"], settings["epochs"]
+
+    assert (
+        rate("bitdistiller-rotated", "Llama-2-7B", {}) == rate("bitdistiller-rotated", "Llama-2-13B", {}) == (0.125, 2)
+    )
+    assert (rate("bitdistiller", "Llama-2-7B", {}), rate("bitdistiller", "Llama-2-13B", {})) == ((0.5, 2), (0.25, 2))
+    assert rate("bitdistiller", "Llama-2-13B", {"methods": {"bitdistiller": {"weight_lr": 0.75}}}) == (0.75, 2)
 
 
 def test_a_small_file_lies_on_top_of_the_default(copy: Copy) -> None:

@@ -70,6 +70,9 @@ class Amounts(Written):
     methods: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
+    unrotated: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
+    """The same where a recipe rotates nothing, on top of `methods`: a rate that suits a rotated network may not suit
+    one with outliers."""
     texts: dict[Literal["samples", "sequence_length"], Scaled] = Field(default_factory=dict)
     """Numbers of samples, and their lengths in tokens, that a table's row says of a text that methods read, to those
     that stand for them here; a number without an entry stands as it is."""
@@ -328,9 +331,9 @@ def _check_nulls(layers: Mapping[str, dict[str, Any]]) -> None:
     """Refuse a method's null setting that removes nothing, which reads as if the setting were none."""
     before = itertools.accumulate(layers.values(), merge, initial={})
     for (name, layer), known in zip(layers.items(), before, strict=False):
-        methods = layer.get("methods")
-        settings = methods.items() if isinstance(methods, dict) else ()
-        paths = [("methods", str(method), str(key)) for method, one in settings for key in _nulls(one)]
+        said = [(kind, layer[kind]) for kind in ("methods", "unrotated") if isinstance(layer.get(kind), dict)]
+        settings = [(kind, str(method), one) for kind, methods in said for method, one in methods.items()]
+        paths = [(kind, method, str(key)) for kind, method, one in settings for key in _nulls(one)]
         if path := next((path for path in paths if not _holds(known, path)), None):
             raise ConfigError(
                 f"{name}: {'.'.join(path)}: null removes what a file before sets, and none does: leave it out."

@@ -60,8 +60,9 @@ def resolve(recipe: Recipe, slot: Slot, where: str, said: dict[str, Any] | None 
         texts = merge(_place_of_bos(slot), slot.calibration)
         changes["calibration"] = merge(texts, _text(said.get("calibration") or {}, slot))
     own = said.get("methods") or {}
+    settings = slot.methods if recipe.rotation is not None else merge(slot.methods, slot.unrotated)
     for name, scaled in changes["methods"].items():
-        kept = {field: value for field, value in slot.methods.get(name, {}).items() if _is_done(recipe, name, field)}
+        kept = {field: value for field, value in settings.get(name, {}).items() if _is_done(recipe, name, field)}
         amounts = merge(kept, _own(own.get(name) or {}, slot))
         if recipe.methods[name].own_text is not None and slot.bos is not None:
             amounts = merge({"text": _place_of_bos(slot)}, amounts)
