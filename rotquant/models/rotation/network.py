@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from rotquant.kernels.rows import rounding_errors
 from rotquant.models.architectures import (
     Architecture,
     Projection,
@@ -36,7 +37,15 @@ from rotquant.recipes.schemes import INPUTS, QuantizationScheme, RotationScheme
 from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.onednn import linear
-from rotquant.tensors.quantization import choose_qparams, decibel, euclidean_norm, fake_quantize, grouped, ungrouped
+from rotquant.tensors.quantization import (
+    QParams,
+    choose_qparams,
+    decibel,
+    euclidean_norm,
+    fake_quantize,
+    grouped,
+    ungrouped,
+)
 from rotquant.training.loop import recomputed
 
 #: The clip ratios of a rotated weight [out, in] in float32 or float64, in the shape of its scales.
@@ -174,11 +183,18 @@ class LearningNetwork:
         if scheme is None or not self.quantizing:
             return x
         signal = basis.apply(x.detach())  # what x's own range does to the error is of higher order
-        qparams = choose_qparams(signal, scheme)
+        qparams = choose_qparams(signal, scheme) if signal.requires_grad else None
         with torch.no_grad():
-            error = fake_quantize(signal, scheme, qparams).sub_(signal)
+            error = _rounding_errors(signal, scheme, qparams)
             self.errors.add(place, signal, error)
-        return x + basis.undo(_of_scale(error, qparams.scale, scheme))
+        return x + basis.undo(error if qparams is None else _of_scale(error, qparams.scale, scheme))
+
+
+def _rounding_errors(signal: Tensor, scheme: QuantizationScheme, qparams: QParams | None) -> Tensor:
+    """The errors of rounding by some scales; by `signal`'s own one kernel finds them on a GPU, where it has one."""
+    if qparams is None and signal.is_cuda and not rounding_errors.problem(signal, scheme):
+        return rounding_errors.errors_of(signal, scheme)
+    return fake_quantize(signal, scheme, qparams).sub_(signal)
 
 
 def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tensor:

@@ -1,7 +1,8 @@
 """Row kernels on a CPU: the CUDA source through a C++ compiler, a warp's lanes as coroutines that meet at shuffles.
 
-What `emulation/` has in place of CUDA's headers is enough for kernels that use registers and shuffles alone. Launches
-go through the same Python, so grids, packed arguments and the layout of lanes are tested without a GPU; times are not.
+What `emulation/` has in place of CUDA's headers is enough for kernels that use registers, shuffles, barriers and static
+shared memory alone. Launches go through the same Python, so grids, packed arguments and the layout of lanes are tested
+without a GPU; times are not.
 """
 
 import ctypes

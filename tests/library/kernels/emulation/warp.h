@@ -1,15 +1,19 @@
-// Warps of 32 lanes on one thread of a CPU: each lane is a coroutine that runs to its next shuffle, where all must meet.
+// Blocks of warps of 32 lanes on one thread of a CPU: each lane is a coroutine that runs to its next shuffle, where all
+// of its warp must meet, or to a barrier, where all of its block must.
 #pragma once
 
 #include <ucontext.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "cuda_fp16.h"
+
+#define __shared__ static
 
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -19,17 +23,18 @@ constexpr int LANES = 32, STACK = 256 << 10;
 
 struct Lane {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(STACK);
+    std::unique_ptr<char[]> stack = std::unique_ptr<char[]>(new char[STACK]);
     unsigned thread;
     std::uint64_t said;     // what it gives to a shuffle
     const void* where;      // which one
     bool ended;
 };
 
-inline Lane lanes[LANES];
+inline std::deque<Lane> lanes;  // of a block; a context may not move
 inline ucontext_t scheduler;
 inline int current;
 inline std::function<void()> body;
+inline const char barrier = 0;  // the place where a block meets
 
 // Until every lane has said its value at the same place of the program; `turn` tells the two halves of a shuffle apart.
 inline void meet(const void* where) {
@@ -44,27 +49,39 @@ inline void enter() {
     swapcontext(&lanes[current].context, &scheduler);
 }
 
-// All lanes of a warp to their ends. A shuffle that some lanes do not reach is an error on a GPU, and here.
-inline void run(unsigned first_thread) {
-    for (int i = 0; i < LANES; ++i) {
+// The lanes of a warp to their next meeting. A shuffle that some lanes do not reach is an error on a GPU, and here.
+inline void step(unsigned first) {
+    for (unsigned i = first; i < first + LANES; ++i) {
+        current = static_cast<int>(i), threadIdx.x = lanes[i].thread;
+        swapcontext(&scheduler, &lanes[i].context);
+    }
+    for (unsigned i = first; i < first + LANES; ++i) {
+        if (lanes[i].where != lanes[first].where || lanes[i].ended != lanes[first].ended) {
+            std::fputs("lanes of a warp are at different shuffles\n", stderr);
+            std::abort();
+        }
+    }
+}
+
+// All lanes of a block of whole warps to their ends.
+inline void run(unsigned threads) {
+    while (lanes.size() < threads) lanes.emplace_back();
+    for (unsigned i = 0; i < threads; ++i) {
         Lane& lane = lanes[i];
-        lane.thread = first_thread + i, lane.ended = false;
+        lane.thread = i, lane.ended = false, lane.where = nullptr;
         getcontext(&lane.context);
-        lane.context.uc_stack.ss_sp = lane.stack.data();
-        lane.context.uc_stack.ss_size = lane.stack.size();
+        lane.context.uc_stack.ss_sp = lane.stack.get();
+        lane.context.uc_stack.ss_size = STACK;
         lane.context.uc_link = nullptr;
         makecontext(&lane.context, enter, 0);
     }
-    while (!lanes[0].ended) {
-        for (current = 0; current < LANES; ++current) {
-            threadIdx.x = lanes[current].thread;
-            swapcontext(&scheduler, &lanes[current].context);
-        }
-        for (const Lane& lane : lanes) {
-            if (lane.where != lanes[0].where || lane.ended != lanes[0].ended) {
-                std::fputs("lanes of a warp are at different shuffles\n", stderr);
-                std::abort();
-            }
+    for (bool under_way = true; under_way;) {
+        under_way = false;
+        for (unsigned first = 0; first < threads; first += LANES) {  // each warp to the block's next barrier
+            if (lanes[first].ended) continue;
+            do step(first);
+            while (!lanes[first].ended && lanes[first].where != &barrier);
+            under_way |= !lanes[first].ended;
         }
     }
 }
@@ -89,7 +106,7 @@ inline void launch(void (*kernel)(A...), void** arguments, unsigned blocks, unsi
     blockDim.x = threads, gridDim.x = blocks;
     body = [=] { kernel(*static_cast<A*>(arguments[I])...); };
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-        for (unsigned first = 0; first < threads; first += LANES) run(first);
+        run((threads + LANES - 1) / LANES * LANES);
 }
 
 template <class... A>
@@ -109,3 +126,4 @@ template <class T>
     const int lane = warp::current;
     return warp::exchange(x, (lane & ~(width - 1)) | (source & (width - 1)), __builtin_return_address(0));
 }
+inline void __syncthreads() { warp::meet(&warp::barrier); }
