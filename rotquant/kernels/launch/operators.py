@@ -169,6 +169,12 @@ def _for_cupy(stream: torch.cuda.Stream) -> Any:
     return ExternalStream(stream.cuda_stream, stream.device_index)
 
 
+def as_rows(view: Tensor) -> Tensor:
+    """A view [..., n] as rows [rows, n] that a kernel can read: contiguous, and from a multiple of 16 bytes on."""
+    rows = view.reshape(-1, view.shape[-1]).contiguous()
+    return rows.clone() if rows.data_ptr() % 16 else rows  # a part of a tensor may begin anywhere
+
+
 def check_tensor(
     tensor: Tensor,
     name: str,

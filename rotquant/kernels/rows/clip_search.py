@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, CudaFile, Parameters
 from rotquant.kernels.launch.loading import TranslationUnit, kernel
-from rotquant.kernels.launch.operators import check_tensor, launch, operator
+from rotquant.kernels.launch.operators import as_rows, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped
 
@@ -98,8 +98,5 @@ def search(weight: Tensor, scheme: QuantizationScheme, norm: float) -> Tensor:
     sums either may be chosen.
     """
     view = grouped(weight, scheme)
-    rows = view.reshape(-1, view.shape[-1]).contiguous()
-    if rows.data_ptr() % 16:  # a part of a tensor
-        rows = rows.clone()
-    ratios = best_ratios(rows, scheme.bits, scheme.symmetric, scheme.scale == "full", float(norm))
+    ratios = best_ratios(as_rows(view), scheme.bits, scheme.symmetric, scheme.scale == "full", float(norm))
     return ratios.view(*view.shape[:-1], 1)

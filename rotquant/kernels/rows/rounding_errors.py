@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters
 from rotquant.kernels.launch.loading import TranslationUnit, kernel
-from rotquant.kernels.launch.operators import check_tensor, launch, operator
+from rotquant.kernels.launch.operators import as_rows, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
 
@@ -107,9 +107,6 @@ def errors_of(x: Tensor, scheme: QuantizationScheme) -> Tensor:
     Equal bit for bit to what torch computes on the same device, but for the signs of zeros on a GPU.
     """
     view = grouped(x, scheme)
-    rows = view.reshape(-1, view.shape[-1]).contiguous()
-    if rows.data_ptr() % 16:  # a part of a tensor
-        rows = rows.clone()
     kind = (scheme.symmetric, scheme.scale == "full", scheme.zero_point == "exact")
-    errors = rounding_errors(rows, scheme.bits, *kind, scheme.clip_ratio)
+    errors = rounding_errors(as_rows(view), scheme.bits, *kind, scheme.clip_ratio)
     return ungrouped(errors.view(view.shape), x.shape)
