@@ -71,8 +71,8 @@ class Amounts(Written):
     """Settings of methods by their names, such as amounts of work and text, where a table's row does not say its own;
     `rotquant methods` lists them."""
     unrotated: Annotated[dict[str, dict[str, Any]], MethodSettings()] = Field(default_factory=dict)
-    """The same where a recipe rotates nothing, on top of `methods`: a rate that suits a rotated network may not suit
-    one with outliers."""
+    """The same where a recipe has no `rotation`, on top of `methods`: a rate that suits a rotated network may not
+    suit one with outliers."""
     texts: dict[Literal["samples", "sequence_length"], Scaled] = Field(default_factory=dict)
     """Numbers of samples, and their lengths in tokens, that a table's row says of a text that methods read, to those
     that stand for them here; a number without an entry stands as it is."""
