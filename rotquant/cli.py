@@ -91,7 +91,8 @@ def _run(arguments: list[str]) -> int:
         where = "" if error.filename is None else f"{error.filename}: "
         return _stop(f"{where}{error.strerror or error}.")
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for its name
+        # torch's, which is not imported for its name; the driver's where another process has taken the memory
+        if type(error).__name__ != "OutOfMemoryError" and "CUDA error: out of memory" not in str(error):
             raise
         return _stop("the GPU's memory does not suffice: use a smaller batch, shorter texts, another device or GPU.")
 

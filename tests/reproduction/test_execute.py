@@ -307,6 +307,17 @@ def test_what_finds_too_little_memory_beside_others_is_computed_after_them_alone
     assert len([*tmp_path.glob("results/runs/*.json")]) == 3
 
 
+def test_a_failure_whose_message_ends_with_an_empty_line_is_one(tmp_path: Path) -> None:
+    """As errors of CUDA do, which torch passes on."""
+    project = one_column(tmp_path)
+    stage = "workflow/reproduction/run/stages/weights.py"
+    lost = '    raise RuntimeError("CUDA error: unspecified launch failure\\nno more is known.\\n\\n")\n'
+    project.edit(stage, '    while Path("slow")', lost + '    while Path("slow")')
+    status, output = project.run("rotquant", "runs", "execute", "--jobs", "2")
+    assert (status, "weights.json is needed" in output) == (2, False), output
+    assert re.search(r"failed: weights .*: no more is known\.", output)
+
+
 def test_weights_stay_for_runs_that_failed(tmp_path: Path) -> None:
     """They may have cost hours, and the next call measures on them."""
     project = Copy(tmp_path)

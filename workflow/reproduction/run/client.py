@@ -100,7 +100,7 @@ def end() -> None:
 def _show(log: str, words: list[str], status: int | None) -> None:
     """Print warnings, or the last line of a failure. status: None where the warm process was ended."""
     with open(log, encoding="utf-8", errors="replace") as said:
-        lines = said.read().splitlines()
+        lines = [line for line in said.read().splitlines() if line.strip()]
     if status != 0 and not os.statvfs(log).f_bavail:
         lines = [f"rotquant: No space left on device for {log}."]
     elif status is None and not lines:

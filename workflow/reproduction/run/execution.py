@@ -183,7 +183,8 @@ def _compute(options: Sequence[str], key: str) -> str:
     if status == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return ending(128 - status) if status > 128 or not lines else lines[-1].removeprefix("rotquant: ")
+    said = [line for line in lines if line.strip()]  # messages of CUDA end with an empty line
+    return ending(128 - status) if status > 128 or not said else said[-1].removeprefix("rotquant: ")
 
 
 def _label(plan: Plan, key: str) -> str:
