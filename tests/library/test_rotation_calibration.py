@@ -391,3 +391,25 @@ def test_heads_that_share_a_value_head_add_to_its_gradient() -> None:
         (part,) = learned._batch(0)
         learned._loss(part).backward()
     torch.testing.assert_close(four._parameter.grad, 4 * one._parameter.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings", [{}, PROCRUSTES, {"massive": 10.0, **PROCRUSTES}], ids=["whip", "rounding", "massive"]
+)
+def test_where_vectors_lie_changes_no_bit_on_a_gpu(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, of, lay = tiny_model(), recipe(steps=5, value_steps=3, **settings), []
+    near = calibration._near
+
+    def seen(*arguments: Any) -> Any:
+        found = [*near(*arguments)]
+        lay.append({x.device.type for one in found for x in one.values()})
+        return found
+
+    monkeypatch.setattr(calibration, "_near", seen)
+    there = learn(model, of, device="cuda").rotations.tensors()
+    monkeypatch.setattr(calibration, "_ON_GPU", 0.0)
+    host = learn(model, of, device="cuda").rotations.tensors()
+    assert lay == [{"cuda"}, {"cpu"}]
+    for name, matrix in there.items():
+        assert torch.equal(matrix, host[name])

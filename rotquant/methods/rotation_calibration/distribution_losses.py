@@ -5,7 +5,7 @@ one is from that. So a step costs products with one matrix, where SpinQuant's ru
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ from rotquant.training.state import Checkpoint, Record
 UNIFORM = 1.8
 #: Elements of vectors that pass a loss at once.
 _AT_ONCE = 2**24
+#: Vectors up to this share of what is free on a GPU lie there: one core that gathers a step's takes most of the time.
+_ON_GPU = 0.5
 #: Largest share of a massive token's length that is lost by rounding it unrotated: 8.5 of sqrt(4096) (DFRot's code).
 _MASSIVE = 8.5 / 64
 
@@ -61,14 +63,17 @@ def rounding(y: Tensor, scheme: QuantizationScheme) -> Tensor:
     return (y - fake_quantize(y.detach(), scheme)).square().sum(dim=-1)
 
 
-def emphasized(x: Tensor, scheme: QuantizationScheme, factor: float) -> Tensor:
+def emphasized(x: Tensor, scheme: QuantizationScheme, factor: float, device: torch.device | None = None) -> Tensor:
     """Vectors x [n, features], of which those of massive tokens are `factor` times as long (DFRot).
 
     A quantizer of rows multiplies its codes' values likewise, and their squared error by the factor's square.
+
+    Args:
+        device: where they are rounded; default, where they lie.
     """
-    parts = x.split(max(1, _AT_ONCE // x.shape[-1]))
-    lost = torch.cat([rounding(part.float(), scheme) / part.float().square().sum(dim=-1) for part in parts])
-    return torch.where((lost < _MASSIVE**2)[:, None], factor * x, x)
+    parts = (part.to(device or x.device, torch.float32) for part in _parts(x))
+    lost = torch.cat([rounding(part, scheme) / part.square().sum(dim=-1) for part in parts])
+    return torch.where((lost < _MASSIVE**2).to(x.device)[:, None], factor * x, x)
 
 
 def learn_rotations(
@@ -110,6 +115,7 @@ def learn_rotations(
     with silenced(not progress):
         vectors = {} if samples is None else sampled_activations(model, recipe, drawn, samples, seed, place)
         weights = weight_vectors(model, recipe, drawn) if settings.weights else {}
+        vectors, weights = _near(place, vectors, weights)
         start = {name: matrix.to(place) for name, matrix in drawn.tensors().items()}
         inputs = [name for name in start if not _of_values(name)]
         if settings.start == "principal":
@@ -123,14 +129,16 @@ def learn_rotations(
         if settings.massive > 1:
             scheme = _quantizer(recipe, "residual")
             vectors |= {
-                name: emphasized(x, scheme, settings.massive) for name, x in vectors.items() if not _of_values(name)
+                name: emphasized(x, scheme, settings.massive, place)
+                for name, x in vectors.items()
+                if not _of_values(name)
             }
         sharing = architecture.num_heads // architecture.num_kv_heads
         learned = {
             name: _Learned(matrix, recipe, name, vectors.get(name), weights.get(name), seed, sharing)
             for name, matrix in start.items()
         }
-        identity = _identity(recipe, seed, samples, vectors, weights)
+        identity = _identity(recipe, seed, place, samples, vectors, weights)
         history = train(
             partial(_step, learned),
             settings.steps,
@@ -259,11 +267,7 @@ class _Learned:
         )  # the factorization with a positive diagonal, so that Q of an orthogonal is itself
 
     def _batch(self, step: int) -> list[tuple["_Pool", Tensor]]:
-        return [
-            (pool, part)
-            for pool in self._pools
-            for part in pool.draw(step, self.settings.vectors).split(max(1, _AT_ONCE // len(self._parameter)))
-        ]
+        return [(pool, part) for pool in self._pools for part in _parts(pool.draw(step, self.settings.vectors))]
 
     def _loss(self, part: tuple["_Pool", Tensor]) -> Tensor:
         pool, vectors = part
@@ -282,7 +286,7 @@ class _Learned:
 
 @dataclass
 class _Pool:
-    """Vectors [n, features] on the host that count in a rotation's loss, with a share, in some unit."""
+    """Vectors [n, features] that count in a rotation's loss, with a share, in some unit; anywhere."""
 
     vectors: Tensor
     loss: Callable[[Tensor], Tensor]
@@ -301,7 +305,8 @@ class _Pool:
         turn, place = divmod(step, len(self.vectors) // size)
         if self._order is None or self._order[0] != turn:
             generator = torch.Generator().manual_seed((self.seed + turn) % 2**63)
-            self._order = turn, torch.randperm(len(self.vectors), generator=generator)
+            order = torch.randperm(len(self.vectors), generator=generator)
+            self._order = turn, order.to(self.vectors.device)
         return self.vectors[self._order[1][place * size : (place + 1) * size]]
 
 
@@ -329,18 +334,30 @@ def _of_eigenvectors(like: Tensor, vectors: Tensor, largest: int, generator: tor
 def _eigenvectors(like: Tensor, vectors: Tensor) -> Tensor:
     """Eigenvectors of the vectors' second moments in columns, the largest eigenvalue's last, of a matrix's type."""
     moments = torch.zeros_like(like)
-    for rows in vectors.split(max(1, _AT_ONCE // vectors.shape[-1])):
+    for rows in _parts(vectors):
         part = rows.to(like)
         moments += part.T @ part
     return torch.linalg.eigh(moments).eigenvectors
 
 
-def _identity(recipe: Recipe, seed: int, samples: Tensor | None, *vectors: Vectors) -> str:
-    """A digest of what decides the result, the vectors among it."""
+def _parts(vectors: Tensor) -> tuple[Tensor, ...]:
+    """Vectors [n, features] in parts that pass a loss at once."""
+    return vectors.split(max(1, _AT_ONCE // vectors.shape[-1]))
+
+
+def _near(device: torch.device, *vectors: Vectors) -> Iterator[Vectors]:
+    """Vectors on a GPU where it has room for all of them, else where they are: no result depends on it."""
+    size = sum(x.numel() * x.element_size() for one in vectors for x in one.values())
+    fit = device.type == "cuda" and size <= _ON_GPU * torch.cuda.mem_get_info(device)[0]
+    return ({name: x.to(device) for name, x in one.items()} if fit else one for one in vectors)
+
+
+def _identity(recipe: Recipe, seed: int, device: torch.device, samples: Tensor | None, *vectors: Vectors) -> str:
+    """A digest of what decides the result, the vectors among it, which are summed on a device."""
     digest = hashlib.sha256()
     for tensors in ({} if samples is None else {"samples": samples}, *vectors):
         for name, tensor in sorted(tensors.items()):
             digest.update(name.encode())
-            parts = tensor.split(max(1, _AT_ONCE // tensor.shape[-1]))  # not a copy of all in float64
-            digest.update(torch.stack([part.double().sum(dim=0) for part in parts]).sum(dim=0).numpy().tobytes())
+            sums = [part.to(device).double().sum(dim=0) for part in _parts(tensor)]  # not a copy of all in float64
+            digest.update(torch.stack(sums).sum(dim=0).cpu().numpy().tobytes())
     return short_hash(canonical_json({"recipe": recipe.learned(), "seed": seed, "vectors": digest.hexdigest()}))
