@@ -1,4 +1,5 @@
-// Rounding errors of rows that share a dynamic scale each: what learning a rotation takes of every activation. Bound by memory: a row is read once, for its ends, and kept in registers until its scale is known;
+// Rounding errors of rows that share a dynamic scale each: what learning a rotation takes of every activation, and of
+// weights. Bound by memory: a row is read once, for its ends, and kept in registers until its scale is known;
 // the part of a long row that does not fit is read again, from L1 or L2. Scales and codes are those of
 // tensors/quantization.py in float32, each operation rounded as torch rounds it on a GPU: nothing may be contracted.
 // sm_80 and newer.
@@ -109,12 +110,13 @@ struct Columns {
 
 }  // namespace
 
-// out [rows, n]: x rounded to codes and back, in T, less x, rounded to T once more. Each row has its own scale. A row that holds what is no number, or is infinite, gives none where torch does. Zeros may have
-// another sign than torch's. n at least 1.
+// out [rows, n]: x rounded to codes and back, in T, less x, rounded to T once more. Each row has its own scale, and how
+// much of its range is kept is its own too where `clips` is there. A row that holds what is no number, or is infinite,
+// gives none where torch does. Zeros may have another sign than torch's. n at least 1.
 template <class T, int Team, bool Neighbours>
 __global__ void __launch_bounds__(kThreads)
-    rounding_errors(const T* x, float smallest, float largest, float inverse_steps, float clip, int zero_point,
-                    long long rows, int n, T* out) {
+    rounding_errors(const T* x, float smallest, float largest, float inverse_steps, const float* clips, float clip,
+                    int zero_point, long long rows, int n, T* out) {
     using At = Columns<T, Team, Neighbours>;
     const long long row = static_cast<long long>(blockIdx.x) * (kThreads / Team) + threadIdx.x / Team;
     const bool there = row < rows;  // shuffles need whole warps
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
     range.share<Team>();
     if (!there) return;
 
-    const Codes codes{smallest, largest, inverse_steps, clip, zero_point};
+    const Codes codes{smallest, largest, inverse_steps, clips != nullptr ? clips[row] : clip, zero_point};
     const Rounding rounding(range, codes);
     const auto write = [&](int begin, float (&piece)[kPiece]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Rounding errors by dynamic scales as one kernel, of activations that are rounded while a rotation is learned.
+"""Rounding errors by dynamic scales as one kernel, of what is rounded while a rotation is learned.
 
 Torch takes some 10 passes over the values in float32; the kernel reads and writes each once, in its own type. The
 arithmetic is `tensors.quantization`'s, whose functions the reference calls. No gradient passes through it.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rotquant.kernels.arguments import FLOAT, INT, LONG, POINTER, TYPES, CudaFile, Parameters
 from rotquant.kernels.launch.loading import TranslationUnit, kernel
-from rotquant.kernels.launch.operators import as_rows, check_tensor, launch, operator
+from rotquant.kernels.launch.operators import as_rows, check_same_device, check_tensor, launch, operator
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.quantization import choose_qparams, fake_quantize, grouped, ungrouped
 
@@ -26,6 +26,7 @@ _FILE = CudaFile(
             smallest=FLOAT,
             largest=FLOAT,
             inverse_steps=FLOAT,
+            clips=POINTER,
             clip=FLOAT,
             zero_point=INT,
             rows=LONG,
@@ -75,13 +76,20 @@ def _scheme(bits: int, symmetric: bool, full: bool, exact: bool, clip_ratio: flo
     )
 
 
-def _reference(x: Tensor, bits: int, symmetric: bool, full: bool, exact: bool, clip_ratio: float) -> Tensor:
+def _reference(
+    x: Tensor, bits: int, symmetric: bool, full: bool, exact: bool, clip_ratio: float, clips: Tensor | None
+) -> Tensor:
     scheme = _scheme(bits, symmetric, full, exact, clip_ratio)
-    return fake_quantize(x, scheme, choose_qparams(x, scheme)).sub_(x)
+    return fake_quantize(x, scheme, choose_qparams(x, scheme, clips)).sub_(x)
 
 
-def _cuda(x: Tensor, bits: int, symmetric: bool, full: bool, exact: bool, clip_ratio: float) -> Tensor:
+def _cuda(
+    x: Tensor, bits: int, symmetric: bool, full: bool, exact: bool, clip_ratio: float, clips: Tensor | None
+) -> Tensor:
     check_tensor(x, "values", dtypes=tuple(TYPES), shape=(None, None))
+    if clips is not None:
+        check_tensor(clips, "clip ratios", dtypes=(torch.float32,), shape=(len(x), 1))
+        check_same_device(x, clips=clips)
     out = torch.empty_like(x)
     if not x.numel():
         return out
@@ -90,23 +98,30 @@ def _cuda(x: Tensor, bits: int, symmetric: bool, full: bool, exact: bool, clip_r
     team = next((team for team in _TEAMS if team * _PIECE * _HELD >= n), _THREADS) if neighbours else _WARP
     chosen = kernel(_unit(x.dtype), _instance(x.dtype, team, neighbours), x.device)
     # One over the steps: what torch multiplies by on a GPU where a tensor is divided by a number.
-    codes = (*scheme.code_range, 1 / scheme.steps, clip_ratio, 0 if symmetric else 2 if exact else 1)
+    codes = (*scheme.code_range, 1 / scheme.steps, clips, clip_ratio, 0 if symmetric else 2 if exact else 1)
     launch(chosen, (-(-rows * team // _THREADS),), (_THREADS,), x, *codes, rows, n, out, device=x.device)
     return out
 
 
 #: x [rows, n], each row rounded to integer codes by a scale of its own and back, less x, in x's type. full: `scale` of
-#: a symmetric scheme is `full`; exact: `zero_point` of another is `exact`. Rows that hold what is no number, or is
-#: infinite, are as in torch.
+#: a symmetric scheme is `full`; exact: `zero_point` of another is `exact`. clips: float32 [rows, 1] in place of
+#: `clip_ratio`, or None. Rows that hold what is no number, or is infinite, are as in torch.
 rounding_errors = operator("rounding_errors", reference=_reference, cuda=_cuda, fake=lambda x, *_: torch.empty_like(x))
 
 
-def errors_of(x: Tensor, scheme: QuantizationScheme) -> Tensor:
+def errors_of(x: Tensor, scheme: QuantizationScheme, clips: Tensor | None = None) -> Tensor:
     """`fake_quantize(x, scheme) - x` of x [..., features] that has no `problem`, of its shape and type; no gradient.
 
     Equal bit for bit to what torch computes on the same device, but for the signs of zeros on a GPU.
+
+    Args:
+        clips: clip ratios in place of the scheme's, of the scales' shape; taken as float32.
+
+    Raises:
+        KernelError: they have another shape, or lie on another device.
     """
     view = grouped(x, scheme)
     kind = (scheme.symmetric, scheme.scale == "full", scheme.zero_point == "exact")
-    errors = rounding_errors(as_rows(view), scheme.bits, *kind, scheme.clip_ratio)
+    ratios = None if clips is None else as_rows(clips.float())
+    errors = rounding_errors(as_rows(view), scheme.bits, *kind, scheme.clip_ratio, ratios)
     return ungrouped(errors.view(view.shape), x.shape)

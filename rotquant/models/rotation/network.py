@@ -38,7 +38,6 @@ from rotquant.recipes.transforms import Location, Transform, at
 from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.onednn import linear
 from rotquant.tensors.quantization import (
-    QParams,
     choose_qparams,
     decibel,
     euclidean_norm,
@@ -183,24 +182,29 @@ class LearningNetwork:
         if scheme is None or not self.quantizing:
             return x
         signal = basis.apply(x.detach())  # what x's own range does to the error is of higher order
-        qparams = choose_qparams(signal, scheme) if signal.requires_grad else None
+        error = _rounding_errors(signal, scheme)
         with torch.no_grad():
-            error = _rounding_errors(signal, scheme, qparams)
             self.errors.add(place, signal, error)
-        return x + basis.undo(error if qparams is None else _of_scale(error, qparams.scale, scheme))
+        return x + basis.undo(error)
 
 
-def _rounding_errors(signal: Tensor, scheme: QuantizationScheme, qparams: QParams | None) -> Tensor:
-    """The errors of rounding by some scales; by `signal`'s own one kernel finds them on a GPU, where it has one."""
-    if qparams is None and signal.is_cuda and not rounding_errors.problem(signal, scheme):
-        return rounding_errors.errors_of(signal, scheme)
-    return fake_quantize(signal, scheme, qparams).sub_(signal)
+def _rounding_errors(signal: Tensor, scheme: QuantizationScheme, clip: Tensor | None = None) -> Tensor:
+    """The errors of rounding, as a function of the scales that they are in proportion to; clip: in place of the
+    scheme's.
+
+    Where `signal` has no gradient one kernel finds them on a GPU.
+    """
+    with torch.no_grad():
+        if not signal.requires_grad and signal.is_cuda and not rounding_errors.problem(signal, scheme):
+            return rounding_errors.errors_of(signal, scheme, clip)
+    qparams = choose_qparams(signal, scheme, clip)
+    with torch.no_grad():
+        error = fake_quantize(signal, scheme, qparams).sub_(signal)
+    return _of_scale(error, qparams.scale, scheme) if signal.requires_grad else error
 
 
 def _of_scale(error: Tensor, scale: Tensor, scheme: QuantizationScheme) -> Tensor:
     """`error` as a function of the scales that it is in proportion to."""
-    if not scale.requires_grad:
-        return error
     share = grouped(error, scheme) / scale.detach()
     return ungrouped(share * scale, error.shape).to(error.dtype)
 
@@ -325,11 +329,7 @@ class _Layer:
         weight = module.weight if gain is None else module.weight * gain
         if self.network.quantizing:
             signal = columns.apply(rows.apply(weight.T).T)
-            scheme = cast(QuantizationScheme, self.weights)
-            qparams = choose_qparams(signal, scheme, self._clip(name, signal))
-            with torch.no_grad():
-                error = fake_quantize(signal, scheme, qparams).sub_(signal)
-            error = _of_scale(error, qparams.scale, scheme)
+            error = _rounding_errors(signal, cast(QuantizationScheme, self.weights), self._clip(name, signal))
             weight = weight + rows.undo(columns.undo(error).T).T
         return linear(x, weight, module.bias)
 

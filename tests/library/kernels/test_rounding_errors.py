@@ -19,8 +19,9 @@ from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.rotation.matrices import initial_rotations
 from rotquant.models.rotation.network import quantized_network
 from rotquant.recipes.recipe import Recipe
-from rotquant.recipes.schemes import QuantizationScheme, RotationScheme
-from rotquant.tensors.quantization import fake_quantize
+from rotquant.recipes.schemes import QuantizationScheme, RotationScheme, WeightQuantization
+from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.weights.clipping import clips_of
 from tests.helpers.models import tiny_model, tiny_tokens
 from tests.library.kernels.emulated import emulate, needs_compiler
 
@@ -74,9 +75,10 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def assert_as_in_torch(x: Tensor, scheme: QuantizationScheme) -> None:
+def assert_as_in_torch(x: Tensor, scheme: QuantizationScheme, clips: Tensor | None = None) -> None:
     arguments = (scheme.bits, scheme.symmetric, scheme.scale == "full", scheme.zero_point == "exact", scheme.clip_ratio)
-    assert_same(rows_kernel.rounding_errors(x, *arguments), fake_quantize(x, scheme).sub_(x))
+    expected = fake_quantize(x, scheme, choose_qparams(x, scheme, clips)).sub_(x)
+    assert_same(rows_kernel.rounding_errors(x, *arguments, clips), expected)
 
 
 @dataclass
@@ -117,8 +119,9 @@ def test_on_a_cpu_errors_are_those_of_torch(grain: dict[str, Any], rule: dict[st
 
 @pytest.mark.unflipped  # torch.library.opcheck has dispatch modes of its own
 def test_the_operator_has_a_shape_rule() -> None:
-    given = (torch.randn(3, 16), 4, False, False, True, 0.9)
-    torch.library.opcheck(torch.ops.rotquant.rounding_errors.default, given)
+    for clips in (None, torch.rand(3, 1)):
+        given = (torch.randn(3, 16), 4, False, False, True, 0.9, clips)
+        torch.library.opcheck(torch.ops.rotquant.rounding_errors.default, given)
 
 
 @pytest.mark.usefixtures("on_any_device")
@@ -144,8 +147,10 @@ def test_the_kernel_is_torch_bit_for_bit(
     shape: tuple[int, int], device: str, dtype: torch.dtype, rule: dict[str, Any], clip_ratio: float
 ) -> None:
     x = values(*shape, dtype=dtype, device=device)
+    clips = torch.rand(len(x), 1, generator=torch.Generator().manual_seed(1)).to(device)
     for bits in (2, 4, 8) if device == "cpu" else range(2, 9):
         assert_as_in_torch(x, scheme_of(bits, rule, clip_ratio))
+        assert_as_in_torch(x, scheme_of(bits, rule, clip_ratio), clips)
 
 
 @pytest.mark.usefixtures("on_any_device")
@@ -168,9 +173,11 @@ def test_groups_heads_and_parts_of_tensors_are_taken(rule: dict[str, Any], bits:
     schemes = [scheme_of(bits, rule, granularity="group", group_size=size) for size in (16, 32, 6)]
     for scheme in (scheme_of(bits, rule), scheme_of(bits, rule, granularity="head"), *schemes):
         for x in (whole, whole.transpose(1, 2), whole[1:, :, 1:], whole[:0], whole.flatten()[96:480].view(4, 96)):
-            found = errors_of(x, scheme)
-            assert found.shape == x.shape
-            assert_same(found, fake_quantize(x, scheme).sub_(x))
+            own = torch.rand_like(choose_qparams(x, scheme).scale)  # one for each scale, as a search gives them
+            for clips in (None, own):
+                found = errors_of(x, scheme, clips)
+                assert found.shape == x.shape
+                assert_same(found, fake_quantize(x, scheme, choose_qparams(x, scheme, clips)).sub_(x))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +200,17 @@ def test_what_the_kernel_does_not_take_is_said(dtype: torch.dtype, scheme: Quant
 @pytest.mark.gpu
 def test_a_tensor_that_the_kernel_cannot_read_is_refused() -> None:
     with pytest.raises(KernelError, match="float64"):
-        rows_kernel.rounding_errors(torch.randn(4, 16, device="cuda").double(), 4, True, False, False, 1.0)
+        rows_kernel.rounding_errors(torch.randn(4, 16, device="cuda").double(), 4, True, False, False, 1.0, None)
+    with pytest.raises(KernelError, match=r"clip ratios has shape \(3, 1\)"):
+        errors_of(torch.randn(4, 16, device="cuda"), scheme_of(4, RULES[0]), torch.rand(3, 1, device="cuda"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize(("gradient", "places"), [("errors", 6), ("scales", 4), ("both", 4)])
 def test_learning_is_the_same_by_the_kernel(
-    gradient: Any, places: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    gradient: Any, places: int, weights: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is launched at those places of a layer whose scales R1 gets no gradient from, and the loss does not move.
 
@@ -214,18 +224,21 @@ def test_learning_is_the_same_by_the_kernel(
     assert drawn.residual is not None
     residual = drawn.residual.to("cuda").requires_grad_()
     launched: list[Tensor] = []
+    rounded = WeightQuantization(scheme=scheme_of(4, RULES[0], granularity="channel"), clip_search=True)
+    of_weights = {"weights": rounded.scheme, "clips": clips_of(rounded)} if weights else {}
 
     def learn(problem: Any) -> tuple[Tensor, Tensor]:
         monkeypatch.setattr(rows_kernel, "problem", problem)
-        with quantized_network(model, of, replace(drawn, residual=residual), gradient=gradient):
+        with quantized_network(model, of, replace(drawn, residual=residual), gradient=gradient, **of_weights):
             loss = cross_entropy(model(tokens).logits.flatten(0, 1).float(), tokens.flatten())
             return loss.detach(), torch.autograd.grad(loss, residual)[0]
 
     run, known = rows_kernel.errors_of, rows_kernel.problem
-    monkeypatch.setattr(rows_kernel, "errors_of", lambda x, of: launched.append(x) or run(x, of))
+    monkeypatch.setattr(rows_kernel, "errors_of", lambda x, *of: launched.append(x) or run(x, *of))
     loss, slope = learn(lambda *_: "not asked for")
     assert not launched
     found, its_slope = learn(known)
-    assert len(launched) == places * len(decoder_layers(model))
+    linears = sum(len(site.linears) for site in architecture_of(model).sites) if weights and gradient == "errors" else 0
+    assert len(launched) == (places + linears) * len(decoder_layers(model))
     assert torch.equal(found, loss)
     torch.testing.assert_close(its_slope, slope, rtol=0, atol=0.01 * slope.abs().max().item())
