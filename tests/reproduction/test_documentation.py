@@ -49,7 +49,8 @@ def test_every_method_has_a_page_with_its_settings_and_reports(pages: dict[str, 
         assert all((REPOSITORY / "docs/gallery" / report).is_file() for report in reports), name
     assert "[quarot_table1](../gallery/quarot_table1.md)" in pages["methods/gptq.md"]
     assert "[quarot_table1](../gallery/quarot_table1.md)" not in pages["methods/spinquant.md"]
-    assert "[spinquant_table1](../gallery/shipped/spinquant_table1.md)" in pages["methods/spinquant.md"]
+    assert "[spinquant_table1](../gallery/spinquant_table1.md)" in pages["methods/spinquant.md"]
+    assert "[spinquant_table2](../gallery/shipped/spinquant_table2.md)" in pages["methods/spinquant.md"]
 
 
 def test_a_method_page_names_equations_and_what_paper_and_code_disagree_about(pages: dict[str, str]) -> None:
