@@ -165,8 +165,13 @@ def test_odd_rows_are_as_in_torch(n: int, dtype: torch.dtype, rule: dict[str, An
 
 
 @pytest.mark.usefixtures("on_any_device")
-@pytest.mark.parametrize("device", [emulated, on_gpu])
-@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize(
+    ("bits", "device"),
+    [
+        pytest.param(4, "cpu", marks=needs_compiler),  # others are the same lanes
+        *(pytest.param(bits, "cuda", marks=pytest.mark.gpu) for bits in range(2, 9)),
+    ],
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_groups_heads_and_parts_of_tensors_are_taken(rule: dict[str, Any], bits: int, device: str) -> None:
     whole = values(3, 4, 5, 96, dtype=torch.bfloat16, device=device)
