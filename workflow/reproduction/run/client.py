@@ -97,10 +97,15 @@ def end() -> None:
             continue
 
 
+def said_in(log: str) -> list[str]:
+    """The lines of a log but empty ones, with which messages of CUDA end."""
+    with open(log, encoding="utf-8", errors="replace") as said:
+        return [line for line in said.read().splitlines() if line.strip()]
+
+
 def _show(log: str, words: list[str], status: int | None) -> None:
     """Print warnings, or the last line of a failure. status: None where the warm process was ended."""
-    with open(log, encoding="utf-8", errors="replace") as said:
-        lines = [line for line in said.read().splitlines() if line.strip()]
+    lines = said_in(log)
     if status != 0 and not os.statvfs(log).f_bavail:
         lines = [f"rotquant: No space left on device for {log}."]
     elif status is None and not lines:

@@ -178,12 +178,11 @@ def _ended_with(running: Mapping[Future[str], str]) -> Iterator[None]:
 
 def _compute(options: Sequence[str], key: str) -> str:
     """Compute a result in a process that is forked for it; why it failed, or nothing."""
-    log = Path("logs/cells") / f"{key}.log"
-    status = client.run("cells", str(log), ["runs", "make", key, *options], shown=False)
+    log = f"logs/cells/{key}.log"
+    status = client.run("cells", log, ["runs", "make", key, *options], shown=False)
     if status == 0:
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line for line in lines if line.strip()]  # messages of CUDA end with an empty line
+    said = client.said_in(log)
     return ending(128 - status) if status > 128 or not said else said[-1].removeprefix("rotquant: ")
 
 
