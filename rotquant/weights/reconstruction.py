@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.models.architectures import Architecture, linear_of
 from rotquant.models.equivalent import (
     divide_norm,
@@ -27,7 +28,7 @@ from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
-from rotquant.tensors.quantization import QParams, choose_qparams, fake_quantize, grouped, quantize, ungrouped
+from rotquant.tensors.quantization import QParams, choose_qparams, grouped, quantize, ungrouped
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.replay import Replay
@@ -148,7 +149,7 @@ def quantized_parameters(
     for name, (upper, lower) in learned.clipping.items():
         weight = result[f"{name}.weight"]
         qparams = clipped_qparams(weight, scheme, upper, lower)
-        result[f"{name}.weight"] = fake_quantize(weight, scheme, qparams)
+        result[f"{name}.weight"] = fake_quantize(weight, scheme, qparams, weight.dtype)
     return result
 
 
@@ -219,6 +220,7 @@ def train(
             {"params": logits, "lr": clipping_lr},
         ],
         weight_decay=0.0,
+        fused=like.is_cuda,
     )
     optimizer.register_step_post_hook(lambda *_: learned.clamp())
     batches = shuffled_batches(len(inputs), settings.batch_size, steps, seed)

@@ -6,7 +6,7 @@ import torch
 from rotquant.foundation.errors import RecipeError
 from rotquant.methods.flatquant import FlatQuant, factor_sizes, flatquant
 from rotquant.methods.flatquant import block_training as flat
-from rotquant.methods.flatquant.block_training import LearnedMatrix
+from rotquant.methods.flatquant.block_training import LearnedMatrix, with_duals
 from rotquant.models.architectures import architecture_of, decoder_layers
 from rotquant.models.simulation.runtime import RuntimeQuantization, wrap
 from rotquant.recipes.recipe import Recipe, override
@@ -33,15 +33,23 @@ def test_the_two_factors_are_the_divisors_next_to_the_root(features: int, sizes:
     assert factor_sizes(features) == sizes
 
 
-def test_a_matrix_starts_orthogonal_and_has_the_learned_singular_values() -> None:
-    matrix = LearnedMatrix(6, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(matrix() @ matrix().mT, torch.eye(6), rtol=0, atol=1e-5)
+def test_matrices_start_orthogonal_and_have_the_learned_singular_values_and_duals() -> None:
+    """Of sizes that alternate, each alone and all at once; in float64, whose rounding is far below a step."""
+    generator = torch.Generator().manual_seed(0)
+    learned = [LearnedMatrix(size, generator).double() for size in (6, 4, 6, 1)]
+    for one, (matrix, _) in zip(learned, with_duals(learned), strict=True):
+        torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(one.values)).double(), rtol=0, atol=1e-6)
     with torch.no_grad():
-        matrix.left.normal_()
-        matrix.right.normal_()
-        matrix.values.copy_(torch.arange(1.0, 7.0))
-    found = torch.linalg.svdvals(matrix())
-    torch.testing.assert_close(found, torch.arange(6.0, 0.0, -1.0), rtol=1e-4, atol=1e-4)
+        for one in learned:
+            one.left.normal_(generator=generator)
+            one.right.normal_(generator=generator)
+            one.values.copy_(torch.arange(1.0, 1.0 + len(one.values)))
+    for one, (matrix, dual) in zip(learned, with_duals(learned), strict=True):
+        found = torch.linalg.svdvals(matrix)
+        torch.testing.assert_close(found, one.values.flip(0), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(matrix @ dual.mT, torch.eye(len(one.values)).double(), rtol=0, atol=1e-10)
+        ((alone, _),) = with_duals([one])
+        torch.testing.assert_close(alone, matrix, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

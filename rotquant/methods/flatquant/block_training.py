@@ -8,12 +8,13 @@ unless the recipe searches ratios of its own then.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from rotquant.kernels.rows.straight_through import fake_quantize
 from rotquant.methods.flatquant import FlatQuant, factor_sizes
 from rotquant.models.architectures import Architecture, Site, linear_of
 from rotquant.models.equivalent import smoothing_scale, weight_maxima
@@ -25,7 +26,7 @@ from rotquant.models.transforms import Chain
 from rotquant.recipes.recipe import Recipe
 from rotquant.recipes.schemes import QuantizationScheme
 from rotquant.tensors.hadamard import random_orthogonal_matrix
-from rotquant.tensors.quantization import choose_qparams, fake_quantize
+from rotquant.tensors.quantization import choose_qparams
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.replay import Replay
@@ -57,15 +58,29 @@ class LearnedMatrix(nn.Module):
         )
         self.values = nn.Parameter(torch.ones(size))
 
-    def forward(self) -> Tensor:
-        """P."""
-        return (_orthogonal(self.left) * self.values) @ _orthogonal(self.right).mT
+
+def with_duals(learned: Sequence[LearnedMatrix]) -> list[tuple[Tensor, Tensor]]:
+    """Each P [n, n] and P^-T, by which weights are multiplied where inputs are by P.
+
+    Those of one size are computed at once: a GPU takes nearly as long for one small system as for many.
+    """
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for size in {len(one.values) for one in learned}:
+        places = [place for place, one in enumerate(learned) if len(one.values) == size]
+        free = torch.stack([side for place in places for side in (learned[place].left, learned[place].right)])
+        u, v = _orthogonal(free).unflatten(0, (-1, 2)).unbind(1)
+        values = torch.stack([learned[place].values for place in places])[:, None]
+        matrices = (u * values) @ v.mT
+        # Whether there is an inverse is not asked: that waits for the GPU, and the loss shows it.
+        duals = torch.linalg.inv_ex(matrices.double()).inverse.mT.to(matrices.dtype)
+        found |= zip(places, zip(matrices, duals, strict=True), strict=True)
+    return [found[place] for place in range(len(learned))]
 
 
 def _orthogonal(free: Tensor) -> Tensor:
-    """(I - S/2)^-1 (I + S/2) with the skew-symmetric S of a free matrix's lower triangle."""
+    """(I - S/2)^-1 (I + S/2) with the skew-symmetric S of the lower triangle of each free matrix [..., n, n]."""
     skew = free.tril(-1)
-    skew, one = (skew - skew.mT) / 2, torch.eye(len(free), dtype=free.dtype, device=free.device)
+    skew, one = (skew - skew.mT) / 2, torch.eye(free.shape[-1], dtype=free.dtype, device=free.device)
     # Not `solve`, which waits for the GPU to see whether there is a solution: 1 - S/2 of a skew S always has one.
     return torch.linalg.solve_ex(one - skew, one + skew).result
 
@@ -82,35 +97,29 @@ class LearnedSite(nn.Module):
     ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.transforms, self.scheme, self.name = settings.transforms_at(site.name), scheme, site.name
+        self.transforms = settings.transforms_at(site.name)
+        # Channels are rows of any tensor, as tokens are, and what the kernels know.
+        self.scheme = scheme and scheme.model_copy(update={"granularity": "channel"})
         self.factor = nn.Parameter(1 / scale)
         self.left, self.right = (LearnedMatrix(size, generator) for size in factor_sizes(site.features))
         self.clip = nn.Parameter(scale.new_full((), INITIAL_CLIPPING))
         self.to(scale.device)
-        self._chain = Chain(())
+        self._chain = self._dual = Chain(())
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of its transforms."""
-        return {
-            f"{self.name}.scale": 1 / self.factor,
-            f"{self.name}.left": self.left(),
-            f"{self.name}.right": self.right(),
-        }
-
-    def renew(self) -> None:
-        """Compute the matrices of what is learned now: before a pass, of weights and inputs."""
-        self._chain = Chain(self.transforms, self.tensors())
+    def renew(self, tensors: Mapping[str, Tensor], duals: Mapping[str, Tensor]) -> None:
+        """Take what `FlatBlock.tensors` gives: before a pass, of weights and inputs."""
+        self._chain, self._dual = Chain(self.transforms, tensors), Chain(self.transforms, duals)
 
     def forward(self, x: Tensor) -> Tensor:
         """The transformed and quantized input."""
         y = self._chain(x)
         if self.scheme is None:
             return y
-        return fake_quantize(y, self.scheme, choose_qparams(y, self.scheme, torch.sigmoid(self.clip)))
+        return fake_quantize(y, self.scheme, choose_qparams(y, self.scheme, torch.sigmoid(self.clip)), y.dtype)
 
     def of_weight(self, weight: Tensor) -> Tensor:
         """A weight [out, in] that reads the transformed input."""
-        return self._chain.of_weight(weight)
+        return self._dual(weight)
 
 
 @dataclass(frozen=True)
@@ -138,18 +147,28 @@ class FlatBlock:
             return cls(sites)
         return cls(sites, initial_clipping(parameters, block.architecture.linears, recipe.rounded.scheme))
 
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of all transforms by the names that they are stored as, and those of what weights take."""
+        computed = iter(with_duals([one for site in self.sites.values() for one in (site.left, site.right)]))
+        found, duals = {}, {}
+        for name, site in self.sites.items():
+            found[f"{name}.scale"], duals[f"{name}.scale"] = 1 / site.factor, site.factor
+            for side in ("left", "right"):
+                found[f"{name}.{side}"], duals[f"{name}.{side}"] = next(computed)
+        return found, duals
+
     def weights(
         self, parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme | None
     ) -> dict[str, Tensor]:
         """The block's parameters with transformed and rounded weights, differentiable in what is learned."""
-        result = dict(parameters)
+        result, tensors = dict(parameters), self.tensors()
         for site in architecture.sites:
-            self.sites[site.name].renew()
+            self.sites[site.name].renew(*tensors)
             for name in site.linears:
                 weight = self.sites[site.name].of_weight(parameters[f"{name}.weight"])
                 if scheme is not None:
                     weight = clipped(weight, scheme, *self.clipping[name])
-                    weight = fake_quantize(weight, scheme, choose_qparams(weight, scheme))
+                    weight = fake_quantize(weight, scheme, choose_qparams(weight, scheme), weight.dtype)
                 result[f"{name}.weight"] = weight
         return result
 
@@ -183,6 +202,7 @@ def train_block(
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "lr": settings.transformation_lr}, {"params": clips, "lr": settings.clipping_lr}],
         weight_decay=_DECAY,
+        fused=like.is_cuda,
     )
 
     @torch.no_grad()
@@ -238,9 +258,10 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
             train_block(
                 block, parameters, learned, stream.hidden, targets, recipe, context.seed + index, f"block {index}"
             )
+        every = {name: tensor.detach().cpu() for name, tensor in learned.tensors()[0].items()}
         for site in architecture.sites:
             one = learned.sites[site.name]
-            tensors = {name: tensor.detach().cpu() for name, tensor in one.tensors().items()}
+            tensors = {name: every[name] for transform in one.transforms for name in transform.tensors}
             fuse_inverse(layer, site, Chain(one.transforms, tensors))
             for name in site.linears if cut else ():
                 weight = linear_of(layer, name).weight.data
