@@ -110,7 +110,7 @@ def test_without_a_record_the_page_shows_the_papers_numbers_alone_and_says_so(pr
     assert "**Not measured yet:**" in text
     assert "*2.82*" in text
     assert "not measured: 6 cells" in text
-    assert "not tested here (not checkable): no number for INT4 over FP16" in text
+    assert "not checkable: no number for INT4 over FP16" in text
 
 
 def test_the_page_names_gpu_date_commit_and_whether_it_was_recorded_elsewhere(project: Project) -> None:

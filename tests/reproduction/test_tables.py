@@ -296,6 +296,16 @@ def test_a_column_without_a_slot_and_a_text_that_is_not_defined_are_left_out_in_
         plan.table("quarot_table4")
 
 
+def test_what_a_text_is_where_its_name_does_not_say_it_is_a_note_and_in_no_key(tmp_path: Path) -> None:
+    project = Copy(tmp_path)
+    before = load_project(root=tmp_path)
+    project.set_config(changed(CONFIG, "corpora", "wikitext2", "about", to="Letters stand for it."))
+    after = load_project(root=tmp_path)
+    table = after.table("quarot_table1")
+    assert after.remarks(table) == (*before.remarks(table), "Text wikitext2: Letters stand for it.")
+    assert after.runs.keys() == before.runs.keys()
+
+
 def test_a_row_is_adapted_to_a_models_sizes_and_one_that_cannot_run_there_is_known_without_weights(
     tmp_path: Path,
 ) -> None:

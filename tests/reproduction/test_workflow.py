@@ -142,6 +142,7 @@ def test_of_a_checkpoint_that_is_not_here_what_is_computed_is_shown(tmp_path: Pa
     assert "±" in row()
     of_quarot[1].unlink()
     assert "±" not in row()
+    assert "- Fewer seeds than other rows: QuaRot: 0." in page.read_text()
     shutil.rmtree(tmp_path / "results/weights")
     shutil.rmtree(tmp_path / ".snakemake/metadata")  # which imported results have none of
     assert any(letter.isdigit() for letter in row().partition("*")[0])  # one seed is left, and needs no weights

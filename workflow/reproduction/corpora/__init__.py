@@ -45,6 +45,9 @@ class Corpus(CorpusSpec):
     """Digests of its texts by their names in a run, such as `train` or `train[:2000000]`, as pages show them. Where a
     text is not here, runs on it that `rotquant runs import` brought are shown."""
 
+    about: Annotated[str, Field(exclude=True)] = ""
+    """What the text is, as a sentence, where that is not what the name says: a note of pages whose runs read it."""
+
     @model_validator(mode="after")
     def _path_fits_source(self) -> "Corpus":
         placeless = self.source in (*INSTALLED, "mixed")

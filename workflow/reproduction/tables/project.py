@@ -92,17 +92,24 @@ class ImpossibleCellError(Exception):
     """A cell cannot be computed under this configuration, for this reason."""
 
 
+class NotComputedError(ImpossibleCellError):
+    """Nothing of a cell is computed, and its checkpoint is not here."""
+
+
 @dataclass(frozen=True)
 class Cells:
     """The cells of a table of runs.
 
     impossible: why there is none, by row and column. adapted: what a recipe became on its column's model, where that
-    has no such layers or sizes.
+    has no such layers or sizes. fewer: the seeds that are there, where only some are. unmeasured: names of metrics
+    without a number. The last two are of checkpoints that are only shown.
     """
 
     cells: tuple[Cell, ...] = ()
     impossible: Mapping[tuple[str, str], str] = field(default_factory=dict)
     adapted: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    fewer: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +220,8 @@ class Project:
             return Cells()
         cells: list[Cell] = []
         found: dict[bool, dict[tuple[str, str], str]] = {True: {}, False: {}}
+        fewer: dict[tuple[str, str], str] = {}
+        absent: dict[tuple[str, str, str], str] = {}
         added = {row.name for row in self.config.rows.get(name, ())}
         for metric, row, place in itertools.product(table.metrics, table.rows, self.asked(table)):
             column = table.column(place)
@@ -220,22 +229,42 @@ class Project:
                 continue
             try:
                 with _written_in(self.config.where("rows", name) if row.name in added else table.file):
-                    runs, sentence = self._runs(table, metric, row, column)
+                    asked, runs, sentence = self._runs(table, metric, row, column)
                 cells.append(Cell(table.id, row.name, place, runs, metric.get("called")))
+                if len(runs) < asked:
+                    fewer[row.name, place] = ", ".join(str(run.seed) for run in runs)
+            except NotComputedError as reason:
+                absent[name_of(metric), row.name, place] = str(reason)
+                continue
             except ImpossibleCellError as reason:
                 runs, sentence = (), str(reason)
             if sentence:
                 found[bool(runs)][row.name, place] = sentence
-        lacking = {place for _, place in found[False] if self._lists_results_alone(table, place)}
-        bare = lacking - {cell.column for cell in cells if not cell.runs[0].recipe.is_baseline}
-        return Cells(tuple(cell for cell in cells if cell.column not in bare), found[False], found[True])
+        there = {(cell.row, cell.column) for cell in cells}
+        found[False] |= {(row, place): why for (_, row, place), why in absent.items() if (row, place) not in there}
+        bare = {place for *_, place in absent} - {cell.column for cell in cells if not cell.runs[0].recipe.is_baseline}
+        cells = [cell for cell in cells if cell.column not in bare]
+        unmeasured = {name for name, *_ in absent} - {cell.called or cell.metric.kind for cell in cells}
+        return Cells(tuple(cells), found[False], found[True], fewer, tuple(sorted(unmeasured)))
 
     def remarks(self, table: RunTable) -> tuple[str, ...]:
-        """Sentences on cells of a table that are not possible here, and on rows that run otherwise than written."""
+        """Sentences on a table's cells that are not possible or not computed here, on rows that run otherwise than
+        written, and on texts that are not what their names say."""
         expanded, columns = self.expanded(table.id), self.asked(table)
+        read = {name for cell in expanded.cells for run in cell.runs for name, *_ in run.portions}
         return (
             *(f"Not possible here: {rows}: {why}" for rows, why in _by_sentence(expanded.impossible, columns)),
+            *(f"Not computed for any row: {name}." for name in expanded.unmeasured),
+            *(
+                f"Fewer seeds than other rows: {rows}: {seeds}."
+                for rows, seeds in _by_sentence(expanded.fewer, columns)
+            ),
             *(f"Adapted to the model: {rows}: {how}" for rows, how in _by_sentence(expanded.adapted, columns)),
+            *(
+                f"Text {name}: {self.config.corpora[name].about}"
+                for name in sorted(read)
+                if self.config.corpora[name].about
+            ),
         )
 
     def lacking(self, table: RunTable) -> tuple[str, ...]:
@@ -434,8 +463,10 @@ class Project:
         recipe = resolve(row.computed(where, column_name), slot, where, row.changes(column_name))
         return recipe if table.text_share == 1 else with_less_text(recipe, table.text_share, where)
 
-    def _runs(self, table: RunTable, metric: dict[str, Any], row: Row, column: Column) -> tuple[tuple[Run, ...], str]:
-        """The runs of a cell, and what its recipe became on the model, if anything.
+    def _runs(
+        self, table: RunTable, metric: dict[str, Any], row: Row, column: Column
+    ) -> tuple[int, tuple[Run, ...], str]:
+        """How many runs a cell has, those that are asked for, and what its recipe became on the model, if anything.
 
         Raises:
             ImpossibleCellError: there can be none.
@@ -472,11 +503,13 @@ class Project:
         for portion in runs[0].portions:
             if problem := self.unreadable(portion):
                 raise ImpossibleCellError(problem)
+        once = {run.key: run for run in runs}
+        every = len(once)
         if self._lists_results_alone(table, column.name):
-            runs = [run for run in runs if self.results.run(run.key).exists()]
-            if not runs:
-                raise ImpossibleCellError("it is not computed, and its checkpoint is not here.")
-        return tuple({run.key: run for run in runs}.values()), found.sentence
+            once = {key: run for key, run in once.items() if self.results.run(key).exists()}
+            if not once:
+                raise NotComputedError("not computed, and the checkpoint is not here.")
+        return every, tuple(once.values()), found.sentence
 
     @staticmethod
     def _repeated(run: Run, seeds: Collection[int]) -> list[Run]:
@@ -514,8 +547,12 @@ def _by_sentence(found: Mapping[tuple[str, str], str], columns: Collection[str])
     for (row, column), sentence in found.items():
         places.setdefault(sentence, {}).setdefault(row, []).append(column)
     for sentence, rows in places.items():
-        named = (row if len(where) == len(columns) else f"{row} ({', '.join(where)})" for row, where in rows.items())
-        yield ", ".join(named), sentence
+        every = [f'"{row}"' if "," in row else row for row in rows]
+        named = zip(every, rows.values(), strict=True)
+        yield (
+            ", ".join(row if len(where) == len(columns) else f"{row} ({', '.join(where)})" for row, where in named),
+            sentence,
+        )
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:
