@@ -33,7 +33,7 @@ def test_the_page_names_every_learned_rotation_once(project: Project) -> None:
     for key in project.rotations:
         assert text.count(f"[`{key}`](../results/rotations/{project.names[key]}/history.json)") == 1
     assert "Learned rotations: 4, from the first step to the last" in text
-    assert "| small | 0 | inputs, cache | 3 x 2 x 16 | 5.00 → 3.00 | - → - | - → - | 30 |" in text
+    assert "| Learned; 8 bits | small | 0 | inputs, cache | 3 x 2 x 16 | 5.00 → 3.00 | - | - | 30 |" in text
 
 
 def test_settings_and_provenance_speak_of_the_learning(project: Project) -> None:
