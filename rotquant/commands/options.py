@@ -20,7 +20,7 @@ from rotquant.models.gguf.header import is_gguf
 from rotquant.models.gguf.importing import checked
 from rotquant.recipes.corpus import BOS, SPLITS, WIKITEXT2
 from rotquant.recipes.corpus import Split as TextSplit
-from rotquant.recipes.presets import PRESETS, all_presets, preset
+from rotquant.recipes.presets import all_presets, preset
 from rotquant.recipes.recipe import Recipe, override_all, parse_recipe
 from rotquant.tensors.devices import check_device, check_dtype
 from rotquant.text import CorpusSpec, check_split, corpus_spec, split_of_file
@@ -143,8 +143,8 @@ Method = Annotated[
     str,
     typer.Option(
         autocompletion=method_names,
-        help=f"{', '.join(PRESETS)}: `rotquant methods` and `rotquant recipe` say what they are. Or a file, .yaml or "
-        ".json, with a recipe as `rotquant recipe METHOD --format yaml` prints it.",
+        help="A method of `rotquant methods`, which says what each is. Or a file, .yaml or .json, with a recipe as "
+        "`rotquant recipe METHOD --format yaml` prints it.",
     ),
     RECIPE,
 ]
