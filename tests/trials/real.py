@@ -240,12 +240,13 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 _OPENING = """# Real models
 
-Every preset by the commands of a user, on pretrained checkpoints. These are dequantized GGUF files, at 4 to 8 bits a
-weight, and no hub's originals: SmolLM2's weights lie on a 4-bit grid already. Calibration is text of C4, the perplexity
-is of WikiText-2's raw test text, in windows of so many tokens as a row says. Methods that train have a short training,
-so their rows try the way and not the method: 2-bit weights after some tens of steps are broken. Seconds are of the
-whole command beside others on one GPU, GiB what torch allocates there. In the last columns: yes, or - where the format
-cannot hold the result and a sentence says so. `python -m tests.trials.real` makes this page.
+Presets by the commands of a user, on pretrained checkpoints; a preset without a row was not tried. These are
+dequantized GGUF files, at 4 to 8 bits a weight, and no hub's originals: SmolLM2's weights lie on a 4-bit grid already.
+Calibration is text of C4, the perplexity is of WikiText-2's raw test text, in windows of so many tokens as a row says.
+Methods that train have a short training, so their rows try the way and not the method: 2-bit weights after some tens of
+steps are broken. Seconds are of the whole command beside others on one GPU, GiB what torch allocates there. In the last
+columns: yes, or - where the format cannot hold the result and a sentence says so. `python -m tests.trials.real` makes
+this page.
 """
 
 
