@@ -1,8 +1,9 @@
-"""Rankings: effects are paired, chances are corrected by Holm, groups are told apart where they differ."""
+"""Rankings: effects are paired, chances are corrected by Holm, methods share a letter where they are not told apart."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 
 from reproduction.claims.ranking import Ranked, holm, ranked, with_less_text
+from reproduction.claims.ranking_letters import compact_letters
 from reproduction.frame.lines import as_csv
 from reproduction.frame.values import Number, Values
 from reproduction.render.figures.draw import figure_path
+from reproduction.render.figures.rankings import clusters, draw_costs, numbers, write_numbers
+from reproduction.render.figures.style import styled
 from reproduction.render.pages.markdown import markdown
+from reproduction.render.pages.rankings import letters
 from reproduction.run.results import RunResult, write_result
 from reproduction.sources import load_project, source_of
 from reproduction.tables.project import Project
@@ -43,7 +48,7 @@ def test_pairs_tell_apart_what_unpaired_noise_hides() -> None:
     found = measured({"Best": (1.0, 2.0), "Second": (1.1, 2.1), "Third": (1.3, 2.3)})
     assert found.rows == ["Best", "Second", "Third"]
     assert found.best == ["Best"]
-    assert [found.standings[row, "A"].group for row in found.rows] == [1, 2, 3]
+    assert [found.standings[row, "A"].groups for row in found.rows] == [(0,), (1,), (2,)]
     effect = found.standings["Best", "A"].effect
     assert effect is not None
     assert effect.low < 100 * (1.0 - 1.1) / 1.1 < effect.high < 0
@@ -54,8 +59,8 @@ def test_pairs_tell_apart_what_unpaired_noise_hides() -> None:
 
 def test_what_is_not_told_apart_is_one_group_and_another_order_lowers_the_agreement() -> None:
     found = measured({"Best": (1.0, 1.0), "Second": (1.0, 1.0), "Far": (3.0, 3.0)}, own=0.05)
-    assert {found.standings[row, "A"].group for row in ("Best", "Second")} == {1}
-    assert found.standings["Far", "A"].group == 2
+    assert {found.standings[row, "A"].groups for row in ("Best", "Second")} == {(0,)}
+    assert found.standings["Far", "A"].groups == (1,)
     assert set(found.best) == {"Best", "Second"}
     turned = measured({"One": (1.0, 3.0), "Second": (2.0, 2.0), "Three": (3.0, 1.0)})
     assert turned.models == -1.0
@@ -69,6 +74,7 @@ def test_rows_without_a_number_are_left_out_and_one_seed_without_windows_has_no_
     found = ranked(Values(numbers, {}), {}, ["One", "Two", "Broken", "Absent"], ["A"], "Two")
     assert found.left == ["Broken", "Absent"]
     assert found.standings["One", "A"].adjusted is None
+    assert [found.standings[row, "A"].groups for row in found.rows] == [(0,), (1,)]  # without noise all that differs
     assert (found.seeds, found.models) == (None, None)
 
 
@@ -95,6 +101,92 @@ def test_less_text_changes_the_order_of_the_rows_that_both_have() -> None:
     assert found.rises == pytest.approx({"Second": 100.0, "Third": (100 / 13 + 100) / 2}, rel=1e-3)
     assert found.tau == 0.0  # turned on the first model alone
     assert with_less_text(whole, measured({"Third": (1.4, 4.8)}), 0.1).tau is None
+
+
+def maximal_sets(count: int, apart: set[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """All largest sets of rows of which no two are told apart, by trying every set."""
+    every = [set(one) for size in range(count + 1) for one in combinations(range(count), size)]
+    alike = [one for one in every if not any(pair in apart for pair in combinations(sorted(one), 2))]
+    return sorted(tuple(sorted(one)) for one in alike if not any(one < other for other in alike))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_two_rows_share_a_letter_exactly_if_they_are_not_told_apart(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count, share = int(random.integers(1, 9)), random.random()
+    apart = {pair for pair in combinations(range(count), 2) if random.random() < share}
+    found = compact_letters(count, sorted(apart, key=lambda _: random.random()))
+    for one, other in combinations(range(count), 2):
+        assert bool({*found[one]} & {*found[other]}) != ((one, other) in apart)
+    groups = [tuple(row for row in range(count) if number in found[row]) for number in range(1 + max(map(max, found)))]
+    assert groups == sorted(groups)  # letters are in the order of the rows
+    assert found == compact_letters(count, sorted(apart))  # whatever the order of the tests
+    assert found[0][0] == 0
+    known = maximal_sets(count, apart)
+    assert set(groups) <= set(known)
+    for left_out in groups:  # no letter could be left out
+        shown = [one for one in groups if one != left_out]
+        pairs = {pair for one in shown for pair in combinations(one, 2)}
+        lone = {row for one in shown for row in one}
+        assert not ({*combinations(left_out, 2)} <= pairs and {*left_out} <= lone)
+
+
+def test_letters_of_many_rows_of_which_only_near_ones_are_alike_are_one_for_each_run_of_rows() -> None:
+    count = 40
+    apart = [(one, other) for one, other in combinations(range(count), 2) if other - one > 2]
+    found = compact_letters(count, apart)
+    assert found[0] == (0,)
+    assert found[20] == (18, 19, 20)
+    assert letters((0, 25, 26, 51, 52)) == "azAZ(53)"
+
+
+def test_p_is_below_5_percent_exactly_for_those_that_share_no_letter_with_what_they_are_compared_with() -> None:
+    told = set()
+    for own in (0.05, 0.2, 0.6):
+        found = measured({"Best": (1.0, 1.0), "Second": (1.2, 1.2), "Third": (1.5, 1.5), "Far": (4.0, 4.0)}, own=own)
+        for (row, column), standing in found.standings.items():
+            if row != "Second":
+                shared = {*standing.groups} & {*found.standings["Second", column].groups}
+                assert standing.adjusted is not None
+                assert (standing.adjusted <= 0.05) == (not shared)
+                told.add(bool(shared))
+    assert told == {True, False}
+
+
+def test_points_that_nearly_touch_have_their_numbers_together() -> None:
+    chosen = np.random.default_rng(3)
+    for _ in range(30):
+        places = {number: tuple(chosen.random(2)) for number in range(1, 15)}
+        near = chosen.uniform(0, 0.3)
+        linked = {number: {number} for number in places}  # slow: join the sets of each near pair until nothing changes
+        for _ in places:
+            for one, other in combinations(places, 2):
+                if np.hypot(*np.subtract(places[one], places[other])) < near:
+                    both = linked[one] | linked[other]
+                    linked |= dict.fromkeys(both, both)
+        assert clusters(places, near) == sorted({tuple(sorted(one)): sorted(one) for one in linked.values()}.values())
+    assert [numbers(one) for one in ([4], [1, 2], [5, 6, 7])] == ["4", "1, 2", "5-7"]
+    assert numbers([1, 3, 4, 8, 9, 10]) == "1, 3, 4, 8-10"
+
+
+@pytest.mark.parametrize("most", [200.0, 1000.0])
+def test_numbers_of_points_and_of_ticks_do_not_meet(most: float) -> None:
+    """Eleven methods of one size, as in the classes of real pages: some far apart, some on top of each other."""
+    seconds = np.geomspace(5, most, 11)
+    divergences = [0.35, 0.52, 0.55, 0.64, 0.727, 0.735, 0.75, 0.756, 0.758, 4.8, 6.8]
+    for costs in ([4.05] * 9 + [4.5] * 2, [*seconds], [4.0470, 4.0589] * 5 + [4.0470]):
+        points = dict(enumerate(zip(costs, divergences, strict=True), start=1))
+        with styled() as plt:
+            figure = plt.figure(figsize=(1.9, 2.6), layout="constrained")
+            axis = figure.subplots()
+            draw_costs(axis, points, "seconds")
+            figure.draw_without_rendering()
+            write_numbers(axis, points)
+            ticks = [[text for text in one.get_ticklabels() if text.get_text()] for one in (axis.xaxis, axis.yaxis)]
+            for texts in (axis.texts, *ticks):
+                boxes = [text.get_window_extent() for text in texts]
+                assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+            assert len(axis.texts) > 3
 
 
 def test_holm_is_step_down() -> None:
@@ -157,14 +249,18 @@ def test_a_page_says_which_method_is_first_and_what_it_costs(tmp_path: Path, mon
     page = markdown(source.report(project, chosen, collected)).replace("\u00a0", " ")
     assert "| [W4A4KV4](quarot_table1.md) | First | First |" in page
     line = next(line for line in page.splitlines() if line.startswith("| Other |"))
-    assert "p < .001 | 2 |" in line
+    assert "p < .001 | b |" in line
+    assert "Llama-2-7B<br>here: small<br>KL, nats" in page
+    assert 'Methods of a class that share a letter in the column "group" are not told apart at 5 %' in page
     assert "| 4.25 | 3 | 1.50 |" in line
     frame = source.frame(collected)
     effects = frame[(frame["row"] == "Other") & (frame["quantity"] == "kl")]["ratio"]
     assert ((effects > 5) & (effects < 10)).all()
     assert as_csv(frame).count("First") == 7  # both slots are one checkpoint here
+    assert [*frame[frame["quantity"] == "group"]["text"]] == ["a", "b"]
     source.draw(project, chosen, collected, tmp_path / figure_path("quarot"))
-    assert "<svg" in (tmp_path / figure_path("quarot")).read_text()
+    drawn = (tmp_path / figure_path("quarot")).read_text()
+    assert "<!-- rank on Llama-2-7B (here: small) -->" in drawn
 
 
 def test_a_method_that_lacks_seeds_is_not_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,22 @@
 """Methods ranked by KL divergence on what they have in common: paired effects, Holm's correction, groups, stability.
 
-Sources: Holm 1979 (step-down adjustment of p values), Kendall 1938 (rank correlation); intervals are `estimates`'.
+Sources: Holm 1979 (step-down adjustment of p values), Kendall 1938 (rank correlation); intervals are `estimates`',
+groups `ranking_letters`'.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from scipy.stats import kendalltau, rankdata
 
 from reproduction.claims.effects import View
 from reproduction.claims.estimates import CONFIDENCE, Array, Estimate, Interval
+from reproduction.claims.ranking_letters import compact_letters
 from reproduction.frame.values import Values, collect
 from reproduction.identity.run import Run
 from reproduction.run.results import RunResult
@@ -24,6 +26,8 @@ from reproduction.tables.rankings import MethodClass
 from reproduction.tables.tables import RunTable
 from rotquant.weights.bits import bits_per_cached
 
+N = TypeVar("N", bound=Hashable)
+
 
 @dataclass(frozen=True)
 class RankedMethod:
@@ -31,9 +35,10 @@ class RankedMethod:
 
     kl: nats, a mean over seeds and windows, and its standard error over windows; seeds: that of each.
     effect: by how many percent its divergence is above that of the row it is compared with; None for that row.
-    adjusted: probability of such an effect without a difference, by Holm over all methods of the class; None without
-    noise. group: 1 for the best and all that cannot be told apart from it, then the same of the rest. rank: from 1.
-    odds: by how many nats the log-odds of tasks' right answers are above that row's; None where none were computed.
+    adjusted: probability of such a difference from that row between equal methods, by Holm over all pairs of methods of
+    the class; None without noise. groups: numbers from 0; two methods share one exactly if they cannot be told apart at
+    5 %, by the same probabilities. rank: from 1. odds: by how many nats the log-odds of tasks' right answers are above
+    that row's; None where none were computed.
     """
 
     kl: float
@@ -41,7 +46,7 @@ class RankedMethod:
     seeds: tuple[float, ...]
     effect: Interval | None
     adjusted: float | None
-    group: int
+    groups: tuple[int, ...]
     rank: float
     odds: Interval | None = None
 
@@ -76,8 +81,16 @@ class Ranked:
 
     @property
     def best(self) -> list[str]:
-        """Rows that are in the first group on every model."""
-        return [row for row in self.rows if all(self.standings[row, column].group == 1 for column in self.columns)]
+        """Rows that are first, or cannot be told from the first, on every model."""
+        first = {column: min(self.rows, key=lambda row: self.standings[row, column].kl) for column in self.columns}
+        return [
+            row
+            for row in self.rows
+            if all(
+                {*self.standings[row, column].groups} & {*self.standings[first[column], column].groups}
+                for column in self.columns
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -216,7 +229,7 @@ def ranked(
     return Ranked(standings, left, ranks, _mean(within), _mean(across))
 
 
-def holm(chances: Mapping[str, float]) -> dict[str, float]:
+def holm(chances: Mapping[N, float]) -> dict[N, float]:
     """P values adjusted by Holm's step-down procedure, for any dependence between them."""
     adjusted, least = {}, 0.0
     for place, (name, chance) in enumerate(sorted(chances.items(), key=lambda pair: pair[1])):
@@ -232,36 +245,40 @@ def _is_number(view: View, row: str, column: str) -> bool:
 
 def _standings(
     found: Mapping[str, Estimate], against: str
-) -> dict[str, tuple[Interval | None, float | None, int, float]]:
-    """Effect, adjusted p value, group and rank of each row on one model."""
+) -> dict[str, tuple[Interval | None, float | None, tuple[int, ...], float]]:
+    """Effect, adjusted p value, groups and rank of each row on one model."""
     effects = {
         row: (one - found[against]).percent_of(found[against]).interval()
         for row, one in found.items()
         if against in found and row != against
     }
-    adjusted, groups = holm(_chances(effects)), _groups(found)
+    order = sorted(found, key=lambda row: found[row].mean)
+    pairs = {
+        (place, other): (found[order[other]] - found[order[place]]).interval()
+        for place, other in itertools.combinations(range(len(order)), 2)
+    }
+    chances = holm(_chances(pairs))
+    groups = dict(zip(order, compact_letters(len(order), _apart(pairs, chances)), strict=True))
+    adjusted = {frozenset((order[one], order[other])): chance for (one, other), chance in chances.items()}
     ranks = dict(zip(found, rankdata([one.mean for one in found.values()]), strict=True))
-    return {row: (effects.get(row), adjusted.get(row), groups[row], float(ranks[row])) for row in found}
+    return {
+        row: (effects.get(row), adjusted.get(frozenset((row, against))), groups[row], float(ranks[row]))
+        for row in found
+    }
 
 
-def _groups(found: Mapping[str, Estimate]) -> dict[str, int]:
-    """The best of the rest, and those that no paired difference tells from it, until none is left."""
-    groups: dict[str, int] = {}
-    rest = sorted(found, key=lambda row: found[row].mean)
-    for number in itertools.count(1):
-        if not rest:
-            return groups
-        best = rest[0]
-        told = holm(_chances({row: (found[row] - found[best]).interval() for row in rest[1:]}))
-        alike = [best, *(row for row in rest[1:] if told.get(row, 0.0) > 1 - CONFIDENCE)]
-        groups |= dict.fromkeys(alike, number)
-        rest = [row for row in rest if row not in alike]
-    return groups
+def _apart(pairs: Mapping[N, Interval], chances: Mapping[N, float]) -> list[N]:
+    """The pairs that are told apart; without noise all that differ."""
+    return [
+        pair
+        for pair, difference in pairs.items()
+        if (chances[pair] <= 1 - CONFIDENCE if pair in chances else difference.effect != 0)
+    ]
 
 
-def _chances(effects: Mapping[str, Interval]) -> dict[str, float]:
+def _chances(effects: Mapping[N, Interval]) -> dict[N, float]:
     """Two-sided p values of effects against none, where there is noise."""
-    return {row: min(1.0, 2 * one.tail(0.0)) for row, one in effects.items() if one.tail is not None}
+    return {name: min(1.0, 2 * one.tail(0.0)) for name, one in effects.items() if one.tail is not None}
 
 
 def _ranks_by_seed(values: Sequence[tuple[float, ...]]) -> Array:

@@ -89,4 +89,4 @@ class Rankings(Source[Ranking, "list[Class]"]):
     def draw(self, project: Project, table: Ranking, collected: list[Class], path: Path) -> None:
         from reproduction.render.figures.rankings import draw
 
-        draw(collected, path)
+        draw(project, collected, path)

@@ -3,6 +3,7 @@ that is over seeds and models.
 """
 
 import math
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from reproduction.render.pages.verdicts import judged_report
 from reproduction.tables.project import Project
 from reproduction.tables.rankings import Ranking
 from reproduction.tables.tables import RunTable
+from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import listed, show
 from reproduction.words.templates import sentences
 
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 WORDS = "pages/rankings.jinja"
 
 #: Columns of the frame: of each method on each model its divergence, its effect in percent (`ratio`) with the interval,
-#: and rank, group and Holm's p value as quantities of their own.
-NAMES = ("grid", "row", "column", "quantity", "origin", "value", "standard_error", "low", "high", "ratio")
+#: and rank, the letters of its groups (`text`) and Holm's p value as quantities of their own.
+NAMES = ("grid", "row", "column", "quantity", "origin", "value", "standard_error", "low", "high", "ratio", "text")
+
+#: Between names in a list: names themselves have commas.
+BETWEEN = "; "
 
 
 def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -> Report:
@@ -36,9 +41,9 @@ def ranking_report(project: Project, table: Ranking, classes: Sequence[Class]) -
         table,
         (),
         "Hypotheses",
-        reading=sentences(WORDS, "reading", seeds=len(seeds))[0],
-        grids=(_first(classes), *(_grid(one, _bits(project, one)) for one in classes)),
-        notes=sentences(WORDS, "notes", classes=classes, odds=odds),
+        reading=" ".join(sentences(WORDS, "reading", seeds=len(seeds))),
+        grids=(_first(classes), *(_grid(project, one) for one in classes)),
+        notes=sentences(WORDS, "notes", classes=classes, odds=odds, between=BETWEEN),
         facts=(*origins.model_facts(results), *origins.origin_facts(results)),
         details={"noise": "none"},
     )
@@ -49,7 +54,7 @@ def _first(classes: Sequence[Class]) -> Grid:
     best = [one.ranked.best for one in classes]
     columns = (
         GridColumn([one.ranked.rows[0] if one.ranked.rows else "-" for one in classes], "first on average"),
-        GridColumn([listed(found) for found in best], "first, or not told from it, on every model"),
+        GridColumn([listed(found, BETWEEN) for found in best], "first, or not told from it, on every model"),
         GridColumn([show(one.ranked.seeds) for one in classes], "τ of two seeds"),
         GridColumn([show(one.ranked.models) for one in classes], "τ of two models"),
         GridColumn([show(one.less and one.less.tau) for one in classes], "τ of two amounts of text"),
@@ -65,20 +70,27 @@ def _bits(project: Project, one: Class) -> Mapping[str, str]:
     }
 
 
-def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
+def _headed(project: Project, one: Class, column: str) -> str:
+    """A model's name above its columns, with the model that stands for it, as pages of runs have it."""
+    slot = project.slot(project.one(RunTable, one.said.table), column)
+    return f"{column}<br>here: {model_name(slot)}" if is_stand_in(slot) else column
+
+
+def _grid(project: Project, one: Class) -> Grid:
     """The methods of a class, the best first."""
-    rows, found = one.ranked.rows, one.ranked
+    rows, found, bits = one.ranked.rows, one.ranked, _bits(project, one)
     columns: list[GridColumn] = []
     for column in found.columns:
+        model = _headed(project, one, column)
         told = [found.standings[row, column] for row in rows]
         shown = {
             "KL, nats": [show(standing.kl, standing.error, 3) for standing in told],
             f"against {one.said.against}, %": [_effect(standing) for standing in told],
-            "group": [str(standing.group) for standing in told],
+            "group": [letters(standing.groups) for standing in told],
         }
         if any(standing.odds for standing in told):
             shown[f"log-odds against {one.said.against}, nats"] = [_odds(standing) for standing in told]
-        columns += [GridColumn(texts, f"{column}<br>{head}", group=column, title=head) for head, texts in shown.items()]
+        columns += [GridColumn(texts, f"{model}<br>{head}", group=column, title=head) for head, texts in shown.items()]
     columns += [
         GridColumn([_range(found.ranks[row]) for row in rows], "rank by seed"),
         GridColumn([bits.get(row, "-") for row in rows], "bits"),
@@ -90,6 +102,12 @@ def _grid(one: Class, bits: Mapping[str, str]) -> Grid:
         rises = [f"{less.rises[row]:+.0f}" if row in less.rises else "-" for row in rows]
         columns.append(GridColumn(rises, f"KL with {less.share:g} of the text, %"))
     return Grid("", ["Method"], [(row,) for row in rows], columns, name=one.said.name)
+
+
+def letters(groups: Sequence[int]) -> str:
+    """Groups as letters, from a; beyond Z as numbers in brackets."""
+    known = string.ascii_letters
+    return "".join(known[number] if number < len(known) else f"({number + 1})" for number in groups)
 
 
 def _effect(standing: RankedMethod) -> str:
@@ -120,16 +138,17 @@ def frame(classes: Sequence[Class]) -> "pd.DataFrame":
 
 def _lines(one: Class) -> Iterator[tuple[Any, ...]]:
     for (row, column), standing in one.ranked.standings.items():
-        place, nothing = (one.said.table, row, column), (None,) * 4
+        place, nothing = (one.said.table, row, column), (None,) * 5
         effect = standing.effect
-        told = nothing[1:] if effect is None else (effect.low, effect.high, effect.effect)
-        yield (*place, "kl", COMPUTED, standing.kl, standing.error, *told)
-        numbers = {"rank": standing.rank, "group": float(standing.group), "holm": standing.adjusted}
+        told = nothing[2:] if effect is None else (effect.low, effect.high, effect.effect)
+        yield (*place, "kl", COMPUTED, standing.kl, standing.error, *told, None)
+        yield (*place, "group", COMPUTED, *nothing, letters(standing.groups))
+        numbers = {"rank": standing.rank, "holm": standing.adjusted}
         numbers |= {"bits": one.stored[row], "seconds": one.seconds[row]}
         numbers |= {"memory": one.memory[row]} if row in one.memory else {}
         numbers |= {"less_text": one.less.rises[row]} if one.less and row in one.less.rises else {}
         if standing.odds is not None:
-            told = (standing.odds.low, standing.odds.high, None)
+            told = (standing.odds.low, standing.odds.high, None, None)
             yield (*place, "log_odds", COMPUTED, standing.odds.effect, None, *told)
         for name, value in numbers.items():
             yield (*place, name, COMPUTED, value, *nothing)
