@@ -248,7 +248,7 @@ def test_numbers_stand_before_the_figure(project: Project) -> None:
 def test_a_paper_says_how_far_it_is(project: Project) -> None:
     text = html.index(project)
     claims = "Of 2 directions that they claim 1 agree, 1 disagree, and 0 are not tested here."
-    assert text.count(f"2 of 2 tables and figures are built. {claims}") == 2
+    assert text.count(f"2 of 2 of the papers' tables and figures are built. {claims}") == 2
 
 
 def test_text_of_the_tables_is_escaped(project: Project) -> None:

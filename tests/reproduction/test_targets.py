@@ -70,7 +70,7 @@ def render(project: Project, name: str) -> None:
 
 def test_the_scoreboard_begins_with_nothing_and_lists_everything(project: Project) -> None:
     text = scoreboard.index(project)
-    assert "0 of 1 tables and figures are built." in text
+    assert "0 of 1 of the papers' tables and figures are built." in text
     assert "| quarot_table1 | small | accuracy | not yet | - | - | - |" in text
     assert "| quarot_switches |" in text
 
@@ -79,7 +79,7 @@ def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Proje
     render(project, "quarot_table1")
     text = scoreboard.index(project)
     counts = ". Of 3 directions that they claim 1 agree, 1 disagree, and 1 are not tested here."
-    assert text.count(f"1 of 1 tables and figures are built{counts}") == 2
+    assert text.count(f"1 of 1 of the papers' tables and figures are built{counts}") == 2
     assert "| [quarot_table1](quarot_table1.md) |" in text
     assert "| accuracy | computed | 1 | 1 | 1 |" in text
     standing = scoreboard.standings(project)["quarot"][0]
