@@ -140,8 +140,10 @@ def test_a_reader_has_three_words_and_beside_them_the_verdict(
 
 def test_a_direction_agrees_though_its_size_is_not_tested_and_a_size_is_judged_on_the_papers_models() -> None:
     both = {**BETTER, "setting": {"better": {"row": "Ours", "than": ["Theirs"], "points": 5.0}}}
-    assert line({"Ours": seeds(10.0), "Theirs": seeds(12.0)}, both).word == "agrees"
-    assert line({"Ours": seeds(10.0), "Theirs": seeds(12.0)}, both, own=True).word == "disagrees"
+    here = line({"Ours": seeds(10.0), "Theirs": seeds(12.0)}, both)
+    assert (here.word, here.finer) == ("agrees", "in direction")
+    papers = line({"Ours": seeds(10.0), "Theirs": seeds(12.0)}, both, own=True)
+    assert (papers.word, papers.finer) == ("disagrees", None)
 
 
 def test_where_quantities_say_the_same_the_papers_is_shown_else_both() -> None:

@@ -344,7 +344,7 @@ def test_missing_and_damaged_run_files_are_named(project: Project) -> None:
 def test_the_scoreboard_counts_what_exists(project: Project) -> None:
     text = scoreboard.index(project)
     count = sum(table.is_printed for table in project.tables.values())
-    assert f"0 of {count} tables" in text
+    assert f"0 of {count} of the papers' tables" in text
     (project.root / "reports").mkdir()
     (project.root / "reports/quarot_table1.md").write_text(page(project))
     text = scoreboard.index(project)

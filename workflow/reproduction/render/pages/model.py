@@ -16,6 +16,7 @@ from reproduction.tables.quantities import Quantity
 
 Whose = Literal["ours", "published", "chance"]
 Word = Literal["agrees", "disagrees", "not tested here"]
+Finer = Shown | Literal["in direction"]
 ClaimsName = Literal["Claims of the paper", "Claims", "Hypotheses", "Goals", "Causes"]
 
 
@@ -146,7 +147,8 @@ class ClaimLine:
     """A claim as a reader sees it, and how it was decided.
 
     number: its place among the table's. headline: whether it goes first. judged: whether it is, or is a fact. word:
-    whether it agrees. finer: the verdict, where the word does not say it.
+    whether it agrees. finer: the verdict, where the word does not say it; or that a direction agrees whose size is not
+    tested.
     here, paper: the numbers of the deciding comparison. why: the cause of a disagreement that an experiment supports;
     cause: all that is known of one. same_as: number of a claim with the same mechanism. quote: the paper's words.
     note: how it is checked.
@@ -160,7 +162,7 @@ class ClaimLine:
     headline: bool
     judged: bool
     word: Word
-    finer: Shown | None
+    finer: Finer | None
     here: str
     paper: str
     why: str

@@ -6,7 +6,7 @@ from typing import Any
 from reproduction.claims.claims import Answer, Outcome, Score, Shown, Verdict, repeated, score
 from reproduction.claims.findings import Finding
 from reproduction.render.pages.comparisons import asked, change, numbers, short
-from reproduction.render.pages.model import CheckLine, ClaimLine, Claims, ClaimsName, Comparison, Report, Word
+from reproduction.render.pages.model import CheckLine, ClaimLine, Claims, ClaimsName, Comparison, Finer, Report, Word
 from reproduction.run.results import table_path
 from reproduction.tables.checks import About, Claim, Experiment, Explained
 from reproduction.tables.quantities import KL, LOG_ODDS
@@ -88,8 +88,8 @@ def _line(number: int, outcome: Outcome, first: int | None) -> ClaimLine:
     )
 
 
-def _word(answers: Mapping[About, Answer]) -> tuple[Word, Shown | None]:
-    """One word for all checks of a claim, and the verdict where the word does not say it.
+def _word(answers: Mapping[About, Answer]) -> tuple[Word, Finer | None]:
+    """One word for all checks of a claim, and the verdict where the word does not say it, or that a size is not tested.
 
     A fact's numbers agree or not. A claim disagrees where one of its checks does.
     """
@@ -105,6 +105,8 @@ def _word(answers: Mapping[About, Answer]) -> tuple[Word, Shown | None]:
     against: list[Shown] = [one for one in shown if WORDS.get(one) == "disagrees"]
     verdict: Shown = against[0] if against else shown[0]
     word = WORDS.get(verdict, "not tested here")
+    if word == "agrees" and "not tested here" in shown:
+        return word, "in direction"
     return word, None if verdict in ("reproduced", "not reproduced", "not tested here") else verdict
 
 
