@@ -348,7 +348,7 @@ def test_the_scoreboard_counts_what_exists(project: Project) -> None:
     (project.root / "reports").mkdir()
     (project.root / "reports/quarot_table1.md").write_text(page(project))
     text = scoreboard.index(project)
-    assert f"1 of {count} tables" in text
+    assert f"1 of {count} of the papers' tables" in text
     assert "[quarot_table1](quarot_table1.md)" in text
     assert "computed | 1 | 0 | 0 |" in text
 

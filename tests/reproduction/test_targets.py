@@ -89,7 +89,7 @@ def test_a_rendered_target_counts_with_the_outcomes_of_its_claims(project: Proje
 def test_a_report_of_our_own_stands_under_its_paper_and_is_not_counted(project: Project) -> None:
     render(project, "quarot_switches")
     text = scoreboard.index(project)
-    assert "0 of 1 tables" in text
+    assert "0 of 1 of the papers' tables" in text
     quarot = text.partition("## QuaRot")[2].partition("\n## ")[0]
     assert "| [quarot_switches](quarot_switches.md) | small | report of our own | computed | 1 | 1 | 1 |" in quarot
     (own,) = [standing for group in scoreboard.standings(project).values() for standing in group if not standing.listed]
