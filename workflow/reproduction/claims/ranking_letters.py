@@ -1,7 +1,7 @@
 """Compact letter displays: which rows of a ranking are told apart, as groups that may overlap.
 
-Two rows share a group exactly if no test tells them apart. Groups overlap, where of three rows
-only the first and the last differ.
+Two rows share a group exactly if no test tells them apart. Groups overlap where of three rows only the first and the
+last differ.
 
 Source: Piepho 2004, "An algorithm for a letter-based representation of all-pairwise comparisons" (insert and absorb).
 """

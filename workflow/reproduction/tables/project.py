@@ -547,12 +547,11 @@ def _by_sentence(found: Mapping[tuple[str, str], str], columns: Collection[str])
     for (row, column), sentence in found.items():
         places.setdefault(sentence, {}).setdefault(row, []).append(column)
     for sentence, rows in places.items():
-        every = [f'"{row}"' if "," in row else row for row in rows]
-        named = zip(every, rows.values(), strict=True)
-        yield (
-            ", ".join(row if len(where) == len(columns) else f"{row} ({', '.join(where)})" for row, where in named),
-            sentence,
-        )
+        named = []
+        for row, where in rows.items():
+            name = f'"{row}"' if "," in row else row
+            named.append(name if len(where) == len(columns) else f"{name} ({', '.join(where)})")
+        yield ", ".join(named), sentence
 
 
 def _by_key(runs: Iterable[Run], key: Callable[[Run], str | None]) -> dict[str, tuple[Run, ...]]:

@@ -223,13 +223,13 @@ def _grid(project: Project, table: RunTable, rows: Sequence[Row], pair: Pair, gr
         ours = [pair(row.name, name, quantity)[0] for row in rows]
         called, one = ", ".join(alike[name]), len(alike[name]) == 1
         head = called if len(group) == 1 else quantity.title if len(alike) == 1 else f"{called}, {quantity.title}"
-        place: dict[str, Any] = {"group": called, "remark": _remark(project, table, name)}
+        place: dict[str, Any] = {"group": called, "remark": remark(project, table, name)}
         place |= {"title": quantity.title, "quantity": quantity}
         papers = [(each, [pair(row.name, each, quantity)[1] for row in rows]) for each in alike[name]]
         printed = [GridColumn(texts, published="" if one else each, column=each, **place) for each, texts in papers]
         columns += beside(GridColumn(ours, head, column=name, **place), *printed)
-    remarks = {name: _remark(project, table, name) for name in alike}
-    names = [f"{name} ({remark})" if remark else name for name, remark in remarks.items()]
+    remarks = {name: remark(project, table, name) for name in alike}
+    names = [f"{name} ({found})" if found else name for name, found in remarks.items()]
     labels = [[row.name, *map(str, row.labels)] for row in rows]
     return Grid(_caption(names, group), ["Method", *table.label_columns], labels, columns)
 
@@ -262,7 +262,7 @@ def _transposed(project: Project, table: RunTable, pair: Pair, mains: Sequence[Q
     for row, quantity in itertools.product(table.rows, mains):
         head = quantity.title if len(table.rows) == 1 else f"{row.name}, {quantity.title}"
         columns += _pairs(head, [pair(row.name, name, quantity) for name in names])
-    labels = [[name, _remark(project, table, name).removeprefix("here: ") or "the paper's model"] for name in names]
+    labels = [[name, remark(project, table, name).removeprefix("here: ") or "the paper's model"] for name in names]
     return Grid(_caption(names, tuple(mains)), ["Model", "Here"], labels, columns)
 
 
@@ -279,7 +279,7 @@ def _described(quantity: Quantity) -> str:
     return f"{words(quantity)}{unit}{better}"
 
 
-def _remark(project: Project, table: RunTable, column: str) -> str:
+def remark(project: Project, table: RunTable, column: str) -> str:
     """A column's model, where one is measured and the column's name does not give it."""
     if not is_about_models(table):
         return ""

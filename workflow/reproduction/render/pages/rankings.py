@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from reproduction.claims.ranking import Class, RankedMethod
 from reproduction.frame.lines import COMPUTED, to_frame
 from reproduction.render.pages import origins
+from reproduction.render.pages.grids import remark
 from reproduction.render.pages.model import Grid, GridColumn, Report
 from reproduction.render.pages.verdicts import judged_report
 from reproduction.tables.project import Project
 from reproduction.tables.rankings import Ranking
 from reproduction.tables.tables import RunTable
-from reproduction.words.describe import is_stand_in, model_name
 from reproduction.words.numbers import listed, show
 from reproduction.words.templates import sentences
 
@@ -70,18 +70,12 @@ def _bits(project: Project, one: Class) -> Mapping[str, str]:
     }
 
 
-def _headed(project: Project, one: Class, column: str) -> str:
-    """A model's name above its columns, with the model that stands for it, as pages of runs have it."""
-    slot = project.slot(project.one(RunTable, one.said.table), column)
-    return f"{column}<br>here: {model_name(slot)}" if is_stand_in(slot) else column
-
-
 def _grid(project: Project, one: Class) -> Grid:
     """The methods of a class, the best first."""
-    rows, found, bits = one.ranked.rows, one.ranked, _bits(project, one)
+    rows, found, bits, table = one.ranked.rows, one.ranked, _bits(project, one), project.one(RunTable, one.said.table)
     columns: list[GridColumn] = []
     for column in found.columns:
-        model = _headed(project, one, column)
+        model = "<br>".join(filter(None, (column, remark(project, table, column))))
         told = [found.standings[row, column] for row in rows]
         shown = {
             "KL, nats": [show(standing.kl, standing.error, 3) for standing in told],

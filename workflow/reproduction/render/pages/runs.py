@@ -90,12 +90,10 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
     """Content of the page alone: changes, tasks, checkpoints, recipes and learned rotations."""
     runs = [run for cell in project.cells(table.id) for run in cell.runs]
     rotations = rotations_of(results.values()).items()
-    used = [
-        (cell.row, rotation["key"])
-        for cell in project.cells(table.id)
-        for run in cell.runs
-        if run.key in results and (rotation := results[run.key].rotation)
-    ]
+    rows: dict[str, dict[str, None]] = {}
+    for cell in project.cells(table.id):
+        for rotation in rotations_of(results[run.key] for run in cell.runs if run.key in results):
+            rows.setdefault(rotation, {})[cell.row] = None
     divergences, odds = endpoint_grids(project, table, values)
     measures = list(_measures(project, table, results))
     return {
@@ -119,7 +117,7 @@ def _details(project: Project, table: RunTable, values: Values, results: origins
             (
                 told(record, RotationProvenance),
                 RESULTS / "rotations" / project.results.rotation(key).name / HISTORY_FILE,
-                dict.fromkeys(row for row, found in used if found == key),
+                rows.get(key, ()),
             )
             for key, record in rotations
         ],
