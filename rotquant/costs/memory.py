@@ -270,7 +270,7 @@ def _network(work: Work, method: Method) -> Phase:
         room = max(1, of_device(LOGITS_AT_ONCE, device) // (length * shapes.vocabulary))
         tokens = min(getattr(method, "batch_size", 1), room) * length
         logits = Part("logits", 3 * 4 * tokens * shapes.vocabulary, f"3 x {tokens:,} tokens x {shapes.vocabulary:,}")
-        parts += _kept(work, tokens, logits)
+        parts += _kept(work, tokens, logits, getattr(method, "constants", False))
     if matrices := len(online_matrices(work)) * shapes.architecture.num_layers:
         hidden = shapes.architecture.hidden_size
         follows = f"{matrices} matrices {hidden} x {hidden} with gradients, and a step of Cayley SGD"
@@ -278,9 +278,13 @@ def _network(work: Work, method: Method) -> Phase:
     return Phase(method.title, tuple(parts))
 
 
-def _kept(work: Work, tokens: int, beside: Part) -> Iterator[Part]:
-    """What a forward pass keeps for the backward one; layers are computed again where that is too much."""
-    shape, width = work.shapes.architecture, _width(work)
+def _kept(work: Work, tokens: int, beside: Part, constants: bool) -> Iterator[Part]:
+    """What a forward pass keeps for the backward one; layers are computed again where that is too much.
+
+    constants: as `kept_width` takes it.
+    """
+    shape = work.shapes.architecture
+    width = kept_width(shape, constants)
     every = tokens * width * shape.num_layers * work.itemsize
     if every <= of_device(KEPT_BYTES, _device(work)):
         yield Part("kept for the backward pass", every, f"{tokens:,} tokens x {width:,} x {shape.num_layers} layers")

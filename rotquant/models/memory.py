@@ -59,18 +59,23 @@ def attention_bytes(shape: Architecture, sequences: int, length: int, itemsize: 
     return sequences * length * (width + scores) * itemsize
 
 
-def kept_width(shape: Architecture) -> int:
-    """Roughly how many numbers a layer keeps of a token for the backward pass."""
-    return 12 * shape.hidden_size + 12 * shape.num_heads * shape.head_dim + 8 * shape.intermediate_size
+def kept_width(shape: Architecture, constants: bool = False) -> int:
+    """Roughly how many numbers a layer keeps of a token for the backward pass.
+
+    constants: weights and what quantization adds have no gradient, so that linear layers keep nothing that they read:
+    SpinQuant's network of SmolLM2 in bfloat16 keeps 10,450 numbers, and 13,632 are counted.
+    """
+    stream, heads, mlp = (8, 5, 4) if constants else (12, 12, 8)
+    return stream * shape.hidden_size + heads * shape.num_heads * shape.head_dim + mlp * shape.intermediate_size
 
 
-def kept_bytes(model: nn.Module, tokens: int) -> int:
+def kept_bytes(model: nn.Module, tokens: int, constants: bool = False) -> int:
     """Roughly what a forward pass keeps for the backward pass, in bytes, without computing layers again.
 
     Counted in tensors of the widths of the residual stream, of the heads and of the MLP, for each layer.
     """
     shape = architecture_of(model)
-    return tokens * kept_width(shape) * shape.num_layers * embedding(model).weight.element_size()
+    return tokens * kept_width(shape, constants) * shape.num_layers * embedding(model).weight.element_size()
 
 
 def size_in_bytes(model: nn.Module) -> int:

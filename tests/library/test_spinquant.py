@@ -18,7 +18,7 @@ from rotquant.foundation.errors import RecipeError, ResultError, RotquantError
 from rotquant.methods.spinquant import SpinQuant
 from rotquant.methods.spinquant.cayley_training import learn_rotations, learning_rate
 from rotquant.models.architectures import architecture_of, decoder_layers, embedding, lm_head
-from rotquant.models.memory import USABLE, size_in_bytes
+from rotquant.models.memory import USABLE, kept_bytes, size_in_bytes
 from rotquant.models.placement import matrices
 from rotquant.models.rotation import learning, learning_memory
 from rotquant.models.rotation import network as learned_network
@@ -410,6 +410,28 @@ def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: p
     assert_same(expected.rotations, found.rotations)
     assert all(one is other for one, other in zip(model.parameters(), weights, strict=True))
     assert_same(expected.rotations, learn(model, of, batch_size=1).rotations)  # the model is what it was
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_constant_errors_leave_for_the_gradients_is_within_what_is_counted(dtype: torch.dtype) -> None:
+    """Whether layers are computed again depends on it. Frozen weights keep no inputs; a batch outweighs the weights."""
+    model, tokens = tiny_model(dtype=dtype), tiny_tokens(batch=8, tokens=64)
+    rotations = Rotations.of_tensors(
+        {name: nn.Parameter(one.float()) for name, one in drawn(model, recipe()).tensors().items()}, exact=False
+    )
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with learning_network(model, recipe(), rotations), torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        model.model(input_ids=tokens)
+    known = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *rotations.tensors().values())}
+    found = sum(one.untyped_storage().nbytes() for place, one in kept.items() if place not in known)
+    assert SpinQuant.of(recipe()).constants
+    assert not SpinQuant(network="all").constants
+    assert 0.5 * kept_bytes(model, tokens.numel(), True) < found < kept_bytes(model, tokens.numel(), True)
 
 
 def test_a_gpu_that_is_too_small_for_a_learning_is_one_sentence() -> None:

@@ -51,6 +51,11 @@ class SpinQuant(Method):
     text: Calibration = Calibration(samples=800)
     """Where the sequences come from: its `samples` are gone through in random order, as often as needed."""
 
+    @property
+    def constants(self) -> bool:
+        """Whether neither weights nor rounding errors have a gradient: the backward pass then needs little memory."""
+        return self.gradient == "errors" and self.network == "activations"
+
     def check(self, recipe: Recipe) -> None:
         """Raise ValueError unless there are rotations to learn and something is quantized, dynamically, while
         learning."""

@@ -73,6 +73,11 @@ class NetworkLearning:
     clips: Clips | None = None
     clip: float | None = None
 
+    @property
+    def constants(self) -> bool:
+        """Whether neither weights nor rounding errors have a gradient."""
+        return self.gradient == "errors" and self.weights is None
+
 
 @dataclass(frozen=True)
 class LearningOptions:
@@ -133,7 +138,9 @@ def learn_through_network(
     place = embedding(model).weight.device if options.device is None else torch.device(options.device)
     matrices = max(1, len(shapes) * architecture.num_layers)
     tokens, memory = samples.shape[1], options.memory
-    plan = plan_memory(model, settings.batch_size, settings.teacher, tokens, place, memory, matrices)
+    plan = plan_memory(
+        model, settings.batch_size, settings.teacher, tokens, place, memory, matrices, settings.constants
+    )
     lying = nullcontext(False) if options.device is None else placed(model, place, plan.working, memory)
     with lying as from_host, silenced(not options.progress):
         parameters = _parameters(model, start())

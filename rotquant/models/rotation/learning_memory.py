@@ -51,6 +51,7 @@ def plan_memory(
     device: torch.device,
     memory: int | None = None,
     rotations: int = 1,
+    constants: bool = False,
 ) -> LearningMemory:
     """Plan a learning on texts of so many tokens.
 
@@ -59,20 +60,21 @@ def plan_memory(
         device: where the network will run.
         memory: bytes of a GPU that may be used; default, all.
         rotations: how many of the size of R1 are learned: one, or two of each layer in its place.
+        constants: as `kept_width` takes it.
     """
     at_once = max(1, of_device(LOGITS_AT_ONCE, device) // (tokens * config_of(model).vocab_size))
     at_once, kept = min(batch_size, at_once), of_device(KEPT_BYTES, device)
     if memory is None and device.type == "cuda":
         memory = torch.cuda.mem_get_info(device)[1]  # all: what is free now would split batches in another way
     if memory is None:
-        return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens) > kept)
+        return LearningMemory(at_once, 0, kept_bytes(model, at_once * tokens, constants) > kept)
     usable, sequence = int(USABLE * memory), sequence_bytes(model, teacher, tokens)
     fixed = LIBRARIES + learning_bytes(config_of(model).hidden_size, rotations)
     spare = usable - size_in_bytes(model) - fixed
     if spare < sequence:  # half of what is left by layers on the host is for activations, so that they come less often
         spare = (usable - bytes_without_layers(model) - fixed) // 2
     at_once = min(at_once, max(1, spare // sequence))
-    recomputes = kept_bytes(model, at_once * tokens) > min(kept, memory // 2)
+    recomputes = kept_bytes(model, at_once * tokens, constants) > min(kept, memory // 2)
     return LearningMemory(at_once, fixed + at_once * sequence, recomputes)
 
 
