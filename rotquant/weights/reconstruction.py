@@ -28,6 +28,7 @@ from rotquant.models.simulation.runtime import wrap
 from rotquant.models.statistics import observe
 from rotquant.models.stream import as_type
 from rotquant.recipes.schemes import QuantizationScheme
+from rotquant.tensors.faster import FasterKernels
 from rotquant.tensors.quantization import QParams, choose_qparams, grouped, quantize, ungrouped
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
@@ -173,7 +174,8 @@ class DecoderBlock:
         """The layer's output [batch, tokens, hidden] with `parameters` in place of its own."""
         own = dict(parameters)
         stack_experts(own)
-        output = functional_call(self.layer, own, (hidden,), dict(self.kwargs))
+        with FasterKernels():
+            output = functional_call(self.layer, own, (hidden,), dict(self.kwargs))
         return output[0] if isinstance(output, tuple) else output
 
     def map(self, parameters: Parameters, inputs: Tensor, batch_size: int) -> Tensor:
