@@ -45,13 +45,12 @@ def scaling(project: Project, table: RunTable, values: Values, path: Path) -> No
 
 
 def ours(project: Project, table: RunTable, values: Values, row: str) -> Points:
-    """Each model once, in order of size; non-finite ones are left out."""
+    """Each model once, in order of size; those without both numbers and non-finite ones are left out."""
     found: Points = {}
     for column in project.columns(table):
-        number = values.ours.get((row, column, PERPLEXITY.name))
-        if number is not None and math.isfinite(number.mean):
-            size = values[row, column, "megabits"].mean
-            found.setdefault(model_name(project.slot(table, column)), (size, number.mean))
+        size, number = (values.ours.get((row, column, name)) for name in ("megabits", PERPLEXITY.name))
+        if size is not None and number is not None and math.isfinite(number.mean):
+            found.setdefault(model_name(project.slot(table, column)), (size.mean, number.mean))
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
