@@ -272,6 +272,14 @@ def _exact(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
 
 
+def trainable_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a block of a model of a type is trained: bfloat16 for float16.
+
+    Gradients of a mean over millions of elements underflow in float16.
+    """
+    return torch.bfloat16 if dtype == torch.float16 else dtype
+
+
 def named_parameters(layer: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
     """A decoder layer's parameters by name, of experts each linear layer's own part of what is stacked."""
     parameters: dict[str, Tensor] = {f"{name}.weight": linear_of(layer, name).weight for name in architecture.linears}

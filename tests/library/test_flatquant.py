@@ -82,6 +82,26 @@ def test_training_lowers_the_error_of_every_block(monkeypatch: pytest.MonkeyPatc
         assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
 
 
+@pytest.mark.parametrize(("of_model", "trained"), [("bfloat16", "bfloat16"), ("float16", "bfloat16")])
+def test_a_block_trains_in_the_type_of_its_model(monkeypatch: pytest.MonkeyPatch, of_model: str, trained: str) -> None:
+    """Or in bfloat16 for float16. The first loss is that of float32 but for codes that rounding flips, and it falls."""
+    losses: dict[str, list[float]] = {}
+    seen, train = set(), flat.train_block
+
+    def kept(block: DecoderBlock, *arguments: object) -> object:
+        seen.add(block.kwargs["position_embeddings"][0].dtype)
+        history = train(block, *arguments)
+        losses.setdefault(name, []).append(history[0]["loss"])
+        assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+        return history
+
+    monkeypatch.setattr(flat, "train_block", kept)
+    for name in (of_model, "float32"):
+        build(recipe(batch_size=8), outlier_model().to(getattr(torch, of_model)).to(getattr(torch, name)))
+    assert seen == {getattr(torch, trained), torch.float32}
+    assert losses[of_model] == pytest.approx(losses["float32"], rel=0.2)
+
+
 @pytest.mark.parametrize("group_size", [None, 16])
 def test_weights_are_rounded_as_they_were_while_learning(
     monkeypatch: pytest.MonkeyPatch, group_size: int | None
@@ -95,7 +115,7 @@ def test_weights_are_rounded_as_they_were_while_learning(
             for pair in learned.clipping.values():  # far from each other, and from where they start
                 pair[0].uniform_(-1, 4)
                 pair[1].uniform_(-1, 4)
-            blocks.append(learned.weights(parameters, block.architecture, of.rounded.scheme))
+            blocks.append(learned.weights(parameters, block.architecture, of.rounded.scheme, torch.float64))
         return history
 
     monkeypatch.setattr(flat, "train_block", kept)
@@ -156,6 +176,8 @@ def test_a_clip_of_one_site_is_that_of_its_quantizer() -> None:
 def test_what_it_cannot_learn_is_refused() -> None:
     with pytest.raises(ValueError, match=r"set rotation\.inputs to none, rotation\.heads and rotation\.mlp to false"):
         override(flatquant(), {"rotation": {"mlp": True}}, "test")
+    with pytest.raises(ValueError, match="weights of granularity channel or group"):
+        override(flatquant(), {"weights": {"scheme": {"granularity": "tensor"}}}, "test")
     with pytest.raises(RecipeError, match="layers of this mixtral model have experts, and FlatQuant"):
         build(recipe(), tiny_model(**FURTHER["mixtral"]))
     assert FlatQuant().budget(recipe()).rates == (("transformation_lr", 5e-3), ("clipping_lr", 5e-2))

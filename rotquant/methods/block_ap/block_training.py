@@ -28,6 +28,7 @@ from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
+from rotquant.weights.reconstruction import trainable_type
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.scale_search import ScaleSearch
 from rotquant.weights.search import search_ratios
@@ -163,11 +164,8 @@ def start(
 def block_output(
     layer: nn.Module, learned: LearnedBlock, scheme: QuantizationScheme, hidden: Tensor, kwargs: Mapping[str, Any]
 ) -> Tensor:
-    """Outputs [batch, tokens, hidden] of a wrapped layer with rounded weights; differentiable in what is learned.
-
-    A float16 layer computes in bfloat16 here, since gradients of a mean over millions of elements underflow in float16.
-    """
-    dtype = torch.bfloat16 if hidden.dtype == torch.float16 else hidden.dtype
+    """Outputs [batch, tokens, hidden] of a wrapped layer with rounded weights; differentiable in what is learned."""
+    dtype = trainable_type(hidden.dtype)
     parameters = {name: parameter.detach().to(dtype) for name, parameter in layer.named_parameters()}
     for name, weight in learned.weights.items():
         parameters[f"{name}.weight"] = fake_quantize(weight, scheme, learned.qparams(name), dtype)

@@ -50,7 +50,7 @@ class FlatQuant(Method):
         return {"experts": "learns a block by all of its tokens, while an expert sees single ones"}
 
     def check(self, recipe: Recipe) -> None:
-        """Dynamic inputs without groups of heads, and no other transform of what linear layers read."""
+        """Dynamic inputs without groups of heads, scales of rows, and no other transform of what linear layers read."""
         self.refuse_static(recipe)
         if any(one.online and one.location != "queries_keys" for one in recipe.transforms):
             raise ValueError(
@@ -61,6 +61,8 @@ class FlatQuant(Method):
             raise ValueError("flatquant needs a weights or an activations section: nothing else is quantized")
         if recipe.attention_output is not None:
             raise ValueError("flatquant mixes features of several heads: leave attention_output out")
+        if recipe.weights is not None and recipe.weights.scheme.granularity == "tensor":
+            raise ValueError("flatquant takes weights of granularity channel or group")
 
     def describe(self, recipe: Recipe) -> str:
         return (

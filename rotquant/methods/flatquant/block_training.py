@@ -38,6 +38,7 @@ from rotquant.weights.reconstruction import (
     clipped,
     exact_parameters,
     initial_clipping,
+    trainable_type,
 )
 
 #: Share of the learning rates that is left at the end.
@@ -115,7 +116,8 @@ class LearnedSite(nn.Module):
         y = self._chain(x)
         if self.scheme is None:
             return y
-        return fake_quantize(y, self.scheme, choose_qparams(y, self.scheme, torch.sigmoid(self.clip)), y.dtype)
+        qparams = choose_qparams(y, self.scheme, torch.sigmoid(self.clip))
+        return fake_quantize(y.to(self.clip.dtype), self.scheme, qparams, y.dtype)
 
     def of_weight(self, weight: Tensor) -> Tensor:
         """A weight [out, in] that reads the transformed input."""
@@ -124,7 +126,10 @@ class LearnedSite(nn.Module):
 
 @dataclass(frozen=True)
 class FlatBlock:
-    """All sites of a block by name, and for each linear layer the logits of its weight's clips (`clipped`)."""
+    """All sites of a block by name, and for each the logits of its weights' clips (`clipped`).
+
+    The weights that read a site are rows of one: a GPU takes nearly as long for one as for all.
+    """
 
     sites: dict[str, LearnedSite]
     clipping: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -145,7 +150,8 @@ class FlatBlock:
             sites[site.name] = LearnedSite(settings, site, scale.to(like), recipe.activations, 4 * seed + number)
         if recipe.weights is None:
             return cls(sites)
-        return cls(sites, initial_clipping(parameters, block.architecture.linears, recipe.rounded.scheme))
+        stacked = {f"{site.name}.weight": _stacked(parameters, site) for site in block.architecture.sites}
+        return cls(sites, initial_clipping(stacked, sites, recipe.rounded.scheme))
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of all transforms by the names that they are stored as, and those of what weights take."""
@@ -158,19 +164,29 @@ class FlatBlock:
         return found, duals
 
     def weights(
-        self, parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme | None
+        self, parameters: Parameters, architecture: Architecture, scheme: QuantizationScheme | None, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """The block's parameters with transformed and rounded weights, differentiable in what is learned."""
-        result, tensors = dict(parameters), self.tensors()
+        """The block's parameters in a type, with transformed and rounded weights, differentiable in what is learned."""
+        tensors, result = self.tensors(), {}
         for site in architecture.sites:
             self.sites[site.name].renew(*tensors)
-            for name in site.linears:
-                weight = self.sites[site.name].of_weight(parameters[f"{name}.weight"])
-                if scheme is not None:
-                    weight = clipped(weight, scheme, *self.clipping[name])
-                    weight = fake_quantize(weight, scheme, choose_qparams(weight, scheme), weight.dtype)
-                result[f"{name}.weight"] = weight
-        return result
+            weight = self.sites[site.name].of_weight(_stacked(parameters, site))
+            if scheme is not None:
+                weight = clipped(weight, scheme, *self.clipping[site.name])
+                weight = fake_quantize(weight, scheme, choose_qparams(weight, scheme), dtype)
+            result |= _by_linear(weight.to(dtype), parameters, site)
+        return {name: result[name] if name in result else one.to(dtype) for name, one in parameters.items()}
+
+
+def _stacked(parameters: Parameters, site: Site) -> Tensor:
+    """The weights of a site's linear layers as the rows of one."""
+    return torch.cat([parameters[f"{name}.weight"] for name in site.linears])
+
+
+def _by_linear(rows: Tensor, parameters: Parameters, site: Site) -> dict[str, Tensor]:
+    """What has a row for each row of `_stacked`, by the names of the weights."""
+    names = [f"{name}.weight" for name in site.linears]
+    return dict(zip(names, rows.split([len(parameters[name]) for name in names]), strict=True))
 
 
 def train_block(
@@ -187,12 +203,15 @@ def train_block(
 
     Args:
         block: the decoder layer, wrapped by the quantizers of the KV cache; `learned` stands before its linear layers.
+            Its arguments have the type in which it computes.
+        parameters: its own, in the type in which weights are rounded.
         inputs, targets: what the full-precision model feeds the block and what it gives, [n, tokens, hidden].
 
     Raises:
         RotquantError: the loss is not finite.
     """
-    settings, like = FlatQuant.of(recipe), next(iter(parameters.values()))
+    settings, like = FlatQuant.of(recipe), block.kwargs["position_embeddings"][0]
+    exact = next(iter(parameters.values())).dtype
     scheme = None if recipe.weights is None else recipe.weights.scheme
     clips = [logit for pair in learned.clipping.values() for logit in pair]
     matrices = []
@@ -218,8 +237,8 @@ def train_block(
         return [(inputs[batches[step]].to(like), targets[batches[step]].to(like))]
 
     def loss(part: tuple[Tensor, Tensor]) -> Tensor:
-        weights = learned.weights(parameters, block.architecture, scheme)
-        return nn.functional.mse_loss(block(weights, part[0]), part[1])
+        weights = learned.weights(parameters, block.architecture, scheme, like.dtype)
+        return nn.functional.mse_loss(block(weights, part[0]).to(exact), part[1].to(exact))
 
     not_finite = (
         "the loss of a block of FlatQuant is {loss} after {step} steps: lower methods.flatquant.transformation_lr."
@@ -247,7 +266,10 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
     cut = recipe.weights is not None and not recipe.weights.clip_search
     for index, layer in stream.layers(settings.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        block = DecoderBlock(layer, architecture, as_type(stream.kwargs[index], exact))
+        block, trained = (
+            DecoderBlock(layer, architecture, as_type(stream.kwargs[index], dtype))
+            for dtype in (exact, trainable_type(stream.hidden.dtype))
+        )
         parameters = exact_parameters(layer, architecture)
         with wrap(context.model, context.online), observe(layer, architecture, "max") as maxima:
             targets = block.map(parameters, stream.hidden, stream.batch_size)
@@ -256,17 +278,19 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
             for site in architecture.sites:
                 hook_site(handle, layer, site, learned.sites[site.name])
             train_block(
-                block, parameters, learned, stream.hidden, targets, recipe, context.seed + index, f"block {index}"
+                trained, parameters, learned, stream.hidden, targets, recipe, context.seed + index, f"block {index}"
             )
         every = {name: tensor.detach().cpu() for name, tensor in learned.tensors()[0].items()}
         for site in architecture.sites:
             one = learned.sites[site.name]
             tensors = {name: every[name] for transform in one.transforms for name in transform.tensors}
             fuse_inverse(layer, site, Chain(one.transforms, tensors))
-            for name in site.linears if cut else ():
-                weight = linear_of(layer, name).weight.data
-                clips = (logits.detach().to(weight.device) for logits in learned.clipping[name])
-                weight.copy_(clipped(weight.to(exact), recipe.rounded.scheme, *clips))
+            if cut:
+                upper, lower = (_by_linear(logits.detach(), parameters, site) for logits in learned.clipping[site.name])
+                for name in site.linears:
+                    weight = linear_of(layer, name).weight.data
+                    clips = (logits[f"{name}.weight"].to(weight.device) for logits in (upper, lower))
+                    weight.copy_(clipped(weight.to(exact), recipe.rounded.scheme, *clips))
             for name, tensor in (tensors | {f"{site.name}.clip": torch.sigmoid(one.clip.detach()).cpu()}).items():
                 found[name].append(tensor)
         stream.hidden = targets
