@@ -277,6 +277,10 @@ def test_figure_1_draws_each_model_once_in_order_of_size(project: Project, tmp_p
     figures.draw(project, table, values, tmp_path / "figure.svg")
     assert ElementTree.parse(tmp_path / "figure.svg").getroot().tag.endswith("svg")
     assert "rq-13b" in (tmp_path / "figure.svg").read_text()
+    sizeless = {place: number for place, number in values.ours.items() if place[2] != "megabits"}
+    figures.draw(project, table, replace(values, ours=sizeless), tmp_path / "published.svg")
+    assert "computed here" in (tmp_path / "figure.svg").read_text()
+    assert "computed here" not in (tmp_path / "published.svg").read_text()
 
 
 def test_figure_6_draws_the_losses_of_its_runs(

@@ -23,13 +23,17 @@ Points = dict[str, tuple[float, float]]
 
 
 def scaling(project: Project, table: RunTable, values: Values, path: Path) -> None:
-    """Draw two panels, both axes logarithmic; a model that broke down has no mark."""
+    """Draw a panel of what was computed and one of what is published, each where it has a point.
+
+    Both axes are logarithmic. A model that broke down has no mark.
+    """
     rows = drawn_rows(table)
     named: list[tuple[Any, Points]] = []
-    with panels(path, 1, 2, (3.3, 2.9), least=2.5) as (figure, grid):
-        for axis, name, points in zip(grid[0], ("computed here", "published"), (ours, papers), strict=True):
-            for place, row in enumerate(rows):
-                found = points(project, table, values, row)
+    sides = [(name, points, [points(project, table, values, row) for row in rows]) for name, points in _SIDES]
+    sides = [side for side in sides if any(side[2])]
+    with panels(path, 1, len(sides), (3.3, 2.9), least=2.5) as (figure, grid):
+        for axis, (name, points, lines) in zip(grid[0], sides, strict=True):
+            for place, (row, found) in enumerate(zip(rows, lines, strict=True)):
                 _line(axis, found, _color(table, row, place), name)
                 if row == table.baseline:
                     named.append((axis, {model.removeprefix("Llama-"): place for model, place in found.items()}))
@@ -64,6 +68,9 @@ def papers(project: Project, table: RunTable, values: Values, row: str) -> Point
             width = UNQUANTIZED_BITS if bits is None else bits.scheme.bits
             found[column] = (float(size[1]) * width, number.mean)
     return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+_SIDES = (("computed here", ours), ("published", papers))
 
 
 def _line(axis: Any, points: Points, color: str, name: str) -> None:
