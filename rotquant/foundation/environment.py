@@ -65,14 +65,18 @@ def largest_memory(allocated: Iterable[int] = ()) -> int:
 
 def versions(methods: Collection[str] = ()) -> dict[str, str]:
     """Installed versions of the distributions that matter for a number, and of those that register these methods."""
-    installed = {}
     points = importlib.metadata.entry_points(group=_METHODS) if methods else ()
-    for name in (*VERSIONS, *(point.dist.name for point in points if point.name in methods and point.dist)):
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
+    names = (*VERSIONS, *(point.dist.name for point in points if point.name in methods and point.dist))
+    return {name: version for name in names if (version := _version(name))}
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    """The installed version of a distribution, which stays what it is while a process runs."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def git_commit(code: Path = CODE) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from rotquant.models.architectures import architecture_of, attention_implementation, decoder_layers
 
@@ -195,8 +196,9 @@ def tiny_model(
     )
     if implementation := attention_implementation(settings):
         settings._attn_implementation = implementation
-    with torch.random.fork_rng():  # transformers initialises from the global generator, which tests must not disturb
+    with no_init_weights():  # transformers would draw from the global generator, which tests must not disturb
         model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class](settings)
+    model.tie_weights()
     _randomise(model, torch.Generator().manual_seed(seed))
     return model.to(dtype).eval()
 
