@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARENT, LOGGER = "mlflow.parentRunId", "rotquant.logger"
-#: MLflow's settings, unless the user has set them: it would wait minutes for a server, and in every process open up to
-#: 15 connections to a database of a server.
+#: MLflow's settings, unless the user has set them: it would wait minutes for a server, and in every process keep up to
+#: 5 connections to a database of a server. One is kept: without any, most of the time would go into connecting anew.
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -35,7 +35,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "PGCONNECT_TIMEOUT": "5",
 }
-_SERVER_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
+_SERVER_SETTINGS = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "1"}
 #: Most parameters and metrics of one request, characters of a parameter, and runs of one answer.
 _PARAMS, _METRICS, _CHARACTERS, _PAGE = 100, 900, 500, 1000
 #: How often a result is logged while other processes delete runs that it meets, and what MLflow says of such a run.
