@@ -11,6 +11,7 @@ import yaml
 
 from reproduction.commands import runs
 from reproduction.planning.current import current_plan
+from reproduction.sources import load_project
 from rotquant.cli import app
 from tests.helpers.places import make_places, snapshot
 
@@ -36,9 +37,16 @@ def plan_of(root, overrides=(), **options):
     return current_plan(root, overrides, **options)
 
 
+@cache
+def project_of(root, overrides):
+    """The same of its tables: a working folder's project."""
+    return load_project(overrides)
+
+
 @pytest.fixture
 def run_line(places, tmp_path, monkeypatch):
     """Runs a line of a table, in an empty folder if not in a place; returns the exit status."""
+    monkeypatch.setattr(runs, "load_project", lambda given: project_of(Path.cwd(), tuple(given)))
     monkeypatch.setattr(runs, "current_plan", lambda root, given=(), **more: plan_of(root, tuple(given), **more))
 
     def run(line: str, place: str | None) -> int:

@@ -10,11 +10,12 @@ from reproduction.commands.runs import table_names
 from reproduction.sources import load_tables
 from rotquant.commands.root import cli
 from tests.helpers.commands import rotquant
-from tests.helpers.project import REPOSITORY
+from tests.helpers.project import REPOSITORY, Copy, checkpoints_by_name
 
 
-def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.chdir(REPOSITORY)
+def test_runs_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    checkpoints_by_name(monkeypatch)
+    monkeypatch.chdir(Copy(tmp_path).root)
     assert rotquant(monkeypatch, "runs", "list", "quarot_table1", "--json") == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert {run["table"] for run in runs} == {"quarot_table1"}

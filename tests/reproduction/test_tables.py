@@ -21,18 +21,13 @@ from rotquant.foundation.errors import ConfigError, RecipeError, RotquantError
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from tests.helpers.models import tiny_model
-from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name
+from tests.helpers.project import CONFIG, REPOSITORY, TABLES, Copy, checkpoints_by_name, shipped_project
 
 
 @pytest.fixture(autouse=True)
 def digests_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are told apart by name, so that tables expand without any."""
     checkpoints_by_name(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Copy(tmp_path_factory.mktemp("shipped"), small=False).root
 
 
 def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
@@ -52,8 +47,9 @@ def load(root: Path, tables_data: dict[str, Any] = TABLES, config: dict[str, Any
     return load_project(root=root)
 
 
-def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_baseline(shipped: Path) -> None:
-    project = load_project(root=shipped)
+def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_baseline(
+    project: projects.Project,
+) -> None:
     cells = project.cells("quarot_table1")
     assert len(cells) == 7 * 3
     assert {(cell.row, len(cell.runs)) for cell in cells} == {
@@ -67,23 +63,21 @@ def test_table_1_is_seven_rows_by_three_models_with_three_seeds_for_all_but_the_
     assert all(run.weights_key == key for key in stored for run in project.weights[key])
 
 
-def test_published_values_belong_to_their_cells(shipped: Path) -> None:
-    project = load_project(root=shipped)
+def test_published_values_belong_to_their_cells(project: projects.Project) -> None:
     published = project.published(project.table("quarot_table1"))
     assert published["QuaRot", "Llama-2-70B", "perplexity"].value == 3.79
     assert published["SmoothQuant", "Llama-2-70B", "perplexity"].value is None
     assert len(published) == 21
 
 
-def test_group_sizes_and_outliers_are_the_slots(shipped: Path) -> None:
-    project = load_project(root=shipped)
+def test_group_sizes_and_outliers_are_the_slots(project: projects.Project) -> None:
     slot = project.config.slot("Llama-2-7B")
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in project.cells("quarot_table1")}
     grouped = cells["QuaRot-128G", "Llama-2-7B"]
     assert grouped.weights.scheme.group_size == grouped.activations.group_size == slot.scaled("group_sizes", 128)
     assert cells["QUIK-4B", "Llama-2-7B"].methods["outliers"].features == slot.scaled("outlier_features", 256)
     assert cells["QuaRot", "Llama-2-7B"].calibration.samples == slot.calibration["samples"]
-    paper = load_project([REPOSITORY / "config/paper.yaml"], root=shipped)
+    paper = shipped_project("config/paper.yaml")
     cells = {(cell.row, cell.column): cell.runs[0].recipe for cell in paper.cells("quarot_table1")}
     assert cells["QuaRot-128G", "Llama-2-70B"].weights.scheme.group_size == 128
     assert cells["QUIK-4B", "Llama-2-70B"].methods["outliers"].features == 256
@@ -424,8 +418,7 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path: Path, path: tuple, value: A
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_names_bring_the_nearest_ones(shipped: Path) -> None:
-    project = load_project(root=shipped)
+def test_unknown_names_bring_the_nearest_ones(project: projects.Project) -> None:
     with pytest.raises(ConfigError, match="unknown table 'quarot_tabel1'; nearest: quarot_table1"):
         project.table("quarot_tabel1")
 
