@@ -1,10 +1,7 @@
 """Small quantization-aware trainings."""
 
-import pytest
 import torch
 
-from rotquant.models.integrity import tensors_digest
-from rotquant.qat import start, training
 from rotquant.recipes.presets import preset
 from rotquant.recipes.recipe import override
 from rotquant.weights.build import build_weights
@@ -71,20 +68,4 @@ def name_of(of):
 
 def build(of, model=None, text=TEXT, **options):
     model = model or tiny_model(dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "search_clips", searched_once)
-        return build_weights(model, None, of, 0, texts={name_of(of): text}, progress=False, **options)
-
-
-#: Clips that were found, by all that they follow from.
-FOUND = {}
-
-
-def searched_once(weight, moment, group_size, rounded, *, target):
-    """`search_clips`, which takes most of the time of a training of few steps, once for equal arguments."""
-    rounding = rounded.__qualname__, *(cell.cell_contents for cell in rounded.__closure__)
-    inputs = weight.device, tensors_digest({"weight": weight, "moment": moment})
-    key = *inputs, group_size, *rounding, target
-    if key not in FOUND:
-        FOUND[key] = start.search_clips(weight, moment, group_size, rounded, target=target)
-    return start.Clips(FOUND[key].low.clone(), FOUND[key].high.clone())
+    return build_weights(model, None, of, 0, texts={name_of(of): text}, progress=False, **options)
