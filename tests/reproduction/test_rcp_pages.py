@@ -281,6 +281,8 @@ def test_figure_1_draws_each_model_once_in_order_of_size(project: Project, tmp_p
     figures.draw(project, table, replace(values, ours=sizeless), tmp_path / "published.svg")
     assert "computed here" in (tmp_path / "figure.svg").read_text()
     assert "computed here" not in (tmp_path / "published.svg").read_text()
+    figures.draw(project, table, replace(values, ours=sizeless, published={}), tmp_path / "none.svg")
+    assert "No figure" in (tmp_path / "none.svg").read_text()
 
 
 def test_figure_6_draws_the_losses_of_its_runs(

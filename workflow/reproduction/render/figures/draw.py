@@ -19,7 +19,18 @@ from reproduction.render.figures import (
 )
 from reproduction.render.figures.axes import PercentAxis
 from reproduction.render.figures.changes import Change, change_between
-from reproduction.render.figures.panels import GUTTER, LINE, beyond, broken, entry, legend, name_rows, panels, room_for
+from reproduction.render.figures.panels import (
+    GUTTER,
+    LINE,
+    beyond,
+    broken,
+    entry,
+    legend,
+    name_rows,
+    panels,
+    room_for,
+    say,
+)
 from reproduction.render.figures.style import (
     LINK,
     NEUTRAL,
@@ -27,9 +38,6 @@ from reproduction.render.figures.style import (
     OURS_MARK,
     PUBLISHED,
     PUBLISHED_MARK,
-    WIDTHS,
-    save,
-    styled,
 )
 from reproduction.run.results import FIGURES
 from reproduction.tables.project import Project
@@ -59,17 +67,7 @@ def draw(project: Project, table: RunTable, values: Values, path: Path) -> None:
         place, impossible = error.args[0], project.expanded(table.id).impossible
         if not isinstance(place, tuple) or place[:2] not in impossible:
             raise
-        _say(f"No figure without {', '.join(place)}: {impossible[place[:2]]}", path)
-
-
-def _say(text: str, path: Path) -> None:
-    """Write a sentence where a figure would be."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=(WIDTHS["page"], 0.4))
-        figure.text(0.5, 0.5, text, ha="center", va="center", color=NEUTRAL)
-        save(figure, path)
+        say(f"No figure without {', '.join(place)}: {impossible[place[:2]]}", path)
 
 
 def relative_increase(project: Project, table: RunTable, values: Values, path: Path) -> None:

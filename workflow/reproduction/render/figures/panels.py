@@ -37,6 +37,16 @@ def drawn(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         save(figure, path)
 
 
+def say(text: str, path: Path) -> None:
+    """Write a sentence where a figure would be."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        figure = Figure(figsize=(WIDTHS["page"], 0.4))
+        figure.text(0.5, 0.5, text, ha="center", va="center", color=NEUTRAL)
+        save(figure, path)
+
+
 @contextmanager
 def panels(
     path: Path,

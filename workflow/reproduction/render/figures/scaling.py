@@ -10,7 +10,7 @@ from typing import Any
 
 from reproduction.frame.values import Values
 from reproduction.render.figures.axes import logarithmic
-from reproduction.render.figures.panels import entry, legend, name_points, panels
+from reproduction.render.figures.panels import entry, legend, name_points, panels, say
 from reproduction.render.figures.style import DASHED, NEUTRAL, OURS_MARK, PUBLISHED_MARK, SERIES, drawn_rows
 from reproduction.tables.project import Project
 from reproduction.tables.quantities import PERPLEXITY
@@ -31,6 +31,9 @@ def scaling(project: Project, table: RunTable, values: Values, path: Path) -> No
     named: list[tuple[Any, Points]] = []
     sides = [(name, points, [points(project, table, values, row) for row in rows]) for name, points in _SIDES]
     sides = [side for side in sides if any(side[2])]
+    if not sides:
+        say("No figure: no model's size was computed here, and no perplexity is published.", path)
+        return
     with panels(path, 1, len(sides), (3.3, 2.9), least=2.5) as (figure, grid):
         for axis, (name, points, lines) in zip(grid[0], sides, strict=True):
             for place, (row, found) in enumerate(zip(rows, lines, strict=True)):
