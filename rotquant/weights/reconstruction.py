@@ -4,10 +4,13 @@ transformation (LET, Eqs. 3-5), or clipping alone.
 Block by block, the clipping of every weight and the channel scales between layers are trained so that the quantized
 block gives the outputs of the full-precision block (Eq. 1); then the scales are fused and the weights rounded.
 As in the authors' code for Llama there is no shift, and no transformation before down_proj. Weights are never trained.
+
+What is learned of a finished block is saved, so a killed training continues at the block it was at (`tuned`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ from rotquant.tensors.quantization import QParams, choose_qparams, grouped, quan
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.replay import Replay
+from rotquant.training.state import Checkpoint, Part, Record
 from rotquant.weights.actions import hooks
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.rtn import QuantizedWeight
@@ -64,6 +68,25 @@ class LearnedTransformation:
         with torch.no_grad():
             for scale in self.scales.values():
                 scale.clamp_(min=SMALLEST_SCALE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All tensors."""
+        return {"scales": self.scales, "clipping": {name: list(pair) for name, pair in self.clipping.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        with torch.no_grad():
+            for name, scale in state["scales"].items():
+                self.scales[name].copy_(scale)
+        restore_clipping(self.clipping, state["clipping"])
+
+
+def restore_clipping(clipping: Mapping[str, tuple[Tensor, Tensor]], state: Mapping[str, Sequence[Tensor]]) -> None:
+    """Bring pairs of logits to stored ones, in place."""
+    with torch.no_grad():
+        for name, pair in state.items():
+            for own, stored in zip(clipping[name], pair, strict=True):
+                own.copy_(stored)
 
 
 def clipped_qparams(weight: Tensor, scheme: QuantizationScheme, upper: Tensor, lower: Tensor) -> QParams:
@@ -186,6 +209,30 @@ class DecoderBlock:
         return torch.cat(batches)
 
 
+def tuned(
+    checkpoint: Checkpoint | None, index: int, learned: Part, train: Callable[[Checkpoint | None], list[Record]]
+) -> list[Record]:
+    """Train a block's tensors in place, or restore them where they are done; the history of the steps.
+
+    Args:
+        checkpoint: of the whole model's training; each block has a file next to it.
+        train: takes a checkpoint of the block under way, whose file goes with the last step: with moments it is three
+            times as large as what was learned.
+
+    Raises:
+        ResultError: the checkpoint belongs to another training, is damaged or cannot be written.
+    """
+    if checkpoint is None:
+        return train(None)
+    under_way, done = checkpoint.of(f"block-{index}-under-way"), checkpoint.of(f"block-{index}")
+    if done.path.is_file():
+        return done.load({"learned": learned})[1]
+    history = train(under_way)
+    done.save(len(history), {"learned": learned}, history)
+    under_way.path.unlink(missing_ok=True)
+    return history
+
+
 def train(
     block: DecoderBlock,
     parameters: Parameters,
@@ -196,7 +243,8 @@ def train(
     settings: Any,
     seed: int,
     description: str = "training",
-) -> None:
+    checkpoint: Checkpoint | None = None,
+) -> list[Record]:
     """Train `learned` in place: AdamW without weight decay on the mean squared error of the block's output (Eq. 1).
 
     The block must be wrapped by its quantizers. Samples are drawn in random order, every one before any comes again.
@@ -209,6 +257,9 @@ def train(
         settings: `steps`, `batch_size`, and learning rates, of which the first of `rates` is that of clipping and the
             last that of transformation.
         seed: decides the order of the samples. description: of the training, as progress shows it.
+
+    Returns:
+        The history of that error.
 
     Raises:
         RotquantError: the loss is not finite.
@@ -238,8 +289,15 @@ def train(
     not_finite = f"the loss of a block of {settings.title} is {{loss}} after {{step}} steps: {remedy}."
     pure = "experts" not in block.architecture.traits
     with Replay([*learned.scales.values(), *logits], steps, pure=pure) as replay:
-        gradient = GradientStep(parts, loss, [optimizer], replay=replay)
-        loop.train(gradient, steps, description, noted={}, not_finite=not_finite)
+        return loop.train(
+            GradientStep(parts, loss, [optimizer], replay=replay),
+            steps,
+            description,
+            parts={"learned": learned, "optimizer": optimizer},
+            checkpoint=checkpoint,
+            noted={},
+            not_finite=not_finite,
+        )
 
 
 @torch.no_grad()
@@ -321,8 +379,9 @@ def quantize_blocks(
         with wrap(context.model, quantizers) as handle:
             for method in recipe.methods.values():
                 hooks(method).attach(method, context.model, recipe, handle)
-            seed = context.seed + index
-            train(block, parameters, learned, noisy, clean, scheme, settings, seed, f"block {index}")
+            about = scheme, settings, context.seed + index, f"block {index}"
+            train_block = partial(train, block, parameters, learned, noisy, clean, *about)
+            tuned(context.checkpoint, index, learned, train_block)
             weights = fuse(block, learned, scheme)
             noisy = block.map(exact_parameters(layer, context.architecture), noisy, stream.batch_size)
         yield weights

@@ -28,7 +28,7 @@ from rotquant.training.replay import Replay
 from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.hessian import observed_hessians
-from rotquant.weights.reconstruction import trainable_type
+from rotquant.weights.reconstruction import trainable_type, tuned
 from rotquant.weights.rtn import QuantizedWeight
 from rotquant.weights.scale_search import ScaleSearch
 from rotquant.weights.search import search_ratios
@@ -192,18 +192,12 @@ def tune_block(
     Returns:
         The loss of the outputs by step: their mean squared error, or that over each token's mean square.
     """
-    under_way = done = None
-    if context.checkpoint is not None:
-        under_way, done = context.checkpoint.of(f"block-{index}-under-way"), context.checkpoint.of(f"block-{index}")
-    if done is not None and done.path.is_file():
-        return done.load({"learned": learned})[1]
-    history = [
-        {"block": index, **record} for record in _train(context, stream, targets, learned, settings, index, under_way)
-    ]
-    if done is not None and under_way is not None:
-        done.save(len(history), {"learned": learned}, history)
-        under_way.path.unlink(missing_ok=True)  # with its moments it is three times as large
-    return history
+
+    def train(checkpoint: Checkpoint | None) -> list[Record]:
+        history = _train(context, stream, targets, learned, settings, index, checkpoint)
+        return [{"block": index, **record} for record in history]
+
+    return tuned(context.checkpoint, index, learned, train)
 
 
 def _train(

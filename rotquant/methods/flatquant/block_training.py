@@ -3,13 +3,15 @@
 A block is trained to give its own full-precision outputs (Eq. 4) with inputs, weights and KV cache quantized. Learned
 are at each site a scale of every feature and two matrices P = U diag(v) V^T, U and V orthogonal by Cayley transforms,
 and clip ratios of weights and inputs. Weights are cut to their clips before they are rounded, as in the authors' code,
-unless the recipe searches ratios of its own then.
+unless the recipe searches ratios of its own then. A killed training continues at the block it was at.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from rotquant.tensors.quantization import choose_qparams
 from rotquant.training import loop
 from rotquant.training.loop import GradientStep, shuffled_batches
 from rotquant.training.replay import Replay
+from rotquant.training.state import Checkpoint, Record
 from rotquant.weights.context import QuantizationContext
 from rotquant.weights.reconstruction import (
     INITIAL_CLIPPING,
@@ -38,7 +41,9 @@ from rotquant.weights.reconstruction import (
     clipped,
     exact_parameters,
     initial_clipping,
+    restore_clipping,
     trainable_type,
+    tuned,
 )
 
 #: Share of the learning rates that is left at the end.
@@ -153,6 +158,17 @@ class FlatBlock:
         stacked = {f"{site.name}.weight": _stacked(parameters, site) for site in block.architecture.sites}
         return cls(sites, initial_clipping(stacked, sites, recipe.rounded.scheme))
 
+    def state_dict(self) -> dict[str, Any]:
+        """All tensors that are learned."""
+        clipping = {name: list(pair) for name, pair in self.clipping.items()}
+        return {"sites": {name: site.state_dict() for name, site in self.sites.items()}, "clipping": clipping}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` gave."""
+        for name, stored in state["sites"].items():
+            self.sites[name].load_state_dict(stored)
+        restore_clipping(self.clipping, state["clipping"])
+
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors of all transforms by the names that they are stored as, and those of what weights take."""
         computed = iter(with_duals([one for site in self.sites.values() for one in (site.left, site.right)]))
@@ -198,7 +214,8 @@ def train_block(
     recipe: Recipe,
     seed: int,
     description: str = "training",
-) -> list[loop.Record]:
+    checkpoint: Checkpoint | None = None,
+) -> list[Record]:
     """Train `learned` in place: AdamW on the mean squared error of the block's output; the history of that error.
 
     Args:
@@ -245,7 +262,15 @@ def train_block(
     )
     with Replay([*matrices, *clips], settings.steps) as replay:
         gradient = GradientStep(parts, loss, [optimizer], [schedule], backward=_backward, replay=replay)
-        return loop.train(gradient, settings.steps, description, noted={}, not_finite=not_finite)
+        return loop.train(
+            gradient,
+            settings.steps,
+            description,
+            parts={"learned": learned, "optimizer": optimizer, "schedule": schedule},
+            checkpoint=checkpoint,
+            noted={},
+            not_finite=not_finite,
+        )
 
 
 def _backward(loss: Tensor) -> None:
@@ -277,9 +302,9 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
         with wrap(context.model, cache), Handle() as handle:
             for site in architecture.sites:
                 hook_site(handle, layer, site, learned.sites[site.name])
-            train_block(
-                trained, parameters, learned, stream.hidden, targets, recipe, context.seed + index, f"block {index}"
-            )
+            about = recipe, context.seed + index, f"block {index}"
+            train = partial(train_block, trained, parameters, learned, stream.hidden, targets, *about)
+            tuned(context.checkpoint, index, learned, train)
         every = {name: tensor.detach().cpu() for name, tensor in learned.tensors()[0].items()}
         for site in architecture.sites:
             one = learned.sites[site.name]
