@@ -24,8 +24,8 @@ def recipe(**settings: object) -> Recipe:
     return override(flatquant(), {"methods": {"flatquant": {"steps": 40, "batch_size": 2, **settings}}}, "test")
 
 
-def build(of: Recipe, model: torch.nn.Module | None = None) -> StoredModel:
-    return build_weights(model or tiny_model(), tiny_tokenizer(), of, 0, SAMPLES, progress=False)
+def build(of: Recipe, model: torch.nn.Module | None = None, device: str = "cpu") -> StoredModel:
+    return build_weights(model or tiny_model(), tiny_tokenizer(), of, 0, SAMPLES, device=device, progress=False)
 
 
 @pytest.mark.parametrize(("features", "sizes"), [(576, (24, 24)), (4096, (64, 64)), (11008, (86, 128)), (7, (1, 7))])
@@ -100,6 +100,25 @@ def test_a_block_trains_in_the_type_of_its_model(monkeypatch: pytest.MonkeyPatch
         build(recipe(batch_size=8), outlier_model().to(getattr(torch, of_model)).to(getattr(torch, name)))
     assert seen == {getattr(torch, trained), torch.float32}
     assert losses[of_model] == pytest.approx(losses["float32"], rel=0.2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_has_the_first_loss_of_a_cpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """But for codes that its products, of TF32 or bfloat16, flip; and it falls, by a recorded graph from some step on."""
+    losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
+    train = flat.train_block
+
+    def kept(*arguments: object) -> object:
+        history = train(*arguments)
+        losses[device].append(history[0]["loss"])
+        assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+        return history
+
+    monkeypatch.setattr(flat, "train_block", kept)
+    for device in losses:
+        build(recipe(batch_size=8), outlier_model().to(dtype), device)
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=0.2)
 
 
 @pytest.mark.parametrize("group_size", [None, 16])
