@@ -105,7 +105,7 @@ def test_a_block_trains_in_the_type_of_its_model(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_has_the_first_loss_of_a_cpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """But for codes that its products, of TF32 or bfloat16, flip; and it falls, by a recorded graph from some step on."""
+    """But for codes that its products, of TF32 or bfloat16, flip. It falls, by a recorded graph from some step on."""
     losses: dict[str, list[float]] = {"cpu": [], "cuda": []}
     train = flat.train_block
 
