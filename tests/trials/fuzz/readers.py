@@ -217,10 +217,10 @@ ASIDE: dict[str, str] = {
         "reads names of compiled kernels in the user's cache, on a GPU alone"
     ),
     "reproduction.run.stages.text:expected_hashes": _OURS,
-    "rotquant.methods.block_ap.block_training:tune_block": _LOADS,
     "rotquant.qat.training:Training._teacher_outputs": _LOADS,
     "rotquant.training.loop:train": _LOADS,
     "rotquant.metrics.diagnostics:measure_costs": _LOADS,
+    "rotquant.weights.reconstruction:tuned": _LOADS,
     "reproduction.metrics.magnitudes:read_inputs": "makes a hook that is called reader",
     "reproduction.metrics.token_maxima:_reading_inputs": "makes a hook that is called reader",
     "reproduction.tasks.definitions:hub_dataset": "reads definitions of lm-eval, whose package is installed",
