@@ -415,7 +415,7 @@ def test_layers_that_stay_on_the_host_change_no_bit(network: str, monkeypatch: p
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_constant_errors_leave_for_the_gradients_is_within_what_is_counted(dtype: torch.dtype) -> None:
     """Whether layers are computed again depends on it. Frozen weights keep no inputs; a batch outweighs the weights."""
-    model, tokens = tiny_model(dtype=dtype), tiny_tokens(batch=8, tokens=64)
+    model, tokens = tiny_model(dtype=dtype), tiny_tokens(batch=16, tokens=32)
     rotations = Rotations.of_tensors(
         {name: nn.Parameter(one.float()) for name, one in drawn(model, recipe()).tensors().items()}, exact=False
     )
