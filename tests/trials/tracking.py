@@ -316,7 +316,7 @@ def refusals(stage: Stage) -> None:
 
 def tracking_server(stage: Stage) -> None:
     """The same behind `mlflow server`, by several clones of a project."""
-    trial, uri = stage.trial, stage.server.fresh("served", like="tables")
+    trial, uri = stage.trial, stage.server.fresh("served")
     with mlflow_server(stage.folder / "server", uri, 1 if trial.quick else 4) as address:
         tables, members = tables_of(stage.project), 2 if trial.quick else 4
         others = (clone(stage.project, stage.folder / f"member {place}") for place in range(1, members))
