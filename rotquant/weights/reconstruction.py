@@ -71,7 +71,7 @@ class LearnedTransformation:
 
     def state_dict(self) -> dict[str, Any]:
         """All tensors."""
-        return {"scales": self.scales, "clipping": {name: list(pair) for name, pair in self.clipping.items()}}
+        return {"scales": self.scales, "clipping": self.clipping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what `state_dict` gave."""

@@ -160,8 +160,7 @@ class FlatBlock:
 
     def state_dict(self) -> dict[str, Any]:
         """All tensors that are learned."""
-        clipping = {name: list(pair) for name, pair in self.clipping.items()}
-        return {"sites": {name: site.state_dict() for name, site in self.sites.items()}, "clipping": clipping}
+        return {"sites": {name: site.state_dict() for name, site in self.sites.items()}, "clipping": self.clipping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what `state_dict` gave."""
@@ -291,10 +290,8 @@ def apply(settings: FlatQuant, context: QuantizationContext) -> None:
     cut = recipe.weights is not None and not recipe.weights.clip_search
     for index, layer in stream.layers(settings.title):
         exact = torch.promote_types(stream.hidden.dtype, torch.float32)
-        block, trained = (
-            DecoderBlock(layer, architecture, as_type(stream.kwargs[index], dtype))
-            for dtype in (exact, trainable_type(stream.hidden.dtype))
-        )
+        block = DecoderBlock(layer, architecture, as_type(stream.kwargs[index], exact))
+        trained = replace(block, kwargs=as_type(stream.kwargs[index], trainable_type(stream.hidden.dtype)))
         parameters = exact_parameters(layer, architecture)
         with wrap(context.model, context.online), observe(layer, architecture, "max") as maxima:
             targets = block.map(parameters, stream.hidden, stream.batch_size)

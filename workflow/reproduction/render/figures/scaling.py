@@ -29,7 +29,8 @@ def scaling(project: Project, table: RunTable, values: Values, path: Path) -> No
     """
     rows = drawn_rows(table)
     named: list[tuple[Any, Points]] = []
-    sides = [(name, points, [points(project, table, values, row) for row in rows]) for name, points in _SIDES]
+    both = (("computed here", ours), ("published", papers))
+    sides = [(name, points, [points(project, table, values, row) for row in rows]) for name, points in both]
     sides = [side for side in sides if any(side[2])]
     if not sides:
         say("No figure: no model's size was computed here, and no perplexity is published.", path)
@@ -71,9 +72,6 @@ def papers(project: Project, table: RunTable, values: Values, row: str) -> Point
             width = UNQUANTIZED_BITS if bits is None else bits.scheme.bits
             found[column] = (float(size[1]) * width, number.mean)
     return dict(sorted(found.items(), key=lambda item: item[1]))
-
-
-_SIDES = (("computed here", ours), ("published", papers))
 
 
 def _line(axis: Any, points: Points, color: str, name: str) -> None:
